@@ -56,6 +56,14 @@ pub enum Bug {
     EarlyWatermark,
     /// File system: inode numbers are reserved beyond the limit that is stored.
     UnraisedLimit,
+    /// Server: a change that arrives again is applied again.
+    AppliedTwice,
+    /// Server: changes are reported as durable before they are.
+    EarlyDurable,
+    /// Server: a session that ends keeps its file locks.
+    KeptLocks,
+    /// Client: it relies on its leases beyond the end of their term.
+    LateTerm,
 }
 
 /// Whether a test has planted this bug: there are none in this build.

@@ -181,16 +181,16 @@ impl Notifier {
         what: ToForget,
         done: Box<dyn FnOnce() + Send>,
     ) {
-        let ToForget { inodes, names, gone, contents } = what;
+        let ToForget { inodes, names, removed, contents } = what;
         forget_attributes(device, inodes);
-        if matches!(kind, NoticeKind::Attributes) && !(names.is_empty() && gone.is_empty()) {
-            let what = ToForget { inodes: Vec::new(), names, gone, contents };
+        if matches!(kind, NoticeKind::Attributes) && !(names.is_empty() && removed.is_empty()) {
+            let what = ToForget { inodes: Vec::new(), names, removed, contents };
             return self.queue(NoticeKind::Names).push(Notice::Forget { what, done });
         }
         names
             .iter()
             .for_each(|(parent, name)| invalidate_entry(device, *parent, name, abi::EXPIRE_ONLY));
-        gone.iter().for_each(|(parent, name)| invalidate_entry(device, *parent, name, 0));
+        removed.iter().for_each(|(parent, name)| invalidate_entry(device, *parent, name, 0));
         done();
         contents
             .into_iter()

@@ -1,28 +1,40 @@
 //! Several machines on one volume: [`Server`] gives a file system to clients, [`RemoteFs`] is that
 //! file system at a client.
 //!
-//! Where to start reading: `docs/protocol.md`, then `message` (what travels), `message/info.rs`
-//! (the facts of each operation), `server/session.rs` (the rules), `client/link.rs`.
+//! Layers; each uses those below it:
+//!
+//! ```text
+//!  client/   server/    neither uses the other
+//!  transport/           addresses, TLS, connections
+//!  limits               who may do what; what certificates say
+//!  wire/                messages, the facts of operations, frames
+//!  rt   error           time, threads and locks, which a simulation replaces; errors
+//! ```
+//!
+//! Where to start reading: `docs/protocol.md`, then `wire/message/types.rs` (what travels),
+//! `wire/message/info.rs` (the facts of each operation), `server/session.rs` (the rules),
+//! `client/mod.rs` and `client/change.rs` (the other side).
 
-mod address;
 mod client;
-mod codec;
 mod error;
-mod frame;
-mod lanes;
 mod limits;
-mod message;
 mod rt;
 mod server;
 #[cfg(test)]
 mod tests;
-mod tls;
+mod transport;
+mod wire;
+
+// Short paths for both sides.
+pub(crate) use transport::{address, tls};
+pub(crate) use wire::{codec, frame, lanes, message};
 
 pub use address::Address;
-pub use client::{ClientOptions, Connecting, Connector, RemoteFs};
+pub use client::{ClientOptions, RemoteFs};
 pub use error::NetError;
 pub use frame::Stream;
 pub use limits::{Export, IdSet, Limits, Terms};
 pub use message::VERSION;
 pub use server::{Control, Server, ServerOptions, panic_is_answered};
 pub use tls::{ClientTls, ServerTls, TcpConnector, authority};
+pub use transport::{Connecting, Connector};

@@ -200,10 +200,10 @@ impl fmt::Display for Terms {
     }
 }
 
-/// Who is at the other end of a connection.
+/// The other end of a connection, as its certificate names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Peer {
-    /// The certificate that was shown, empty if none was.
+    /// The certificate that it has sent, empty if none.
     pub(crate) certificate: Vec<u8>,
     /// Its number, in hexadecimal digits.
     pub(crate) serial: String,

@@ -168,7 +168,7 @@ impl World {
         Ok(Space {
             used: number(&stats["space"]["used"])?,
             live: number(&data["live_bytes"])?,
-            unwritten: number(&data["promised_bytes"])?,
+            unwritten: number(&data["unwritten_bytes"])?,
         })
     }
 

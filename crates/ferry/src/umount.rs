@@ -146,7 +146,7 @@ fn refusal(figures: &Value) -> Option<String> {
 fn may_be_lost(mount: &Mount, figures: &Value) -> Result<(), CliError> {
     let of = |key: &str| figures["connection"][key].as_u64().unwrap_or_default();
     // A request that only returns something is no loss, and a caller that waits gets an error.
-    let (unconfirmed, unanswered) = (of("kept_changes"), of("promised"));
+    let (unconfirmed, unanswered) = (of("replay_log_changes"), of("early_acknowledged"));
     if unconfirmed + unanswered == 0 {
         return Ok(());
     }

@@ -94,7 +94,7 @@ impl<'c> Checker<'c> {
         };
         let outcome = match parsed {
             Key::Counters => Counters::decode(value).map(|counters| self.counters = Some(counters)),
-            Key::Reserved => Number::decode(value).map(|blocks| self.reserved = blocks.0),
+            Key::Unwritten => Number::decode(value).map(|blocks| self.reserved = blocks.0),
             Key::Intent(ino) => {
                 self.intents.insert(ino);
                 Number::decode(value).map(drop)

@@ -205,7 +205,7 @@ impl Checker<'_> {
                 }
                 self.data_extent(ino, offset, block, &crcs);
             }
-            Extent::Reserved { .. } => {
+            Extent::Unwritten { .. } => {
                 let bytes = blocks.saturating_mul(BLOCK);
                 self.holdings.reserved_bytes = self.holdings.reserved_bytes.saturating_add(bytes);
             }

@@ -206,7 +206,7 @@ fn may_have_grown(dev: &Arc<dyn BlockDevice>, sb: &Superblock) -> bool {
 /// All copies of the superblock are the same, byte for byte, but for what a crash leaves.
 fn compare_copies(dev: &Arc<dyn BlockDevice>, sb: &Superblock, findings: &mut Findings) {
     let mut copies = Vec::new();
-    for offset in sb.places() {
+    for offset in sb.offsets() {
         let mut copy = AlignedBuf::zeroed(BLOCK_SIZE);
         match dev.read(offset, &mut copy) {
             Ok(()) => copies.push(copy),
@@ -218,7 +218,7 @@ fn compare_copies(dev: &Arc<dyn BlockDevice>, sb: &Superblock, findings: &mut Fi
     }
     let torn = || copies.iter().all(|copy| may_be_torn(copy, sb)) && may_have_grown(dev, sb);
     if copies.windows(2).any(|pair| pair[0][..] != pair[1][..]) && !torn() {
-        let offsets: Vec<String> = sb.places().iter().map(u64::to_string).collect();
+        let offsets: Vec<String> = sb.offsets().iter().map(u64::to_string).collect();
         let what = format!("the superblocks at bytes {} differ", offsets.join(", "));
         findings.add(Finding::new(Code::SuperblockCopy, what));
     }

@@ -1,19 +1,19 @@
-//! What files contain, as far as it is known under leases: written here, or read.
+//! Contents of small files, cached under leases: written here, or read.
 //!
-//! * CONTENTS-1: contents are kept of an inode that is leased, write- or read-, and whole. Who
-//!   drops what is known of the inode, or of its attributes because it changes, drops them too.
-//! * CONTENTS-2: of small files only, and not too much of all; beyond that those used longest ago
-//!   go.
+//! * CONTENTS-1: contents are cached only as a whole, of an inode under a lease of either kind.
+//!   Code that drops the inode, or its attributes because it changes, drops the contents, too.
+//! * CONTENTS-2: only small files are cached, and a bounded sum of all. Beyond it the least
+//!   recently used are evicted.
 
 use crate::rt::collections::HashMap;
 
 use ferry_fs::Ino;
 
-/// Bytes of a file whose contents are kept,
+/// Bytes of the largest file whose contents are cached.
 pub(super) const CONTENTS_MAX: u64 = 256 << 10;
-/// and of all of them, as memory is taken for them.
+/// Bytes of memory for all of them.
 pub(super) const CONTENTS_TOTAL_MAX: usize = 256 << 20;
-/// So much is left when some go.
+/// An eviction leaves this many bytes.
 const LEFT: usize = CONTENTS_TOTAL_MAX / 4 * 3;
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ struct File {
     used: u64,
 }
 
-/// All that is kept.
+/// The contents of all files that are cached.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     files: HashMap<Ino, File>,
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn contents_of_the_files_used_longest_ago_go_when_there_are_too_many() {
+    fn least_recently_used_contents_are_evicted() {
         let mut contents = Contents::default();
         let files = (CONTENTS_TOTAL_MAX / CONTENTS_MAX as usize) as Ino;
         for ino in 0..files {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_counted() {
+    fn cached_content_bytes_are_counted() {
         let mut contents = Contents::default();
         contents.set(1, Vec::new());
         for end in (1000..=CONTENTS_MAX).step_by(1000) {

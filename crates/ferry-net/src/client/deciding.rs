@@ -10,11 +10,12 @@ use crate::rt::Mutex;
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{Answer, Cx, Errno, Ino, ROOT, Stop};
 
-use super::cache::Sight;
-use super::link::{Pending, Waiter};
-use super::model::{Made, Name, Not};
-use super::waiting::{Finish, Nobody};
-use super::{Parked, RemoteFs, who};
+use super::cache::CacheVersion;
+use super::change::{Nobody, Pending, Waiter};
+use super::model::{Made, Not};
+use super::names::Name;
+use super::remote::{RemoteFs, caller};
+use super::waiting::Finish;
 use crate::codec::List;
 use crate::message::{BATCH_MAX, Effect, Info, LEASED_FOUND, Op, Outcome, Promised, Use};
 
@@ -42,7 +43,7 @@ impl RemoteFs {
             }
             Decision::Made(outcome, true) => {
                 let parked = self.park(cx, Op::Nothing {}, (finish, None), None);
-                self.link.hold(parked.waiting, outcome);
+                self.link.hold(parked.waiter, outcome);
                 Err(Stop::Parked)
             }
             Decision::Fails(errno) => Err(errno.into()),
@@ -56,10 +57,10 @@ impl RemoteFs {
     }
 
     fn decide(&self, cx: &Cx<'_>, op: &mut Op) -> Decision {
-        self.decide_as(&who(cx), op)
+        self.decide_as(&caller(cx), op)
     }
 
-    fn decide_as(&self, who: &crate::message::Who, op: &mut Op) -> Decision {
+    fn decide_as(&self, caller: &crate::message::Who, op: &mut Op) -> Decision {
         // They stay what they are, whatever is filled in below.
         let Info { is_early, cost, effect, .. } = op.info();
         if !self.asynchronous || !is_early {
@@ -68,19 +69,19 @@ impl RemoteFs {
         let files = self.files_of(op);
         let now = self.cache.now();
         let mut cache = self.cache.lock();
-        let Some(mut promising) = self.link.promising().filter(|_| cache.is_valid(now)) else {
+        let Some(mut early_acks) = self.link.early_acks().filter(|_| cache.is_valid(now)) else {
             return Decision::Wait;
         };
-        if promising.is_lossy() && self.tables.lock().refuses(op, &files) {
+        if early_acks.is_lossy() && self.tables.lock().refuses(op, &files) {
             return Decision::Fails(Errno(libc::EIO));
         }
         // No times go back, however exactly the server's clock is known here.
         let changed = cache.changed_at(op, files.first().map(|(_, ino)| *ino));
         let at = cache.server_time(now).max(changed);
-        if !cache.purse.has(cost) {
-            return cache.purse.lacks(cost, now).map_or(Decision::Wait, Decision::Ask);
+        if !cache.reservation.has(cost) {
+            return cache.reservation.lacks(cost, now).map_or(Decision::Wait, Decision::Ask);
         }
-        let number = cache.purse.number();
+        let number = cache.reservation.number();
         let made = match &mut *op {
             // It changes nothing: any lease says that the server knows the inode. Only a write
             // lease says that it may be opened for writing.
@@ -92,7 +93,7 @@ impl RemoteFs {
                 }
                 Ok(Made { outcome: Outcome::Done {}, touched: vec![*ino], fresh: false })
             }
-            op => cache.model.make(op, who, at, number, files.first().map(|(_, ino)| *ino)),
+            op => cache.model.make(op, caller, at, number, files.first().map(|(_, ino)| *ino)),
         };
         let Made { outcome, touched, fresh } = match made {
             Ok(made) if made.touched.is_empty() => return Decision::Made(made.outcome, false),
@@ -115,7 +116,7 @@ impl RemoteFs {
             }
             Err(Not::Known) => return Decision::Wait,
         };
-        cache.purse.pay(cost, fresh);
+        cache.reservation.pay(cost, fresh);
         if effect != Effect::Nothing {
             cache.decided(&touched);
         }
@@ -126,15 +127,10 @@ impl RemoteFs {
         }
         let ino = number.filter(|_| fresh).unwrap_or(0);
         let op = std::mem::replace(op, Op::Nothing {});
-        let promised = Some(Promised { at, ino });
-        let full = promising.promise(Pending {
-            promised,
-            touched,
-            files,
-            ..Pending::new(*who, op, waiter)
-        });
-        let (wants, surplus) = (cache.purse.wants(now), cache.model.surplus());
-        drop(promising);
+        let pending = Pending::acknowledged(*caller, op, waiter, Promised { at, ino });
+        let full = early_acks.acknowledge(Pending { touched, files, ..pending });
+        let (wants, surplus) = (cache.reservation.wants(now), cache.model.surplus());
+        drop(early_acks);
         drop(cache);
         wants.into_iter().for_each(|op| self.ask(op, None));
         self.link.give_back(&surplus);
@@ -142,42 +138,47 @@ impl RemoteFs {
     }
 
     /// Asks for what a change lacks, which then goes on; or for supplies.
-    fn ask(&self, op: Op, parked: Option<(Parked, u32)>) {
+    fn ask(&self, op: Op, parked: Option<(Pending, u32)>) {
         let question = match &op {
             Op::Lease { inodes } => Some(self.cache.lock().ask(&inodes.0)),
             _ => None,
         };
-        let (sight, asked) = (self.cache.sight(), op.clone());
-        let waiter =
-            Asked { fs: self.this.clone(), op: asked, question, sight, parked: Mutex::new(parked) };
-        let who = Default::default();
-        self.link.request(Pending::new(who, op, Arc::new(waiter)));
+        let (version, asked) = (self.cache.version(), op.clone());
+        let waiter = Asked {
+            fs: self.this.clone(),
+            op: asked,
+            question,
+            version,
+            parked: Mutex::new(parked),
+        };
+        let caller = Default::default();
+        self.link.request(Pending::new(caller, op, Arc::new(waiter)));
     }
 
-    /// Supplies for what will be promised.
+    /// Requests inode numbers and space for early acknowledgements to come.
     pub(super) fn ask_for_supplies(&self) {
         if self.asynchronous && !self.link.is_read_only() {
-            let wants = self.cache.lock().purse.wants(self.cache.now());
+            let wants = self.cache.lock().reservation.wants(self.cache.now());
             wants.into_iter().for_each(|op| self.ask(op, None));
         }
     }
 
     /// Something that a change lacked was answered.
-    fn go_on(&self, parked: Parked, questions: u32) {
-        if parked.waiting.is_interrupted() {
+    fn resume(&self, parked: Pending, questions: u32) {
+        if parked.waiter.is_interrupted() {
             return;
         }
         let mut parked = parked;
-        let who = parked.pending.who;
-        match self.decide_as(&who, &mut parked.pending.op) {
-            Decision::Made(outcome, true) => self.link.hold(parked.waiting, outcome),
-            Decision::Made(outcome, false) => parked.waiting.answer(outcome, 0),
-            Decision::Fails(errno) => parked.waiting.fail(errno),
+        let caller = parked.caller;
+        match self.decide_as(&caller, &mut parked.op) {
+            Decision::Made(outcome, true) => self.link.hold(parked.waiter, outcome),
+            Decision::Made(outcome, false) => parked.waiter.answer(outcome, 0),
+            Decision::Fails(errno) => parked.waiter.fail(errno),
             Decision::Ask(what) if questions < QUESTIONS_MAX => {
                 self.ask(what, Some((parked, questions + 1)))
             }
             Decision::Ask(what) => {
-                self.cache.lock().purse.not_asked(&what);
+                self.cache.lock().reservation.not_asked(&what);
                 self.send_parked(parked);
             }
             Decision::Wait => self.send_parked(parked),
@@ -235,7 +236,7 @@ impl RemoteFs {
     }
 }
 
-/// The answer to a promised change will name an inode.
+/// The answer to an early-acknowledged change will name an inode.
 struct Named {
     fs: Weak<RemoteFs>,
     ino: Ino,
@@ -256,8 +257,8 @@ struct Asked {
     fs: Weak<RemoteFs>,
     op: Op,
     question: Option<u64>,
-    sight: Sight,
-    parked: Mutex<Option<(Parked, u32)>>,
+    version: CacheVersion,
+    parked: Mutex<Option<(Pending, u32)>>,
 }
 
 impl Waiter for Asked {
@@ -280,31 +281,31 @@ impl Waiter for Asked {
             (Op::Lookup { parent, name }, Outcome::Entry { known }) => {
                 let mut surplus = Vec::new();
                 if fs.cache.holds(*parent) {
-                    surplus = fs.cache.learn_name(self.sight, *parent, name, known.as_ref());
+                    surplus = fs.cache.learn_name(self.version, *parent, name, known.as_ref());
                 }
                 if let Some(known) = known
                     && leased & LEASED_FOUND != 0
                 {
-                    surplus.extend(fs.cache.learn_attr(self.sight, &known.attr));
+                    surplus.extend(fs.cache.learn_attr(self.version, &known.attr));
                 }
                 fs.link.give_back(&surplus);
                 fs.pass_over(&outcome);
             }
             (Op::Numbers {}, Outcome::Numbers { numbers }) => {
                 fs.link.numbered(*numbers);
-                fs.cache.lock().purse.take_numbers(numbers.first, numbers.count);
+                fs.cache.lock().reservation.take_numbers(numbers.first, numbers.count);
             }
             (Op::Credit { bytes, inodes }, Outcome::Space { bytes: more, inodes: more_inodes }) => {
                 let (asked, given) = ((*bytes, *inodes), (*more, *more_inodes));
-                fs.cache.lock().purse.take_space(asked, given, fs.cache.now());
+                fs.cache.lock().reservation.take_space(asked, given, fs.cache.now());
                 fs.ask_for_supplies();
             }
             (Op::Lookup { .. }, _) => {}
-            (op, _) => fs.cache.lock().purse.refused(op, fs.cache.now()),
+            (op, _) => fs.cache.lock().reservation.refused(op, fs.cache.now()),
         }
         let parked = self.parked.lock().take();
         if let Some((parked, questions)) = parked {
-            fs.go_on(parked, questions);
+            fs.resume(parked, questions);
         }
     }
 
@@ -314,12 +315,12 @@ impl Waiter for Asked {
             match (self.question, &self.op) {
                 (Some(question), _) => fs.cache.unanswered(question),
                 (None, Op::Lookup { .. }) => {}
-                (None, op) => fs.cache.lock().purse.refused(op, now),
+                (None, op) => fs.cache.lock().reservation.refused(op, now),
             }
         }
         let parked = self.parked.lock().take();
         if let Some((parked, _)) = parked {
-            parked.waiting.fail(errno);
+            parked.waiter.fail(errno);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What the kernel of this machine is asked to forget, before the server is told that it is not
-//! kept any more.
+//! The kernel of this machine: it must forget what it caches before the server is told that a lease
+//! is returned.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,13 @@ use ferry_fs::{Host, ToForget};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::cache::{NAME_SHOWN_MAX, SHOWN_MAX};
+use super::cache::{ATTR_VALID_MAX, NAME_VALID_MAX};
 
-/// What the kernel was shown is over after this time, whatever keeps it from forgetting,
-const OVER: Duration = SHOWN_MAX.saturating_mul(2);
-/// and names after this.
-const NAMES_OVER: Duration = NAME_SHOWN_MAX.saturating_mul(3);
+/// After this time kernel-cached attributes have expired, whatever keeps the kernel from
+/// forgetting.
+const OVER: Duration = ATTR_VALID_MAX.saturating_mul(2);
+/// The same for names.
+const NAMES_OVER: Duration = NAME_VALID_MAX.saturating_mul(3);
 
 /// Whichever comes first calls it.
 struct Once(Mutex<Option<Box<dyn FnOnce() + Send>>>);
@@ -29,7 +30,7 @@ impl Once {
     }
 }
 
-/// The kernel, once there is a mount; and where one waits until what it was shown is over.
+/// The kernel, once there is a mount, and the runtime on which its entries expire.
 #[derive(Default)]
 pub(super) struct Kernel(RwLock<Option<(Arc<dyn Host>, Handle)>>);
 
@@ -56,7 +57,7 @@ impl Kernel {
     /// that waits for others: when what it was told is over. No lock may be held.
     pub(super) fn forget(&self, what: ToForget, done: impl FnOnce() + Send + 'static) {
         let Some((host, runtime)) = self.0.read().clone() else { return done() };
-        if what.names.is_empty() && what.gone.is_empty() {
+        if what.names.is_empty() && what.removed.is_empty() {
             return forget(&host, &runtime, what, OVER, done);
         }
         let ToForget { inodes, .. } = what;
@@ -71,7 +72,7 @@ impl Kernel {
         });
     }
 
-    /// The same, for who may wait.
+    /// The same; the caller waits.
     pub(super) async fn forgotten(&self, what: ToForget) {
         let (tell, told) = oneshot::channel();
         self.forget(what, move || {

@@ -1,6 +1,6 @@
 //! File locks: the server's, remembered for a new session.
 //!
-//! A lock that is granted when nobody waits for it any more is given back, and only that: not what
+//! A lock that is granted when nobody waits for it any more is returned, and only that: not what
 //! its owner had before, nor what it has got since. So the owner's next requests stay here until it
 //! is known what the server did for the one that was interrupted.
 
@@ -9,10 +9,11 @@ use std::sync::Arc;
 use crate::rt::Mutex;
 use ferry_fs::{Answer, Cx, FileLock, Ino, Reply, Stop};
 
-use super::requests::{done, unfit};
+use super::answers::{done, unfit};
+use super::change::Pending;
+use super::remote::RemoteFs;
 use super::tables::Owner;
 use super::waiting::{Finish, Unsettled};
-use super::{Parked, RemoteFs};
 use crate::message::{Op, Outcome};
 
 impl RemoteFs {
@@ -96,21 +97,21 @@ impl Unsettled for Asked {
     /// The server is told to have what the tables have.
     fn over(&self, fs: &RemoteFs) {
         let (ino, lock) = (self.ino, self.lock);
-        let (pieces, parked): (Vec<FileLock>, Vec<Parked>) = {
+        let (ranges, parked): (Vec<FileLock>, Vec<Pending>) = {
             let mut tables = fs.tables.lock();
             if let Some(before) = self.before.lock().take() {
                 tables.remove_lock(ino, &lock);
                 before.iter().for_each(|lock| tables.set_lock(ino, self.fh, lock));
             }
-            (tables.pieces(ino, &lock), tables.settle(Owner::of(ino, &lock)))
+            (tables.ranges(ino, &lock), tables.settle(Owner::of(ino, &lock)))
         };
-        for lock in pieces {
+        for lock in ranges {
             if lock.kind == libc::F_UNLCK {
                 fs.tell(Op::Unlock { ino, lock });
             } else {
                 fs.reclaim(ino, lock);
             }
         }
-        parked.into_iter().filter(|p| !p.waiting.is_interrupted()).for_each(|p| fs.send_parked(p));
+        parked.into_iter().filter(|p| !p.waiter.is_interrupted()).for_each(|p| fs.send_parked(p));
     }
 }

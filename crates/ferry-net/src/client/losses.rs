@@ -2,6 +2,7 @@
 
 use ferry_fs::{Ino, ROOT};
 
+use super::change::Pending;
 use super::tables::Tables;
 use crate::message::{Op, Use};
 
@@ -14,12 +15,12 @@ const DEPTH_MAX: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) struct Loss {
     what: &'static str,
-    place: Place,
-    to: Option<Place>,
+    location: Location,
+    to: Option<Location>,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum Location {
     Inode(Ino),
     Name(Ino, Vec<u8>),
 }
@@ -28,28 +29,33 @@ impl Loss {
     /// A change, of this inode if it names none.
     pub(super) fn of(op: &Op, ino: Option<Ino>) -> Self {
         let info = op.info();
-        let mut names = info.names().map(|(dir, name)| Place::Name(dir, name.to_vec()));
+        let mut names = info.names().map(|(dir, name)| Location::Name(dir, name.to_vec()));
         let named = names.next();
         let ino = info.inodes_with(Use::Opened).next().filter(|_| info.uses != Use::Read).or(ino);
         Self {
             what: info.what,
-            place: named.unwrap_or(Place::Inode(ino.unwrap_or(0))),
+            location: named.unwrap_or(Location::Inode(ino.unwrap_or(0))),
             to: names.next(),
         }
     }
 
+    /// A change, with the inode that it writes to or else the first that it touches.
+    pub(super) fn of_change(pending: &Pending) -> Self {
+        Self::of(&pending.op, pending.first_file().or(pending.touched.first().copied()))
+    }
+
     /// Changes of this inode, which are not known one by one.
     pub(super) fn some_of(ino: Ino) -> Self {
-        Self { what: "changes", place: Place::Inode(ino), to: None }
+        Self { what: "changes", location: Location::Inode(ino), to: None }
     }
 
     fn text(&self, tables: &Tables) -> String {
         let to = self.to.as_ref().map(|to| format!(" to {}", to.text(tables)));
-        format!("{} {}{}", self.what, self.place.text(tables), to.unwrap_or_default())
+        format!("{} {}{}", self.what, self.location.text(tables), to.unwrap_or_default())
     }
 }
 
-impl Place {
+impl Location {
     fn text(&self, tables: &Tables) -> String {
         let (mut above, mut path) = match self {
             Self::Inode(ino) => (*ino, String::new()),
@@ -89,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_is_named_by_its_path_as_far_as_that_is_known() {
+    fn a_loss_is_reported_with_the_known_part_of_its_path() {
         let mut tables = Tables::default();
         tables.names.insert(5, (ROOT, b"d".to_vec()));
         tables.names.insert(6, (5, b"f".to_vec()));

@@ -14,9 +14,10 @@ use ferry_fs::posix::{self, is_dir};
 use ferry_fs::{Attr, Ino, RenameFlags, SYMLINK_MAX, SetAttr, Timestamp};
 
 use super::contents::Contents;
-use crate::message::{self, Known, Op, Outcome, Purpose, Who};
+use super::names::{Name, Names, Whole};
+use crate::message::{self, Known, Op, Outcome, Who};
 
-/// Inodes and names that are held; beyond this those used longest ago are given back.
+/// Inodes and names that are held; beyond this those used longest ago are returned.
 const HELD_MAX: usize = 1 << 18;
 /// Inodes of them. With those that are read-leased fewer than a server gives to a session.
 const HELD_INODES_MAX: usize = 100_000;
@@ -26,101 +27,6 @@ const OFFSET_MAX: u64 = i64::MAX as u64;
 const BLOCK: u64 = 4096;
 /// The unit of `blocks`.
 const SECTOR: u64 = 512;
-
-/// A name in a directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Name {
-    Is(Ino),
-    Absent,
-    Unknown,
-}
-
-/// All names of a directory as the server lists them.
-#[derive(Clone, Debug)]
-pub(super) struct Whole {
-    /// With `.` and `..`; a cookie is a place in this list.
-    pub(super) names: Arc<[message::Name]>,
-    /// What they were asked for for.
-    pub(super) purpose: Purpose,
-}
-
-impl Whole {
-    pub(super) fn new(names: &[message::Name], purpose: Purpose) -> Self {
-        let numbered = names.iter().zip(1..);
-        Self {
-            names: numbered
-                .map(|(name, cookie)| message::Name { cookie, ..name.clone() })
-                .collect(),
-            purpose,
-        }
-    }
-}
-
-/// The names of a directory, as far as they are known.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Names {
-    known: HashMap<Vec<u8>, Name>,
-    /// There are no others.
-    complete: bool,
-    /// None of them has changed since they came.
-    whole: Option<Whole>,
-}
-
-impl Names {
-    pub(super) fn len(&self) -> usize {
-        self.known.len() + self.whole.as_ref().map_or(0, |whole| whole.names.len())
-    }
-
-    pub(super) fn whole(&self) -> Option<&Whole> {
-        self.whole.as_ref()
-    }
-
-    /// All of them are known; gives how many more are kept.
-    pub(super) fn learn_whole(&mut self, whole: Whole) -> isize {
-        let before = self.len() as isize;
-        let names = whole.names.iter().filter(|name| name.name != b"." && name.name != b"..");
-        self.known = names.map(|name| (name.name.clone(), Name::Is(name.ino))).collect();
-        (self.complete, self.whole) = (true, Some(whole));
-        self.len() as isize - before
-    }
-
-    pub(super) fn get(&self, name: &[u8]) -> Name {
-        let otherwise = if self.complete { Name::Absent } else { Name::Unknown };
-        self.known.get(name).copied().unwrap_or(otherwise)
-    }
-
-    /// Says what a name means now; gives how many more are kept.
-    pub(super) fn set(&mut self, name: &[u8], what: Name) -> isize {
-        let otherwise = if self.complete { Name::Absent } else { Name::Unknown };
-        let before = self.len() as isize;
-        if self.whole.is_some() && self.get(name) != what {
-            self.whole = None;
-        }
-        if what == otherwise {
-            self.known.remove(name);
-        } else {
-            self.known.insert(name.into(), what);
-        }
-        self.len() as isize - before
-    }
-
-    /// All of them, if they are known.
-    fn all(&self) -> Option<Vec<(Vec<u8>, Ino)>> {
-        if !self.complete {
-            return None;
-        }
-        let known = self.known.iter().map(|(name, what)| match what {
-            Name::Is(ino) => Some((name.clone(), *ino)),
-            Name::Absent | Name::Unknown => None,
-        });
-        known.collect()
-    }
-
-    /// The directory is new, or empty.
-    pub(super) fn set_complete(&mut self) {
-        self.complete = true;
-    }
-}
 
 /// An inode under a write lease.
 #[derive(Debug)]
@@ -269,7 +175,7 @@ impl Model {
         }
     }
 
-    /// Reads what a file contains, if that is kept.
+    /// Reads cached contents.
     pub(super) fn read(&mut self, ino: Ino, offset: u64, out: &mut [u8]) -> Option<usize> {
         let len = self.contents.read(ino, offset, out)?;
         self.tick += 1;
@@ -279,7 +185,7 @@ impl Model {
         Some(len)
     }
 
-    /// A symbolic link's target, if it is kept.
+    /// A symbolic link's target, if it is known.
     pub(super) fn target(&self, ino: Ino) -> Option<Vec<u8>> {
         let held =
             self.inodes.get(&ino).filter(|held| held.attr.mode & libc::S_IFMT == libc::S_IFLNK)?;
@@ -359,7 +265,7 @@ impl Model {
         self.contents.drop(attr.ino);
     }
 
-    /// It is given back.
+    /// It is returned.
     pub(super) fn drop(&mut self, ino: Ino) -> bool {
         let held = self.inodes.remove(&ino);
         let Some(held) = held else { return false };
@@ -368,7 +274,7 @@ impl Model {
         true
     }
 
-    /// Everything is given back.
+    /// Everything is returned.
     pub(super) fn clear(&mut self) -> Vec<Ino> {
         (self.names, self.contents) = (0, Contents::default());
         self.inodes.drain().map(|(ino, _)| ino).collect()
@@ -399,7 +305,7 @@ impl Model {
     pub(super) fn make(
         &mut self,
         op: &mut Op,
-        who: &Who,
+        caller: &Who,
         at: Timestamp,
         number: Option<Ino>,
         file: Option<Ino>,
@@ -413,22 +319,22 @@ impl Model {
                 };
                 let mode = *mode & (libc::S_IFMT | 0o7777);
                 let new = New { mode, rdev: if device { *rdev } else { 0 }, target: None };
-                self.make_node((*parent, name), &new, who, at, number)
+                self.make_node((*parent, name), &new, caller, at, number)
             }
             Op::Mkdir { parent, name, mode } => {
                 let new = New { mode: libc::S_IFDIR | *mode & 0o1777, rdev: 0, target: None };
-                self.make_node((*parent, name), &new, who, at, number)
+                self.make_node((*parent, name), &new, caller, at, number)
             }
             Op::Symlink { parent, name, target } => {
                 if target.is_empty() || target.len() > SYMLINK_MAX || target.contains(&0) {
                     return Err(Not::Known);
                 }
                 let new = New { mode: libc::S_IFLNK | 0o777, rdev: 0, target: Some(target) };
-                self.make_node((*parent, name), &new, who, at, number)
+                self.make_node((*parent, name), &new, caller, at, number)
             }
             Op::Create { parent, name, mode, flags, .. } => {
                 let new = New { mode: libc::S_IFREG | *mode & 0o7777, rdev: 0, target: None };
-                match self.make_node((*parent, name), &new, who, at, number) {
+                match self.make_node((*parent, name), &new, caller, at, number) {
                     // The file that is there is opened.
                     Err(Not::Possible(libc::EEXIST)) if *flags & libc::O_EXCL == 0 => {
                         Err(Not::Known)
@@ -493,7 +399,7 @@ impl Model {
         &mut self,
         (parent, name): (Ino, &[u8]),
         new: &New<'_>,
-        who: &Who,
+        caller: &Who,
         at: Timestamp,
         number: Option<Ino>,
     ) -> Decided {
@@ -508,16 +414,16 @@ impl Model {
         }
         let directory = is_dir(new.mode);
         let above = (dir.attr.mode, dir.attr.gid);
-        let (mut mode, gid) = posix::inherit_group(above, (new.mode, who.gid));
+        let (mut mode, gid) = posix::inherit_group(above, (new.mode, caller.gid));
         if new.target.is_none() {
-            mode &= !(who.umask & 0o777);
+            mode &= !(caller.umask & 0o777);
         }
         dir.count(1, i64::from(directory), at);
         let attr = Attr {
             ino,
             mode,
             nlink: posix::first_links(mode),
-            uid: who.uid,
+            uid: caller.uid,
             gid,
             rdev: new.rdev,
             size: new.target.map_or(0, |target| target.len() as u64),

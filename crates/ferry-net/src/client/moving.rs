@@ -1,14 +1,14 @@
-//! A rename under way: what the kernel keeps of the two names while it waits for the answer.
+//! A rename in flight: what the kernel keeps of the two names while it waits for the answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferry_fs::{Attr, Ino, RenameFlags, ToForget};
 
-use super::RemoteFs;
+use super::answers::is_dir;
 use super::cache::{Cache, FullName};
 use super::kernel::Kernel;
-use super::requests::is_dir;
+use super::remote::RemoteFs;
 
 /// Dropped without [`Moving::end`], nobody waits any more.
 pub(super) struct Moving {
@@ -47,8 +47,10 @@ impl RemoteFs {
             old.filter(|old| !tables.has_name(old))
         };
         if let Some((dir, name)) = old {
-            self.kernel
-                .forget_unasked(ToForget { gone: vec![(dir, name.into())], ..ToForget::default() });
+            self.kernel.forget_unasked(ToForget {
+                removed: vec![(dir, name.into())],
+                ..ToForget::default()
+            });
         }
     }
 }

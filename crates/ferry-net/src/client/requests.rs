@@ -7,20 +7,18 @@ use std::time::Duration;
 use ferry_fs::*;
 use serde_json::Value;
 
-use super::cache::View;
-use super::link::Pending;
+use super::answers::{
+    NOT_CACHED, attributes, count, created, cut_off, data, dir_entry, done, entry, is_dir,
+    kernel_cached, listing, made, opened, unfit,
+};
+use super::change::Pending;
 use super::moving::Moving;
+use super::names;
+use super::remote::{RemoteFs, caller};
 use super::tables::Tables;
 use super::waiting::{Finish, Keep, Waiting};
-use super::{RemoteFs, model, who};
-use crate::message::{IO_MAX, Known, LEASED, LEASED_FOUND, Name, Op, Outcome, Purpose, Who};
+use crate::message::{IO_MAX, LEASED, LEASED_FOUND, Op, Outcome, Purpose, Who};
 
-/// What the kernel may not keep.
-const NOT_KEPT: Duration = Duration::ZERO;
-/// The kernel has room for so many bytes of a listing at least.
-const LISTING_MIN: usize = 4096;
-/// Bytes that the kernel takes for an entry beside its name, at most.
-const ENTRY_BYTES: usize = 128 + 24;
 /// A file that is no longer is read as a whole, whatever is asked for first.
 const READ_WHOLE_MAX: u64 = 64 << 10;
 /// A file of which no more than this is to be copied is read and written: so the client has what it
@@ -28,127 +26,6 @@ const READ_WHOLE_MAX: u64 = 64 << 10;
 const COPY_MIN: u64 = 1 << 20;
 /// Bytes that one request copies within the server: others wait behind it.
 const COPY_MAX: u64 = 16 << 20;
-
-/// An entry that the kernel looks up again each time.
-fn entry(known: Option<&Known>) -> Entry {
-    Entry { attr: known.map(|k| k.attr), entry_valid: NOT_KEPT, attr_valid: NOT_KEPT }
-}
-
-/// An entry that the kernel may keep as long as the cache says. It is counted as known to the
-/// kernel already.
-fn shown(fs: &RemoteFs, attr: Attr, name: Option<(Ino, &[u8])>) -> Entry {
-    match fs.cache.show(attr.ino, name.filter(|_| fs.kernel.forgets_names())) {
-        Some(View { attr, valid, name_valid }) => {
-            Entry { attr: Some(attr), entry_valid: name_valid, attr_valid: valid }
-        }
-        None => {
-            Entry { attr: Some(fs.cache.newest(attr)), entry_valid: NOT_KEPT, attr_valid: NOT_KEPT }
-        }
-    }
-}
-
-pub(super) fn is_dir(attr: &Attr) -> bool {
-    attr.mode & libc::S_IFMT == libc::S_IFDIR
-}
-
-/// How a file is opened: the kernel keeps no contents, and each close is told, for `fcntl` locks
-/// end with it.
-fn opened(fh: u64) -> Opened {
-    Opened { fh, direct_io: true, parallel_direct_writes: true, ..Opened::default() }
-}
-
-/// What an answer is if it is none of those that fit the request.
-pub(super) fn unfit(outcome: Outcome) -> Errno {
-    match outcome {
-        // The kernel names only files that are open: this one was lost with a session.
-        Outcome::Failed { errno: libc::EBADF } => Errno(libc::EIO),
-        Outcome::Failed { errno } if errno > 0 => Errno(errno),
-        _ => Errno(libc::EPROTO),
-    }
-}
-
-pub(super) fn done(outcome: Outcome) -> Result<Reply, Errno> {
-    match outcome {
-        Outcome::Done {} => Ok(Reply::Empty),
-        other => Err(unfit(other)),
-    }
-}
-
-fn count(outcome: Outcome) -> Result<Reply, Errno> {
-    match outcome {
-        Outcome::Count { count } => Ok(Reply::Count(count)),
-        other => Err(unfit(other)),
-    }
-}
-
-fn attributes(outcome: Outcome) -> Result<Reply, Errno> {
-    match outcome {
-        Outcome::Attributes { attr } => Ok(Reply::Attr(attr, NOT_KEPT)),
-        other => Err(unfit(other)),
-    }
-}
-
-fn data(outcome: Outcome, most: usize) -> Result<Reply, Errno> {
-    match outcome {
-        Outcome::Data { bytes } if bytes.len() <= most => Ok(Reply::Data(bytes)),
-        other => Err(unfit(other)),
-    }
-}
-
-/// Not more than was asked for.
-fn cut_off(reply: Reply, most: usize) -> Reply {
-    match reply {
-        Reply::Data(mut bytes) => {
-            bytes.truncate(most);
-            Reply::Data(bytes)
-        }
-        reply => reply,
-    }
-}
-
-/// A name that was made in a directory.
-fn made(parent: Ino, name: &[u8]) -> Finish {
-    let name = name.to_vec();
-    Box::new(move |fs, outcome| match outcome {
-        Outcome::Entry { known: Some(known) } => {
-            let mut tables = fs.tables.lock();
-            tables.learn(&known);
-            tables.name(known.attr.ino, parent, &name);
-            drop(tables);
-            // The kernel takes what it is told for new, whatever it was told of an inode that it
-            // knew: of a link, or a file that was there.
-            let fresh =
-                known.stamp == 0 && known.attr.nlink == if is_dir(&known.attr) { 2 } else { 1 };
-            let entry = if fresh {
-                shown(fs, known.attr, Some((parent, &name)))
-            } else {
-                entry(Some(&known))
-            };
-            Ok(Reply::Entry(entry))
-        }
-        other => Err(unfit(other)),
-    })
-}
-
-/// A file that was made and opened.
-fn created(name: Option<(Ino, Vec<u8>)>, fh: u64, flags: i32) -> Finish {
-    Box::new(move |fs, outcome| match outcome {
-        Outcome::Entry { known: Some(known) } => {
-            let ino = known.attr.ino;
-            let mut tables = fs.tables.lock();
-            tables.learn(&known);
-            if let Some((parent, name)) = &name {
-                tables.name(ino, *parent, name);
-            }
-            tables.add_handle(fh, ino, flags);
-            drop(tables);
-            let entry =
-                if known.stamp == 0 { shown(fs, known.attr, None) } else { entry(Some(&known)) };
-            Ok(Reply::Created(entry, opened(fh)))
-        }
-        other => Err(unfit(other)),
-    })
-}
 
 impl RemoteFs {
     /// What an open file was opened with, if it can be used.
@@ -176,9 +53,9 @@ impl RemoteFs {
     }
 
     /// A name was looked up.
-    fn looks_at(&self, who: Who, parent: Ino, attr: &Attr) {
+    fn looks_at(&self, caller: Who, parent: Ino, attr: &Attr) {
         if !is_dir(attr) {
-            self.does(who, parent, Purpose::Look {});
+            self.does(caller, parent, Purpose::Look {});
         }
     }
 
@@ -199,12 +76,12 @@ impl RemoteFs {
 
     /// Keeps the attributes that a request brings which is made now.
     fn keep_attributes(&self) -> Keep {
-        let sight = self.cache.sight();
+        let version = self.cache.version();
         Box::new(move |fs, outcome, leased| {
             if let Outcome::Attributes { attr } = outcome
                 && leased & LEASED != 0
             {
-                fs.link.give_back(&fs.cache.learn_attr(sight, attr));
+                fs.link.give_back(&fs.cache.learn_attr(version, attr));
             }
         })
     }
@@ -214,7 +91,7 @@ impl RemoteFs {
         let keep = self.keep_attributes();
         let waiter =
             Waiting::new(self.this.clone(), (Box::new(|_, _| Ok(Reply::Empty)), Some(keep)), None);
-        self.link.request(Pending::new(who(cx), Op::Getattr { ino }, waiter));
+        self.link.request(Pending::new(caller(cx), Op::Getattr { ino }, waiter));
     }
 
     /// The server's counters, with those of this end.
@@ -248,7 +125,7 @@ impl RemoteFs {
     ) -> bool {
         let all = if cookie == 0 { self.cache.list(ino) } else { None };
         if let Some(all) = &all {
-            self.lists(who(cx), ino, all, true);
+            self.lists(caller(cx), ino, all, true);
         }
         let all = {
             let mut tables = self.tables.lock();
@@ -267,7 +144,7 @@ impl RemoteFs {
 
     /// Gives the kernel names that came with an earlier answer; `false`: there are none for this
     /// place.
-    fn list_kept(&self, fh: u64, cookie: u64, sink: &mut dyn FnMut(&DirEntry) -> bool) -> bool {
+    fn list_received(&self, fh: u64, cookie: u64, sink: &mut dyn FnMut(&DirEntry) -> bool) -> bool {
         let mut tables = self.tables.lock();
         let Some(dir) = tables.dirs.get_mut(&fh) else { return false };
         if cookie == 0 || dir.cookie != cookie || dir.names.is_empty() {
@@ -283,32 +160,6 @@ impl RemoteFs {
         }
         true
     }
-}
-
-fn dir_entry(name: &Name) -> DirEntry {
-    let Name { name, ino, kind, cookie } = name;
-    // Attributes would be older than what the kernel has learned since: it asks for those that it
-    // wants.
-    DirEntry { name: name.as_slice().into(), ino: *ino, kind: *kind, cookie: *cookie, entry: None }
-}
-
-/// As many entries as the kernel has room for in any case; the others are kept.
-fn listing(fs: &RemoteFs, fh: u64, names: Vec<Name>) -> Vec<DirEntry> {
-    let mut names = crate::rt::collections::VecDeque::from(names);
-    let (mut entries, mut bytes, mut cookie) = (Vec::new(), 0, 0);
-    while let Some(name) = names.front() {
-        bytes += (ENTRY_BYTES + name.name.len()).next_multiple_of(8);
-        if bytes > LISTING_MIN {
-            break;
-        }
-        cookie = name.cookie;
-        entries.push(dir_entry(name));
-        names.pop_front();
-    }
-    if let Some(dir) = fs.tables.lock().dirs.get_mut(&fh) {
-        (dir.cookie, dir.names) = (cookie, names);
-    }
-    entries
 }
 
 impl Filesystem for RemoteFs {
@@ -329,35 +180,35 @@ impl Filesystem for RemoteFs {
         }
         match self.cache.lookup(parent, name) {
             Some(None) => return Ok(entry(None)),
-            Some(Some(attr)) if self.tables.lock().learn_again(attr.ino) => {
+            Some(Some(attr)) if self.tables.lock().relearn(attr.ino) => {
                 self.is_found(&attr, parent, name);
-                self.looks_at(who(cx), parent, &attr);
-                return Ok(shown(self, attr, Some((parent, name))));
+                self.looks_at(caller(cx), parent, &attr);
+                return Ok(kernel_cached(self, attr, Some((parent, name))));
             }
             _ => {}
         }
-        let sight = self.cache.sight();
+        let version = self.cache.version();
         let asked = name.to_vec();
         let keep: Keep = Box::new(move |fs, outcome, leased| {
             let Outcome::Entry { known } = outcome else { return };
             let mut surplus = Vec::new();
             if leased & LEASED != 0 || fs.cache.holds(parent) {
-                surplus = fs.cache.learn_name(sight, parent, &asked, known.as_ref());
+                surplus = fs.cache.learn_name(version, parent, &asked, known.as_ref());
             }
             if let Some(known) = known
                 && leased & LEASED_FOUND != 0
             {
-                surplus.extend(fs.cache.learn_attr(sight, &known.attr));
+                surplus.extend(fs.cache.learn_attr(version, &known.attr));
             }
             fs.link.give_back(&surplus);
         });
-        let (found, who) = (name.to_vec(), who(cx));
+        let (found, caller) = (name.to_vec(), caller(cx));
         let finish: Finish = Box::new(move |fs, outcome| match outcome {
             Outcome::Entry { known: Some(known) } => {
                 fs.tables.lock().learn(&known);
                 fs.is_found(&known.attr, parent, &found);
-                fs.looks_at(who, parent, &known.attr);
-                Ok(Reply::Entry(shown(fs, known.attr, Some((parent, &found)))))
+                fs.looks_at(caller, parent, &known.attr);
+                Ok(Reply::Entry(kernel_cached(fs, known.attr, Some((parent, &found)))))
             }
             Outcome::Entry { known: None } => Ok(Reply::Entry(entry(None))),
             other => Err(unfit(other)),
@@ -377,7 +228,7 @@ impl Filesystem for RemoteFs {
         let finish: Finish = Box::new(|fs, outcome| match outcome {
             Outcome::Attributes { attr } => {
                 let view = fs.cache.show(attr.ino, None);
-                let old = || (fs.cache.newest(attr), NOT_KEPT);
+                let old = || (fs.cache.newest(attr), NOT_CACHED);
                 let (attr, valid) = view.map_or_else(old, |view| (view.attr, view.valid));
                 Ok(Reply::Attr(attr, valid))
             }
@@ -436,7 +287,7 @@ impl Filesystem for RemoteFs {
     }
 
     fn unlink(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
-        self.does(who(cx), parent, Purpose::Remove {});
+        self.does(caller(cx), parent, Purpose::Remove {});
         self.change(
             cx,
             Op::Unlink { parent, name: name.into() },
@@ -445,7 +296,7 @@ impl Filesystem for RemoteFs {
     }
 
     fn rmdir(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
-        self.does(who(cx), parent, Purpose::Remove {});
+        self.does(caller(cx), parent, Purpose::Remove {});
         self.change(
             cx,
             Op::Rmdir { parent, name: name.into() },
@@ -472,7 +323,7 @@ impl Filesystem for RemoteFs {
             if matches!(outcome, Outcome::Done {}) {
                 let mut tables = fs.tables.lock();
                 match moved {
-                    model::Name::Is(ino) if !flags.exchange => {
+                    names::Name::Is(ino) if !flags.exchange => {
                         drop(tables.name(ino, new_parent, &to))
                     }
                     _ => tables.rename((parent, &from), (new_parent, &to), flags.exchange),
@@ -521,7 +372,7 @@ impl Filesystem for RemoteFs {
         }
         let most = out.len().min(IO_MAX);
         let kept = if offset == 0 { self.cache.before_reading(ino) } else { None };
-        let Some((size, sight)) = kept else {
+        let Some((size, version)) = kept else {
             let finish: Finish = Box::new(move |fs, outcome| {
                 if !quiet {
                     fs.cache.was_read(ino);
@@ -530,11 +381,11 @@ impl Filesystem for RemoteFs {
             });
             return self.send(cx, Op::Read { fh, offset, size: most as u32 }, finish);
         };
-        // A small file is read as a whole, so that it can be kept.
+        // A small file is read as a whole, so that it can be cached.
         let asked = if size <= READ_WHOLE_MAX { most.max(size as usize) } else { most };
         let keep: Keep = Box::new(move |fs, outcome, _| {
             if let Outcome::Data { bytes } = outcome {
-                fs.cache.learn_contents(sight, ino, bytes);
+                fs.cache.learn_contents(version, ino, bytes);
             }
         });
         let finish: Finish = Box::new(move |fs, outcome| {
@@ -551,7 +402,7 @@ impl Filesystem for RemoteFs {
             node.is_mapped = true;
         }
         self.some_mapped.store(true, Ordering::SeqCst);
-        // Either the read that follows sees a write, or who has written sees that the file is
+        // Either the read that follows sees a write, or the writer sees that the file is
         // mapped.
         fence(Ordering::SeqCst);
         if self.cache.map(ino) {
@@ -682,13 +533,13 @@ impl Filesystem for RemoteFs {
         _plus: bool,
         sink: &mut dyn FnMut(&DirEntry) -> bool,
     ) -> Answer<()> {
-        if self.list_whole(cx, (ino, fh), cookie, sink) || self.list_kept(fh, cookie, sink) {
+        if self.list_whole(cx, (ino, fh), cookie, sink) || self.list_received(fh, cookie, sink) {
             return Ok(());
         }
-        let who = who(cx);
+        let caller = caller(cx);
         let finish: Finish = Box::new(move |fs, outcome| match outcome {
             Outcome::Listing { names } => {
-                fs.lists(who, ino, &names.0, cookie == 0);
+                fs.lists(caller, ino, &names.0, cookie == 0);
                 Ok(Reply::Dir(listing(fs, fh, names.0)))
             }
             other => Err(unfit(other)),

@@ -3,7 +3,7 @@
 //!
 //! * Each answer to a greeting or a ping says what time it was at the server, some time between the
 //!   question and the answer.
-//! * The client's own clock of the day has no part in it: whoever sets that changes no times.
+//! * The client's own wall clock has no part in it: setting it changes no file times.
 //! * Times never go back: if the server's clock turns out to be behind what was told, time stands
 //!   nearly still until that is over.
 
@@ -23,7 +23,7 @@ pub(super) struct ServerClock {
     told: i128,
 }
 
-/// The time at the server at a moment here.
+/// The time at the server, as a function of the monotonic clock here.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
     at: Duration,
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_from_the_middle_between_question_and_answer() {
+    fn the_server_clock_is_set_to_the_middle_of_the_round_trip() {
         let mut clock = ServerClock::default();
         clock.heard(ms(100), ms(120), at(5000));
         assert_eq!(clock.now(ms(120)), at(5010));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_took_long_is_not_believed_unless_it_contradicts() {
+    fn a_slow_clock_sample_is_used_only_if_it_contradicts() {
         let mut clock = ServerClock::default();
         clock.heard(ms(0), ms(2), at(1000));
         clock.heard(ms(100), ms(300), at(1180));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_goes_back() {
+    fn the_server_clock_never_goes_back() {
         let mut clock = ServerClock::default();
         clock.heard(ms(0), ms(2), at(10_000));
         let before = clock.now(ms(2));

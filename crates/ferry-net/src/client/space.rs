@@ -1,11 +1,10 @@
-//! A change that finds no space: it is made again as long as some is on its way back.
+//! A change that finds no space is tried again as long as some is about to become free.
 //!
-//! What programs have removed takes space until their kernel has closed and forgotten it, and the
-//! server has heard of that; what other clients have reserved, until they give it back. So who
-//! meets a full volume tells the server what this kernel has forgotten, gives back what it has
-//! reserved itself, and asks how much is free then. The server counts as free whatever comes back
-//! without any program's doing, and has the other clients asked for what they do not need: as long
-//! as the change would fit into that it is tried again.
+//! A removed file occupies space until the kernel has closed and forgotten it and the server knows.
+//! Reserved space is occupied until its client returns it. So on `ENOSPC` the client tells the
+//! server what its kernel has forgotten, returns its own reservation, and asks how much is free.
+//! The server counts as free what will become free without any program's action, and asks the other
+//! clients for what they do not need. The change is tried again as long as it would fit.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,12 +12,12 @@ use std::time::Duration;
 use crate::rt::Mutex;
 use ferry_fs::{Errno, write_cost};
 
-use super::RemoteFs;
-use super::link::{Pending, Waiter};
+use super::change::{Pending, Waiter};
+use super::remote::RemoteFs;
 use crate::message::{Op, Outcome};
 
-/// A change is tried so often. The first time at once, then after this time, after twice that, and
-/// so on: three seconds in all.
+/// Attempts for one change: the first at once, then after `RETRY_FIRST`, after twice that, and so
+/// on: three seconds in all.
 const TRIES_MAX: u32 = 9;
 const RETRY_FIRST: Duration = Duration::from_millis(25);
 /// If nothing is free, it is asked once more: the kernel may have been closing a file just then.
@@ -42,7 +41,7 @@ impl RemoteFs {
         self.tell_forgotten();
     }
 
-    /// Whether that was so a moment ago.
+    /// Whether space was lacking within the last second.
     pub(super) fn hurries(&self) -> bool {
         self.hurries.lock().is_some_and(|since| self.cache.now().since(since) < HURRY_TIME)
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ferry_fs::{Errno, ErrorCursor, ErrorSequence, FileLock, Ino, ROOT};
 
-use super::Parked;
 use super::cache::rename_all;
+use super::change::Pending;
 use crate::message::{Effect, Forgotten, Known, Makes, Name, OPEN_MAX, Op, WINDOW_OPS};
 use crate::server::set_range;
 
@@ -56,7 +56,7 @@ pub(super) struct Dir {
     pub(super) whole: Option<Arc<[Name]>>,
 }
 
-/// Who holds locks on a file.
+/// The owner of locks on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Owner {
     ino: Ino,
@@ -89,10 +89,10 @@ pub(super) struct Tables {
     aged: VecDeque<Ino>,
     /// Owners of whom it is not known what the server did for them, and what they ask for
     /// meanwhile.
-    unsettled: HashMap<Owner, Vec<Parked>>,
+    unsettled: HashMap<Owner, Vec<Pending>>,
     /// Losses of changes, by inode: told to each descriptor.
     losses: HashMap<Ino, ErrorSequence>,
-    /// All of them: told to who syncs the mount.
+    /// All of them: reported to a program that syncs the mount.
     any_loss: ErrorSequence,
     told_of_any: ErrorCursor,
     /// Files of which something is lost, and which nobody has tried to rename since.
@@ -117,8 +117,8 @@ impl Tables {
         }
     }
 
-    /// An answer has named an inode, and the kernel is told. One without a stamp is of a promised
-    /// change, and counted before.
+    /// An answer has named an inode, and the kernel is told. One without a stamp is of an
+    /// early-acknowledged change, and counted before.
     pub(super) fn learn(&mut self, known: &Known) {
         if known.attr.ino == ROOT || known.stamp == 0 {
             return;
@@ -130,14 +130,14 @@ impl Tables {
         node.stamp = node.stamp.max(known.stamp);
     }
 
-    /// A walk has named an inode; `kept`: the kernel may hear of it without another answer. Else it
-    /// may have to be forgotten at once.
-    pub(super) fn learn_ahead(&mut self, known: &Known, kept: bool) -> Option<Forgotten> {
+    /// A walk has named an inode; `kept`: it is cached, so the kernel may hear of it without
+    /// another answer. Else it may have to be forgotten at once.
+    pub(super) fn learn_ahead(&mut self, known: &Known, deferred: bool) -> Option<Forgotten> {
         let ino = known.attr.ino;
         if ino == ROOT {
             return None;
         }
-        if !kept && !self.nodes.contains_key(&ino) {
+        if !deferred && !self.nodes.contains_key(&ino) {
             return Some(Forgotten { ino, stamp: known.stamp });
         }
         let node = self.nodes.entry(ino).or_insert_with(|| {
@@ -187,7 +187,7 @@ impl Tables {
         rename_all(self.names.values_mut().map(|(dir, name)| (dir, name)), from, to, exchange);
     }
 
-    /// A promised change names an inode to the kernel; its answer is yet to come.
+    /// An early-acknowledged change names an inode to the kernel; its answer is yet to come.
     pub(super) fn expect(&mut self, ino: Ino) {
         let node = self.nodes.entry(ino).or_default();
         node.lookups += 1;
@@ -206,9 +206,9 @@ impl Tables {
         self.forget(ino, 0)
     }
 
-    /// The kernel is told of an inode again, by what is kept; `false`: it does not know it any
+    /// The kernel is told of an inode again, from the cache; `false`: it does not know it any
     /// more, and the server must say it.
-    pub(super) fn learn_again(&mut self, ino: Ino) -> bool {
+    pub(super) fn relearn(&mut self, ino: Ino) -> bool {
         let Some(node) = self.nodes.get_mut(&ino) else { return false };
         node.lookups += u64::from(!self.ahead.remove(&ino));
         true
@@ -226,14 +226,14 @@ impl Tables {
         self.nodes.remove(&ino)
     }
 
-    /// An inode was made again in a new session; whether the kernel knows it.
+    /// An inode was replayed in a new session; whether the kernel knows it.
     pub(super) fn known_again(&mut self, ino: Ino, known: &Known) -> bool {
         let node = self.nodes.get_mut(&ino);
         node.map(|node| (node.ticket, node.stamp) = (Some(known.ticket), known.stamp)).is_some()
     }
 
-    /// An inode that was made without an answer is there, with this ticket and stamp, or is gone
-    /// again. Gives what was known of it if the kernel does not know it any more.
+    /// An inode that was created without an answer exists, with this capability and stamp, or does
+    /// not. Gives what was known of it if the kernel does not know it any more.
     pub(super) fn found(&mut self, ino: Ino, named: Option<(u128, u64)>) -> Option<Node> {
         let node = self.nodes.get_mut(&ino)?;
         node.expected = node.expected.saturating_sub(1);
@@ -315,7 +315,7 @@ impl Tables {
         told.map_or(Ok(()), Err)
     }
 
-    /// The same of any changes at all, to whoever syncs the mount.
+    /// The same of any changes at all, for a program that syncs the mount.
     pub(super) fn tell_of_any_loss(&self) -> Result<(), Errno> {
         self.any_loss.tell(&self.told_of_any).map_or(Ok(()), Err)
     }
@@ -347,7 +347,7 @@ impl Tables {
         self.any_loss.add(Errno(libc::EIO));
     }
 
-    /// A change that was promised is not made.
+    /// An early-acknowledged change is not applied.
     pub(super) fn lost(&mut self, op: &Op, touched: &[Ino]) {
         let info = op.info();
         if let Some(handle) = info.opens.and_then(|fh| self.handles.get_mut(&fh)) {
@@ -360,7 +360,7 @@ impl Tables {
         self.breaks(op, touched);
     }
 
-    /// A change that was promised is lost: the files that it has changed, or made, get no other
+    /// An early-acknowledged change is lost: the files that it has changed, or made, get no other
     /// name before a program was told. Directories do.
     fn breaks(&mut self, op: &Op, touched: &[Ino]) {
         let info = op.info();
@@ -372,8 +372,8 @@ impl Tables {
     }
 
     /// Whether a change would be made on top of what is lost: through a file that was open then, by
-    /// a program that was not told, or as a new name of it. The new name is refused once: whoever
-    /// tries again knows.
+    /// a program that was not told, or as a new name of it. The new name is refused once: a program
+    /// that tries again knows.
     pub(super) fn refuses(&mut self, op: &Op, files: &[(u64, Ino)]) -> bool {
         let named = if let Op::Setattr { fh, .. } = op { *fh } else { None };
         let is_always_made = op.info().is_always_made;
@@ -399,7 +399,7 @@ impl Tables {
     /// A lock was taken through an open file. All that its owner has of the file goes with that one
     /// from now on: an owner that comes through several is a process, and closing any of them ends
     /// all. So there are no more locks here than at the server, where those that touch become one.
-    /// If the open file is gone, nothing would give the lock back, so nobody has it.
+    /// If the open file is closed, nothing would release the lock, so it is released.
     pub(super) fn set_lock(&mut self, ino: Ino, fh: u64, lock: &FileLock) {
         if !self.handles.contains_key(&fh) {
             return self.remove_lock(ino, lock);
@@ -414,7 +414,7 @@ impl Tables {
         through.entry(fh).or_default().append(&mut own);
     }
 
-    /// A lock was given back, through whatever open file it was taken.
+    /// A lock was returned, through whatever open file it was taken.
     pub(super) fn remove_lock(&mut self, ino: Ino, lock: &FileLock) {
         let unlock = FileLock { kind: libc::F_UNLCK, ..*lock };
         let Some(through) = self.locks.get_mut(&ino) else { return };
@@ -446,45 +446,45 @@ impl Tables {
             .collect()
     }
 
-    /// The same, with what it does not have as pieces of kind `F_UNLCK`.
-    pub(super) fn pieces(&self, ino: Ino, lock: &FileLock) -> Vec<FileLock> {
-        let mut pieces = self.locks_within(ino, lock);
+    /// The same, with the ranges that it does not have as locks of kind `F_UNLCK`.
+    pub(super) fn ranges(&self, ino: Ino, lock: &FileLock) -> Vec<FileLock> {
+        let mut ranges = self.locks_within(ino, lock);
         let unlock = FileLock { kind: libc::F_UNLCK, ..*lock };
         let mut gaps = vec![unlock];
-        for piece in &pieces {
+        for range in &ranges {
             gaps = gaps
                 .into_iter()
                 .flat_map(|gap| {
-                    let left = (gap.start < piece.start)
-                        .then(|| FileLock { end: gap.end.min(piece.start - 1), ..gap });
-                    let right = (piece.end < gap.end)
-                        .then(|| FileLock { start: gap.start.max(piece.end + 1), ..gap });
+                    let left = (gap.start < range.start)
+                        .then(|| FileLock { end: gap.end.min(range.start - 1), ..gap });
+                    let right = (range.end < gap.end)
+                        .then(|| FileLock { start: gap.start.max(range.end + 1), ..gap });
                     left.into_iter().chain(right)
                 })
                 .collect();
         }
-        pieces.extend(gaps);
-        pieces
+        ranges.extend(gaps);
+        ranges
     }
 
-    /// From now on requests of this owner are kept.
+    /// From now on requests of this owner wait here.
     pub(super) fn unsettle(&mut self, owner: Owner) {
         self.unsettled.entry(owner).or_default();
     }
 
     /// Keeps a request of an unsettled owner; gives it back if it can be sent.
-    pub(super) fn defer(&mut self, owner: Owner, parked: Parked) -> Option<Parked> {
+    pub(super) fn defer(&mut self, owner: Owner, parked: Pending) -> Option<Pending> {
         match self.unsettled.get_mut(&owner) {
-            Some(kept) => {
-                kept.push(parked);
+            Some(deferred) => {
+                deferred.push(parked);
                 None
             }
             None => Some(parked),
         }
     }
 
-    /// The owner is settled; gives what was kept.
-    pub(super) fn settle(&mut self, owner: Owner) -> Vec<Parked> {
+    /// The owner is settled; gives the requests that waited.
+    pub(super) fn settle(&mut self, owner: Owner) -> Vec<Pending> {
         self.unsettled.remove(&owner).unwrap_or_default()
     }
 
@@ -515,7 +515,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locks_of_one_owner_that_touch_are_one_through_whatever_file() {
+    fn adjacent_locks_of_one_owner_are_merged() {
         let mut tables = Tables::default();
         [1, 2].iter().for_each(|fh| tables.add_handle(*fh, 5, libc::O_RDWR));
         let byte = |at| FileLock {

@@ -1,22 +1,22 @@
 //! A request of the kernel that waits for the server.
 //!
-//! It is answered once: by the server's answer, by a signal, or because the server is gone for too
+//! It is answered once: by the server's answer, by a signal, or because the server is away for too
 //! long. An answer that comes when nobody waits any more is undone: what it opened is closed, what
 //! it named is forgotten.
 
 use std::sync::{Arc, Weak};
 
 use crate::rt::Mutex;
-use ferry_fs::{Complete, Errno, Ino, Reply};
+use ferry_fs::{Answer, Complete, Cx, Errno, Ino, Reply, Stop};
 
-use super::RemoteFs;
-use super::link::{Key, Waiter};
-use crate::message::Outcome;
+use super::change::{Key, Pending, Waiter};
+use super::remote::{RemoteFs, caller};
+use crate::message::{Op, Outcome};
 
 /// Turns the server's answer into the kernel's.
 pub(super) type Finish = Box<dyn Fn(&RemoteFs, Outcome) -> Result<Reply, Errno> + Send + Sync>;
 
-/// Keeps what an answer says that may be kept.
+/// Caches what an answer says.
 pub(super) type Keep = Box<dyn Fn(&RemoteFs, &Outcome, u8) + Send + Sync>;
 
 /// A request of which it matters what the server did, though nobody waits for it any more.
@@ -73,25 +73,9 @@ impl Waiting {
         Arc::new(Self { fs, finish, keep, unsettled, state: Mutex::default() })
     }
 
-    pub(super) fn is_interrupted(&self) -> bool {
-        self.state.lock().interrupted
-    }
-
     /// Where the answer goes; before the request is sent.
     pub(super) fn set_complete(&self, complete: Complete) {
         self.state.lock().complete = Some(complete);
-    }
-
-    /// Where the request is; after it was sent.
-    pub(super) fn set_key(&self, key: Key) {
-        let interrupted = {
-            let mut state = self.state.lock();
-            state.key = Some(key);
-            state.interrupted
-        };
-        if interrupted && let Some(fs) = self.fs.upgrade() {
-            fs.link.abandon(key);
-        }
     }
 
     /// The answer is nobody's.
@@ -154,7 +138,18 @@ impl Waiter for Waiting {
     }
 
     fn moved(&self, key: Key) {
-        self.set_key(key);
+        let interrupted = {
+            let mut state = self.state.lock();
+            state.key = Some(key);
+            state.interrupted
+        };
+        if interrupted && let Some(fs) = self.fs.upgrade() {
+            fs.link.abandon(key);
+        }
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.state.lock().interrupted
     }
 
     fn fail(&self, errno: Errno) {
@@ -168,10 +163,56 @@ impl Waiter for Waiting {
     }
 }
 
-/// For what nobody waits for.
-pub(super) struct Nobody;
+impl RemoteFs {
+    /// Sends an operation; its answer comes later.
+    pub(super) fn send<T>(&self, cx: &Cx<'_>, op: Op, finish: Finish) -> Answer<T> {
+        let parked = self.park(cx, op, (finish, None), None);
+        self.send_parked(parked);
+        Err(Stop::Parked)
+    }
 
-impl Waiter for Nobody {
-    fn answer(&self, _outcome: Outcome, _leased: u8) {}
-    fn fail(&self, _errno: Errno) {}
+    /// The same; what the answer says is cached if that is safe.
+    pub(super) fn send_and_keep<T>(
+        &self,
+        cx: &Cx<'_>,
+        op: Op,
+        finish: Finish,
+        keep: Keep,
+    ) -> Answer<T> {
+        let parked = self.park(cx, op, (finish, Some(keep)), None);
+        self.send_parked(parked);
+        Err(Stop::Parked)
+    }
+
+    /// Parks a request that is not sent yet.
+    pub(super) fn park(
+        &self,
+        cx: &Cx<'_>,
+        op: Op,
+        finish: (Finish, Option<Keep>),
+        unsettled: Option<Box<dyn Unsettled>>,
+    ) -> Pending {
+        let waiting = Waiting::new(self.this.clone(), finish, unsettled);
+        // It keeps the request: an answer that has just come must still be undone.
+        let interrupted = Arc::clone(&waiting);
+        let interrupt = Box::new(move || interrupted.interrupt());
+        waiting.set_complete(cx.park.park(Some(interrupt)));
+        let files = self.files_of(&op);
+        Pending { files, ..Pending::new(caller(cx), op, waiting) }
+    }
+
+    /// Sends a request that is parked.
+    pub(super) fn send_parked(&self, pending: Pending) {
+        let ordered = pending.op.is_ordered();
+        // If there is hardly any space, the server needs what was removed, and hears of it before
+        // the change.
+        if ordered && self.cache.lock().reservation.is_refused(self.cache.now()) {
+            self.hurry();
+        }
+        let waiter = Arc::clone(&pending.waiter);
+        let key = if ordered { self.link.change(pending) } else { self.link.request(pending) };
+        if let Some(key) = key {
+            waiter.moved(key);
+        }
+    }
 }

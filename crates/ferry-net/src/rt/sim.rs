@@ -21,6 +21,7 @@ use std::sync::mpsc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use ferry_env::planted::{Bug, plant_here};
 use ferry_env::{Clock, Env};
 use ferry_sim::device::{SimEntropy, SimRng};
 use parking_lot::{Condvar, Mutex};
@@ -82,19 +83,25 @@ impl Parker {
     }
 }
 
-#[derive(PartialEq)]
+#[derive(Default, PartialEq)]
 enum Waits {
+    #[default]
     No,
+    /// For its waker, and its thread works meanwhile.
+    Lent,
     /// For its waker.
     Wake,
     Lock,
 }
 
+#[derive(Default)]
 struct Thread {
     parker: Arc<Parker>,
     waits: Waits,
     /// Its waker was called while it did not wait for it.
     woken: bool,
+    /// The worker that it is while it waits.
+    lent_as: Option<u64>,
 }
 
 struct Task {
@@ -173,6 +180,9 @@ struct State {
     random: SimRng,
     /// A thread is passed over at one of so many locks; 0: at none.
     yields_of: u64,
+    /// A thread that waits for its waker does the work of others meanwhile: that saves changing
+    /// threads. It goes on when that work has come to its end, so fewer orders are possible.
+    lends_threads: bool,
     next: u64,
     ready: BTreeMap<u64, Ready>,
     tasks: BTreeMap<u64, Task>,
@@ -214,6 +224,7 @@ impl State {
 
 /// The world of one seed.
 pub(crate) struct Sim {
+    bug: Bug,
     state: Mutex<State>,
     ended: Mutex<mpsc::Sender<Result<(), String>>>,
 }
@@ -225,6 +236,8 @@ struct Here {
     thread: u64,
     /// The runtime that it works for.
     group: Option<Group>,
+    /// The seed does not let others run at locks.
+    is_undivided: bool,
 }
 
 thread_local! {
@@ -264,19 +277,27 @@ pub(crate) struct Run {
     pub(crate) failure: Option<String>,
 }
 
-/// Runs `body` and all that it starts in a world of its own. After a failure its threads stay as
-/// they are, and so does what they hold.
-pub(crate) fn run(seed: u64, whole_trace: bool, body: impl FnOnce(Env) + Send + 'static) -> Run {
+/// Runs `body` and all that it starts in a world of its own, in which a bug is planted. After a
+/// failure its threads stay as they are, and so does what they hold.
+pub(crate) fn run(
+    seed: u64,
+    bug: Bug,
+    whole_trace: bool,
+    body: impl FnOnce(Env) + Send + 'static,
+) -> Run {
     let mut random = SimRng::new(seed ^ 0x5eed);
     let yields_of = [0, 4, 16, 64][random.index(4)];
+    let lends_threads = random.chance(3, 4);
     let entropy = Arc::new(SimEntropy::new(random.fork()));
     let (to, ended) = mpsc::channel();
     let trace = Trace { whole: whole_trace, events: VecDeque::new(), count: 0, hash: 0 };
     let sim = Arc::new(Sim {
+        bug,
         state: Mutex::new(State {
             now: START,
             random,
             yields_of,
+            lends_threads,
             next: 0,
             ready: BTreeMap::new(),
             tasks: BTreeMap::new(),
@@ -295,7 +316,7 @@ pub(crate) fn run(seed: u64, whole_trace: bool, body: impl FnOnce(Env) + Send + 
     let env = Env { clock: Arc::new(VirtualClock(Arc::clone(&sim))), entropy };
     let main = sim.new_thread();
     let world = Arc::clone(&sim);
-    os_thread(move || {
+    os_thread(sim.bug, move || {
         world.enter(main);
         let result = catch_unwind(AssertUnwindSafe(|| body(env)));
         let result = result.map_err(|panic| message(&*panic));
@@ -334,8 +355,12 @@ fn message(panic: &(dyn Any + Send)) -> String {
         .unwrap_or_else(|| "it has panicked".into())
 }
 
-fn os_thread(body: impl FnOnce() + Send + 'static) {
+fn os_thread(bug: Bug, body: impl FnOnce() + Send + 'static) {
     let builder = std::thread::Builder::new().name("simulated".into()).stack_size(2 << 20);
+    let body = move || {
+        let _planted = plant_here(bug);
+        body();
+    };
     drop(builder.spawn(body).expect("a thread can be started"));
 }
 
@@ -367,8 +392,7 @@ impl Sim {
     fn new_thread(&self) -> u64 {
         let mut state = self.state.lock();
         let id = state.number();
-        let thread = Thread { parker: Arc::default(), waits: Waits::No, woken: false };
-        state.threads.insert(id, thread);
+        state.threads.insert(id, Thread::default());
         id
     }
 
@@ -378,7 +402,7 @@ impl Sim {
 
     /// Becomes that thread, and waits for the baton.
     fn enter(self: &Arc<Self>, thread: u64) {
-        let here = Here { sim: Arc::clone(self), thread, group: None };
+        let here = Here { sim: Arc::clone(self), thread, group: None, is_undivided: false };
         HERE.with(|cell| *cell.borrow_mut() = Some(here));
         self.parker(thread).wait();
     }
@@ -459,18 +483,57 @@ impl Sim {
             if is_idle {
                 return Baton::Work(work);
             }
+            if state.lends_threads && state.threads[&me].waits == Waits::Wake {
+                self.lend(state, me, work);
+                continue;
+            }
             let worker = match state.idle.pop() {
                 Some(worker) => Arc::clone(&state.threads[&worker].parker),
                 None => {
                     drop(state);
                     let worker = self.new_thread();
                     let sim = Arc::clone(self);
-                    os_thread(move || sim.work(worker));
+                    os_thread(self.bug, move || sim.work(worker));
                     state = self.state.lock();
                     Arc::clone(&state.threads[&worker].parker)
                 }
             };
             return self.hand_over(state, me, is_idle, &worker, Baton::Work(work));
+        }
+    }
+
+    /// Does the work on the thread that waits.
+    fn lend(self: &Arc<Self>, mut state: parking_lot::MutexGuard<'_, State>, me: u64, work: Work) {
+        let worker = match state.threads[&me].lent_as {
+            Some(worker) => worker,
+            None => {
+                let worker = state.number();
+                state.threads.insert(worker, Thread::default());
+                worker
+            }
+        };
+        let lender = state.threads.get_mut(&me).expect("it waits");
+        (lender.lent_as, lender.waits) = (Some(worker), Waits::Lent);
+        drop(state);
+        let before = HERE.with(|here| {
+            let mut here = here.borrow_mut();
+            let here = here.as_mut().expect("a simulated thread");
+            here.thread = worker;
+            std::mem::take(&mut here.is_undivided)
+        });
+        self.run(worker, work);
+        HERE.with(|here| {
+            let mut here = here.borrow_mut();
+            let here = here.as_mut().expect("a simulated thread");
+            (here.thread, here.is_undivided) = (me, before);
+        });
+        let mut state = self.state.lock();
+        let lender = state.threads.get_mut(&me).expect("it waits");
+        if std::mem::take(&mut lender.woken) {
+            lender.waits = Waits::No;
+            state.ready.insert(me, Ready::Thread);
+        } else {
+            lender.waits = Waits::Wake;
         }
     }
 
@@ -524,23 +587,28 @@ impl Sim {
 
     /// A worker's life.
     fn work(self: &Arc<Self>, me: u64) {
-        let here = Here { sim: Arc::clone(self), thread: me, group: None };
+        let here = Here { sim: Arc::clone(self), thread: me, group: None, is_undivided: false };
         HERE.with(|cell| *cell.borrow_mut() = Some(here));
         let mut baton = self.parker(me).wait();
         while let Baton::Work(work) = baton {
-            match work {
-                Work::Poll(id, group, future) => self.poll(id, group, future),
-                Work::Call(group, closure) => {
-                    set_group(Some(group));
-                    if let Err(panic) = catch_unwind(AssertUnwindSafe(closure)) {
-                        self.panicked(me, &*panic);
-                    }
-                }
-            }
-            set_group(None);
+            self.run(me, work);
             baton = self.pass(me, true);
         }
         HERE.with(|here| here.borrow_mut().take());
+    }
+
+    fn run(self: &Arc<Self>, me: u64, work: Work) {
+        let before = set_group(None);
+        match work {
+            Work::Poll(id, group, future) => self.poll(id, group, future),
+            Work::Call(group, closure) => {
+                set_group(Some(group));
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(closure)) {
+                    self.panicked(me, &*panic);
+                }
+            }
+        }
+        set_group(before);
     }
 
     fn panicked(&self, id: u64, panic: &(dyn Any + Send)) {
@@ -743,7 +811,7 @@ pub(crate) fn spawn_thread<T: Send + 'static>(
     let (tell, told) = tokio::sync::oneshot::channel();
     let id = sim.new_thread();
     let world = Arc::clone(&sim);
-    os_thread(move || {
+    os_thread(sim.bug, move || {
         world.enter(id);
         match catch_unwind(AssertUnwindSafe(body)) {
             Ok(value) => drop(tell.send(value)),
@@ -760,7 +828,9 @@ impl Sim {
     /// The thread ends, and passes the baton on for good: to a worker that looks for who is next.
     fn leave(self: &Arc<Self>, me: u64) {
         let mut state = self.state.lock();
-        state.threads.remove(&me);
+        if let Some(worker) = state.threads.remove(&me).and_then(|thread| thread.lent_as) {
+            state.threads.remove(&worker);
+        }
         if state.is_over {
             return;
         }
@@ -770,7 +840,7 @@ impl Sim {
                 drop(state);
                 let worker = self.new_thread();
                 let sim = Arc::clone(self);
-                os_thread(move || sim.work(worker));
+                os_thread(self.bug, move || sim.work(worker));
                 state = self.state.lock();
                 worker
             }
@@ -786,7 +856,10 @@ pub(super) fn at_lock() {
     if HERE.with(|here| here.borrow().is_none()) {
         return;
     }
-    let Here { sim, thread, .. } = here().expect("there is one");
+    let Here { sim, thread, is_undivided, .. } = here().expect("there is one");
+    if is_undivided {
+        return;
+    }
     let passed_over = {
         let mut state = sim.state.lock();
         let of = state.yields_of;
@@ -795,6 +868,15 @@ pub(super) fn at_lock() {
     if passed_over && !std::thread::panicking() {
         sim.step_back(thread);
     }
+}
+
+/// Nobody else runs meanwhile.
+pub(crate) fn undivided<T>(call: impl FnOnce() -> T) -> T {
+    let set = |to| HERE.with(|here| here.borrow_mut().as_mut().map(|here| here.is_undivided = to));
+    set(true);
+    let value = call();
+    set(false);
+    value
 }
 
 /// Waits until the lock at that address is released; `false`: not a simulated thread.

@@ -90,16 +90,8 @@ impl<T> Mutex<T> {
         MutexGuard(Some(guard), &self.1)
     }
 
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        self.0.try_lock().map(|guard| MutexGuard(Some(guard), &self.1))
-    }
-
     pub(crate) fn into_inner(self) -> T {
         self.0.into_inner()
-    }
-
-    pub(crate) fn get_mut(&mut self) -> &mut T {
-        self.0.get_mut()
     }
 }
 
@@ -183,10 +175,18 @@ pub(crate) mod task {
 
     /// Others may run.
     pub(crate) async fn yield_now() {
-        match sim::current() {
-            Some(_) => time::sleep(std::time::Duration::from_nanos(1)).await,
-            None => tokio::task::yield_now().await,
+        if sim::current().is_none() {
+            return tokio::task::yield_now().await;
         }
+        let mut has_yielded = false;
+        std::future::poll_fn(|context| {
+            if std::mem::replace(&mut has_yielded, true) {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
     }
 }
 
@@ -473,11 +473,45 @@ pub(crate) mod time {
 
 /// Threads of tests.
 pub(crate) mod thread {
-    /// Others may run, and the clock goes on.
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Others may run, and the clock goes on: whoever looks again and again does not stop it.
     pub(crate) fn yield_now() {
-        match super::sim::current() {
-            Some(_) => super::sim::block_on(None, super::task::yield_now()),
+        match sim::current() {
+            Some(_) => sim::block_on(None, time::sleep(Duration::from_micros(10))),
             None => std::thread::yield_now(),
+        }
+    }
+
+    /// Waits for the future.
+    pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+        if sim::current().is_some() {
+            return sim::block_on(None, future);
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        runtime.expect("a runtime without threads starts").block_on(future)
+    }
+
+    pub(crate) enum Joined<T> {
+        Real(std::thread::JoinHandle<T>),
+        Simulated(sim::Joined<T>),
+    }
+
+    impl<T> Joined<T> {
+        pub(crate) fn join(self) -> T {
+            match self {
+                Self::Real(thread) => thread.join().expect("the thread does not panic"),
+                Self::Simulated(thread) => thread.join(),
+            }
+        }
+    }
+
+    pub(crate) fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Joined<T> {
+        match sim::current() {
+            Some(_) => Joined::Simulated(sim::spawn_thread(body)),
+            None => Joined::Real(std::thread::spawn(body)),
         }
     }
 }

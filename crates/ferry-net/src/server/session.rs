@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use crate::rt::{Mutex, RwLock, RwLockReadGuard};
 use ferry_env::Clock;
+use ferry_env::planted::{Bug, is_planted};
 use ferry_fs::{Attr, Errno, Filesystem, Ino, ROOT, SessionStore, Timestamp};
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -719,6 +720,11 @@ impl Session {
             state.answers.pop_front();
         }
         let seq = change.seq;
+        if seq <= state.applied && is_planted(Bug::AppliedTwice) {
+            state.queued += change.bytes;
+            state.queue.push_back(change);
+            return Ok(!std::mem::replace(&mut state.busy, true));
+        }
         if seq <= state.applied {
             // The answer was sent again when the connection began.
             let kept = state.answers.front().is_some_and(|(first, _)| *first <= seq);

@@ -2,7 +2,7 @@
 //! answer.
 //!
 //! * WALK-1: nobody waits for what nobody has asked for. What its holder uses is left out
-//!   (`leases/ahead`), and what has not come back after [`WAIT_TIME_MAX`]. The answer waits for a
+//!   (`leases/ahead`), and what has not come back after [`WalkTimes::wait_max`]. The answer waits for a
 //!   sync where it tells of what others have changed (`fresh`, UNSTABLE-3).
 //! * WALK-2: leases on all of a step are recalled at once; a step is what the one before has
 //!   listed. Each is entered before what it covers is read. Write leases take the place of read
@@ -29,9 +29,22 @@ use crate::message::{
     Found, Listed, Op, Outcome, Place, Purpose, Seen, WALK_BYTES_MAX, WALK_DIRS_MAX, WALK_ENTRIES,
 };
 
-/// Leases are waited for so long, all steps together. Tests count what comes of it, on machines
-/// that are busy.
-const WAIT_TIME_MAX: Duration = Duration::from_millis(if cfg!(test) { 1000 } else { 50 });
+/// How a server treats clients that walk through a tree. Tests take other times: in them things
+/// happen sooner after each other, on machines that are busy.
+#[derive(Clone, Copy)]
+pub(crate) struct WalkTimes {
+    /// An inode is in use so long after its holder was given it, or has changed it.
+    pub(crate) in_use: Duration,
+    /// Leases are waited for so long, all steps together.
+    pub(crate) wait_max: Duration,
+}
+
+impl Default for WalkTimes {
+    fn default() -> Self {
+        Self { in_use: Duration::from_secs(1), wait_max: Duration::from_millis(50) }
+    }
+}
+
 /// Bytes of an inode in an answer.
 const SEEN_BYTES: usize = 118;
 /// Bytes of a name beside the name itself.
@@ -110,7 +123,7 @@ impl Core {
         let Ok(both) = found.await else { return };
         (request, walk) = both;
         let wants = Wants::Walk { writes: purpose == Purpose::Remove {} };
-        let deadline = Instant::now() + WAIT_TIME_MAX;
+        let deadline = Instant::now() + self.walk_times.wait_max;
         while !walk.next.is_empty() && !session.is_over() {
             let place = self.leases.ask(session.number, wants, walk.next.clone());
             let late =

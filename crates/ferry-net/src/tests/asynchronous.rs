@@ -32,7 +32,7 @@ fn alone(world: &World) -> (Client, Ino) {
 }
 
 #[test]
-fn under_leases_nobody_waits_for_the_server_and_nothing_is_lost() {
+fn changes_under_write_leases_are_acknowledged_early_and_not_lost() {
     let world = World::new(400);
     let (client, dir) = alone(&world);
     // Nothing comes or goes any more, and nobody has noticed yet.
@@ -59,7 +59,7 @@ fn under_leases_nobody_waits_for_the_server_and_nothing_is_lost() {
     assert_ne!(again, files[1].0, "numbers are used once");
     client.close(again, fh);
     world.net.cut_all();
-    // Whoever asks sees all of it, made once and in order.
+    // Another client sees all of it, applied once and in order.
     let other = world.client();
     assert_eq!(other.ino(ROOT, "d"), dir);
     assert_eq!(other.ino(dir, "below"), below);
@@ -79,7 +79,7 @@ fn under_leases_nobody_waits_for_the_server_and_nothing_is_lost() {
 }
 
 #[test]
-fn others_see_what_was_promised() {
+fn other_clients_see_early_acknowledged_changes() {
     let world = World::new(401);
     let (a, dir) = alone(&world);
     let b = world.client();
@@ -106,7 +106,7 @@ fn others_see_what_was_promised() {
 }
 
 #[test]
-fn no_more_is_promised_than_the_window_holds() {
+fn early_acknowledgement_stops_when_the_window_is_full() {
     const FILES: usize = 2000;
     let world = World::new(402);
     let (client, dir) = alone(&world);
@@ -137,7 +137,7 @@ fn no_more_is_promised_than_the_window_holds() {
 }
 
 #[test]
-fn what_was_promised_and_is_lost_is_told_once_by_fsync_of_file_and_directory_and_by_sync() {
+fn a_lost_change_is_reported_once_by_each_fsync_and_by_sync() {
     let world = World::new(403);
     let (client, dir) = alone(&world);
     let (old, old_fh) = client.create(dir, "old").unwrap();
@@ -167,7 +167,7 @@ fn what_was_promised_and_is_lost_is_told_once_by_fsync_of_file_and_directory_and
 }
 
 #[test]
-fn a_mount_that_ends_brings_first_what_it_has_promised() {
+fn an_unmount_waits_until_early_acknowledged_changes_are_applied() {
     let world = World::new(404);
     let (client, dir) = alone(&world);
     let names: Vec<String> = (0..300).map(|i| format!("f{i:03}")).collect();
@@ -186,7 +186,7 @@ fn a_mount_that_ends_brings_first_what_it_has_promised() {
 }
 
 #[test]
-fn what_the_kernel_forgets_early_the_server_forgets() {
+fn the_server_forgets_inodes_that_the_kernel_forgets_before_they_are_confirmed() {
     let world = World::new(405);
     let (client, dir) = alone(&world);
     for i in 0..200 {
@@ -209,8 +209,8 @@ fn with_async_off_every_change_waits_for_the_server() {
     let dir = client.mkdir(ROOT, "d").unwrap();
     let (ino, fh) = client.create(dir, "f").unwrap();
     client.write(ino, fh, 0, b"x").unwrap();
-    assert_eq!(client.figures("kept", "held_inodes"), 0);
-    assert_eq!(client.figures("connection", "promised"), 0);
+    assert_eq!(client.figures("client_cache", "held_inodes"), 0);
+    assert_eq!(client.figures("connection", "early_acknowledged"), 0);
     // It does not stop one that works so.
     let (other, theirs) = alone_in(&world, "e");
     assert_eq!(client.ino(ROOT, "e"), theirs);
@@ -229,7 +229,7 @@ fn alone_in(world: &World, name: &str) -> (Client, Ino) {
 }
 
 #[test]
-fn an_unmount_while_the_connection_is_gone_brings_all_that_was_promised() {
+fn an_unmount_without_a_connection_reconnects_and_sends_all_changes() {
     let world = World::new(760);
     let client = world.client();
     client.mkdir(ROOT, "before").unwrap();

@@ -464,7 +464,7 @@ fn a_client_that_is_limited_promises_nothing_and_works() {
     let (ino, fh) = made.map(|(entry, opened)| (entry.attr.unwrap().ino, opened.fh)).unwrap();
     assert_eq!(client.write(ino, fh, 0, b"one"), Ok(3));
     assert_eq!(client.mkdir(dir, "d").map(drop), Ok(()));
-    assert_eq!(client.fs.connection()["promised"], 0);
+    assert_eq!(client.fs.connection()["early_acknowledged"], 0);
     assert_eq!(world.figure("write_leases"), 0);
     assert!(world.figure("leases") > 0, "it keeps what it was told");
     let root =

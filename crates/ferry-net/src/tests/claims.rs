@@ -3,8 +3,8 @@
 
 use ferry_env::Clock;
 
-use super::promises::Teller;
-use super::redo::Crashing;
+use super::early_ack::Teller;
+use super::replay::Crashing;
 use super::*;
 use crate::codec::List;
 use crate::message::*;

@@ -25,7 +25,7 @@ const HOUR: u64 = 3600;
 /// Until it decides again, and was not only about to.
 fn decides(client: &Client, dir: Ino) {
     let before = client.figures("connection", "changes");
-    while client.figures("connection", "promised") == 0
+    while client.figures("connection", "early_acknowledged") == 0
         || client.figures("connection", "changes") == before
     {
         client.mkdir(dir, "warm").unwrap();
@@ -34,7 +34,7 @@ fn decides(client: &Client, dir: Ino) {
 }
 
 #[test]
-fn who_sets_a_clients_clock_changes_no_times_of_files() {
+fn setting_a_clients_clock_changes_no_file_times() {
     let options = ServerOptions { lease_term: Duration::from_secs(1), ..server_options() };
     let world = World::with(8200, options);
     let clock = Arc::new(Set { clock: Env::real().clock, ahead: AtomicU64::new(0) });

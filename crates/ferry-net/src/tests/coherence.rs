@@ -32,11 +32,11 @@ fn kept(client: &Client) -> u64 {
     let stats = client.me.call(|cx| client.fs.ioctl(cx, ROOT, ioctl::STATS, &[], most)).unwrap();
     let stats: serde_json::Value =
         serde_json::from_slice(stats.strip_suffix(b"\0").unwrap()).unwrap();
-    stats["kept"]["contents_bytes"].as_u64().unwrap()
+    stats["client_cache"]["contents_bytes"].as_u64().unwrap()
 }
 
 #[test]
-fn what_was_read_is_kept_until_somebody_changes_it() {
+fn a_read_file_stays_cached_until_another_client_changes_it() {
     let world = World::new(5);
     let (a, b) = (world.client(), world.client());
     let (ino, fh) = a.create(ROOT, "f").unwrap();
@@ -45,7 +45,7 @@ fn what_was_read_is_kept_until_somebody_changes_it() {
     let other = b.open(ino).unwrap();
     assert_eq!(kept(&b), 0);
     assert_eq!(b.read(ino, other, 100).unwrap(), [1; 100]);
-    // A lease that was being given back elsewhere meanwhile, and nothing is kept: asked for once
+    // If a lease was being returned elsewhere meanwhile, nothing is cached: asked for once
     // more, it is.
     while kept(&b) == 0 {
         assert_eq!(b.ino(ROOT, "f"), ino);
@@ -111,7 +111,7 @@ fn a_large_directory_is_listed_whole_while_another_client_changes_it() {
 }
 
 #[test]
-fn what_a_client_forgets_the_server_forgets() {
+fn the_server_forgets_inodes_that_a_client_forgets() {
     let world = World::new(4);
     let a = world.client();
     for i in 0..200 {
@@ -226,7 +226,7 @@ fn one_order(seed: u64) {
 }
 
 #[test]
-fn three_clients_see_one_order_of_all_that_they_do() {
+fn three_clients_see_one_order_of_all_changes() {
     (100..104).for_each(one_order);
 }
 

@@ -23,7 +23,7 @@ struct Told {
 }
 
 impl Told {
-    /// `None`: it has failed, as it may when the server was gone.
+    /// `None`: it has failed, as it may while the server is away.
     fn of<T>(&mut self, done: Done<T>, ends: Ends, at: &str) -> Option<T> {
         match done {
             Ok(value) => Some(value),
@@ -146,13 +146,13 @@ fn ends_at(message: u64, ends: Ends) -> bool {
 }
 
 #[test]
-fn a_connection_that_ends_at_any_message_is_not_noticed() {
+fn programs_do_not_notice_a_connection_that_closes_at_any_message() {
     let reached = (1..).take_while(|message| ends_at(*message, Ends::Connection)).count();
     assert!(reached > 30, "{reached}");
 }
 
 #[test]
-fn a_server_that_ends_at_any_message_takes_nothing_with_it_that_nobody_is_told_of() {
+fn a_server_crash_at_any_message_loses_nothing_silently() {
     let reached = (1..).take_while(|message| ends_at(*message, Ends::Server)).count();
     assert!(reached > 30, "{reached}");
 }

@@ -3,7 +3,7 @@
 //! is not.
 
 use super::certificates::{Root, limited};
-use super::redo::Crashing;
+use super::replay::Crashing;
 use super::*;
 
 /// A client that waits for each answer; and a directory in which it may do what it likes.

@@ -31,7 +31,7 @@ proptest! {
     }
 
     #[test]
-    fn operations_of_every_kind_survive_the_way(tag in 0_u8..64, bytes in likely()) {
+    fn every_operation_survives_encoding_and_decoding(tag in 0_u8..64, bytes in likely()) {
         // Behind a valid head, every operation and outcome is reached.
         let mut request = vec![2];
         (1_u64).put(&mut request);
@@ -54,7 +54,7 @@ proptest! {
     }
 
     #[test]
-    fn a_list_takes_no_more_memory_than_came(count in 1_u32.., rest in likely()) {
+    fn a_decoded_list_is_bounded_by_its_message(count in 1_u32.., rest in likely()) {
         let mut bytes = vec![3];
         (1_u64).put(&mut bytes);
         bytes.push(7);
@@ -77,7 +77,7 @@ fn random_bytes(random: &Random, most: u64) -> Vec<u8> {
     (0..random.below(most)).map(byte).map(|byte| byte as u8).collect()
 }
 
-/// One who greets, says some messages with random operations, and is gone.
+/// A client that greets, sends some messages with random operations, and leaves.
 fn session_of_garbage(world: &World, runtime: &tokio::runtime::Runtime, random: &Random) {
     let (mut ours, theirs) = duplex(1 << 16);
     world.server().serve_stream(Box::new(theirs));
@@ -121,7 +121,7 @@ fn session_of_garbage(world: &World, runtime: &tokio::runtime::Runtime, random: 
 }
 
 #[test]
-fn a_server_outlives_any_bytes() {
+fn a_server_survives_any_bytes() {
     let world = World::new(30);
     let honest = world.client();
     let random = Random::new(30);

@@ -33,7 +33,7 @@ impl Client {
         let stats = self.me.call(|cx| self.fs.ioctl(cx, ROOT, ioctl::STATS, &[], most)).unwrap();
         let stats: serde_json::Value =
             serde_json::from_slice(stats.strip_suffix(b"\0").unwrap()).unwrap();
-        stats["kept"]["hits"].as_u64().unwrap()
+        stats["client_cache"]["hits"].as_u64().unwrap()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Who is told of a loss: each descriptor that was open, once, whatever others ask for; and nothing
+//! What reports a loss: each descriptor that was open, once, whatever others ask for; and nothing
 //! is changed on top of it before.
 
 use super::*;
@@ -32,7 +32,7 @@ fn alone(world: &World) -> (Client, Ino, Ino) {
     (client, dir, ino)
 }
 
-/// What is promised meanwhile is lost: another server comes, which does not know the session.
+/// Early-acknowledged changes are lost meanwhile: the next server does not know the session.
 fn losing<T>(world: &World, promise: impl FnOnce() -> T) -> T {
     world.net.silence_all();
     let promised = promise();
@@ -50,7 +50,7 @@ fn until_lost(client: &Client) {
 }
 
 #[test]
-fn each_descriptor_is_told_of_a_loss_once_by_fsync_or_close() {
+fn each_descriptor_reports_a_loss_once_by_fsync_or_close() {
     let world = World::new(720);
     let (client, dir, ino) = alone(&world);
     let fhs: Vec<u64> = (0..4).map(|_| client.open(ino).unwrap()).collect();
@@ -61,7 +61,11 @@ fn each_descriptor_is_told_of_a_loss_once_by_fsync_or_close() {
     assert_eq!(client.sync(), Ok(()), "once");
     assert_eq!(client.fsync(other, other_fh), Ok(()), "nothing of it is lost");
     for fh in &fhs[..2] {
-        assert_eq!(client.fsync(ino, *fh), Err(EIO), "whoever has synced all, or asked before");
+        assert_eq!(
+            client.fsync(ino, *fh),
+            Err(EIO),
+            "also after a sync of all, or an earlier fsync"
+        );
         assert_eq!(client.fsync(ino, *fh), Ok(()), "once");
         assert_eq!(client.me.call(|cx| client.fs.flush(cx, ino, *fh, 1)), Ok(()), "once");
     }
@@ -72,7 +76,7 @@ fn each_descriptor_is_told_of_a_loss_once_by_fsync_or_close() {
 }
 
 #[test]
-fn who_opens_a_file_of_whose_loss_nobody_was_told_is_told() {
+fn an_unreported_loss_is_reported_to_the_next_open() {
     let world = World::new(721);
     let (client, _, ino) = alone(&world);
     let fh = client.open(ino).unwrap();
@@ -95,7 +99,7 @@ fn who_opens_a_file_of_whose_loss_nobody_was_told_is_told() {
 }
 
 #[test]
-fn each_open_directory_is_told_of_a_loss_once() {
+fn each_open_directory_reports_a_loss_once() {
     let world = World::new(722);
     let (client, dir, _) = alone(&world);
     let open = [client.opendir(dir), client.opendir(dir)];
@@ -109,7 +113,7 @@ fn each_open_directory_is_told_of_a_loss_once() {
 }
 
 #[test]
-fn nothing_is_changed_on_top_of_a_loss_before_the_program_is_told() {
+fn a_write_after_a_loss_fails_until_the_loss_is_reported() {
     let world = World::new(723);
     let (client, _, ino) = alone(&world);
     let (fh, second, reader) =
@@ -138,7 +142,7 @@ fn nothing_is_changed_on_top_of_a_loss_before_the_program_is_told() {
 
 /// The server lives, and takes the leases away from a client of which it hears nothing.
 #[test]
-fn a_descriptor_does_not_write_on_top_of_what_an_epoch_took_away() {
+fn a_descriptor_does_not_write_on_top_of_changes_lost_with_an_epoch() {
     let options = ServerOptions { lease_term: Duration::from_millis(500), ..server_options() };
     let world = World::with(724, options);
     let (client, dir, ino) = alone(&world);

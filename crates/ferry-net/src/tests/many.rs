@@ -191,7 +191,7 @@ fn two_hundred_sessions_with_ten_thousand_leases_each() {
     other.me.call(|cx| other.fs.setattr(cx, ino, None, &set)).unwrap();
     let one = begun.elapsed();
     // All of them: the server stops.
-    // Who goes without a word would be waited for.
+    // The server would wait for a client that leaves without a goodbye.
     other.fs.close();
     runtime.block_on(until(|| {
         world.server().control().clients().as_array().unwrap().len() == SESSIONS

@@ -4,12 +4,14 @@
 
 mod asynchronous;
 mod boundaries;
+mod caller;
 mod certificates;
 mod claims;
 mod clocks;
 mod coherence;
 mod crashes;
 mod doors;
+mod early_ack;
 mod enlisted;
 mod fuzz;
 mod hostile;
@@ -19,8 +21,7 @@ mod losses;
 mod many;
 mod panics;
 mod prefixes;
-mod promises;
-mod redo;
+mod replay;
 mod restarts;
 mod sessions;
 mod side_by_side;
@@ -39,14 +40,17 @@ use std::time::Duration;
 use ferry_device::{BlockDevice, MemDevice};
 use ferry_env::Env;
 use ferry_fs::*;
-use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
 
+use crate::rt::Mutex;
+use crate::server::WalkTimes;
 use crate::{
     ClientOptions, Connecting, Connector, Control, Export, NetError, RemoteFs, Server,
     ServerOptions, Stream,
 };
+
+use caller::InProcess;
 
 type Done<T = ()> = Result<T, Errno>;
 
@@ -80,10 +84,10 @@ struct Network {
     /// Connections before this one carry nothing, and nobody is told.
     silent_below: watch::Sender<u64>,
     connections: AtomicU64,
-    /// Who connects.
+    /// What connects.
     peer: Mutex<crate::limits::Peer>,
     messages: Arc<Messages>,
-    /// Not a client's: what is on its way arrives though the client is gone.
+    /// Not a client's: what is in flight arrives though the client has left.
     runtime: tokio::runtime::Runtime,
 }
 
@@ -169,7 +173,7 @@ impl Connector for Network {
     }
 }
 
-/// Carries so many bytes each way, then both ends see the connection gone.
+/// Carries so many bytes each way, then both ends see the connection closed.
 async fn relay(
     a: DuplexStream,
     b: DuplexStream,
@@ -267,6 +271,9 @@ struct World {
     env: Env,
 }
 
+const WALK_TIMES: WalkTimes =
+    WalkTimes { in_use: Duration::from_millis(20), wait_max: Duration::from_secs(1) };
+
 fn server_options() -> ServerOptions {
     ServerOptions {
         exports: vec![Export { path: b"/".to_vec(), read_only: false }],
@@ -310,7 +317,8 @@ impl World {
 
     fn start(&self) {
         let fs = self.fs.clone() as Arc<dyn SessionStore>;
-        let server = Server::start(fs, self.options.clone(), self.env.clone()).unwrap();
+        let server =
+            Server::start_with(fs, self.options.clone(), self.env.clone(), WALK_TIMES).unwrap();
         *self.net.server.lock() = Some(Arc::new(server));
     }
 
@@ -318,7 +326,7 @@ impl World {
         self.net.server.lock().clone().unwrap()
     }
 
-    /// Returns when the server knows that all clients are gone.
+    /// Returns when the server knows that all clients have left.
     fn until_nobody_is_there(&self) {
         while !self.server().control().clients().as_array().unwrap().is_empty() {
             std::thread::yield_now();
@@ -327,7 +335,7 @@ impl World {
 
     fn take_server(&self) -> Server {
         let mut server = self.net.server.lock().take().unwrap();
-        // A connection that is just being made holds it for a moment.
+        // A connection that is just being made holds it for a short time.
         loop {
             match Arc::try_unwrap(server) {
                 Ok(server) => return server,

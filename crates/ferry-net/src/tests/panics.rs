@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use ferry_env::Clock;
 
 use super::boundaries::assert_well;
-use super::promises::Teller;
+use super::early_ack::Teller;
 use super::*;
 use crate::message::*;
 

@@ -1,14 +1,14 @@
-//! The server crashes behind changes that it has decided itself, among others that were promised:
+//! The server crashes behind changes that it has decided itself, among early-acknowledged ones:
 //! what was synced is never told as lost, and what is there neither; what is left of each inode is
 //! a state that it has had.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::redo::Crashing;
+use super::replay::Crashing;
 use super::restarts::long_terms;
 use super::*;
 
-/// A client that promises, with two directories that are durable.
+/// A client that acknowledges early, with two directories that are durable.
 fn prepared(crashing: &Crashing) -> (Client, Ino, Ino) {
     let client = crashing.world.client().warm_up();
     let (d, e) = (client.mkdir(ROOT, "d").unwrap(), client.mkdir(ROOT, "e").unwrap());
@@ -43,7 +43,7 @@ impl Client {
 }
 
 #[test]
-fn what_is_synced_after_it_was_given_away_is_not_told_as_lost() {
+fn changes_synced_after_a_lease_was_returned_are_not_reported_lost() {
     let mut crashing = Crashing::new(600);
     let (client, d, e) = prepared(&crashing);
     let (ino, fh) = client.create(d, "f").unwrap();
@@ -58,7 +58,7 @@ fn what_is_synced_after_it_was_given_away_is_not_told_as_lost() {
 }
 
 #[test]
-fn what_another_client_has_synced_is_not_told_as_lost() {
+fn changes_synced_by_another_client_are_not_reported_lost() {
     let mut crashing = Crashing::new(610);
     let (client, d, e) = prepared(&crashing);
     let other = crashing.world.client();
@@ -69,7 +69,7 @@ fn what_another_client_has_synced_is_not_told_as_lost() {
     assert_eq!(other.ino(dir, "f"), ino);
     let theirs = other.open(ino).unwrap();
     assert_eq!(other.read(ino, theirs, 100).unwrap(), b"first");
-    // Its lease has just gone: the server decides this, and others see it.
+    // It has just returned its lease: the server decides this, and others see it.
     client.write(ino, fh, 0, b"second").unwrap();
     assert_eq!(other.read(ino, theirs, 100).unwrap(), b"second");
     assert_eq!(other.fsync(ino, theirs), Ok(()));
@@ -82,7 +82,7 @@ fn what_another_client_has_synced_is_not_told_as_lost() {
 }
 
 #[test]
-fn what_came_before_a_sync_is_not_told_as_lost_because_of_what_came_behind_it() {
+fn a_change_before_a_sync_is_not_reported_lost_with_a_later_one() {
     let mut crashing = Crashing::new(601);
     let (client, d, e) = prepared(&crashing);
     let (ino, fh) = client.create(d, "f").unwrap();
@@ -103,7 +103,7 @@ fn what_came_before_a_sync_is_not_told_as_lost_because_of_what_came_behind_it() 
 }
 
 #[test]
-fn what_the_server_has_decided_and_is_there_is_not_told_as_lost() {
+fn surviving_server_decided_changes_are_not_reported_lost() {
     let mut crashing = Crashing::new(602);
     let (client, d, e) = prepared(&crashing);
     client.mkdir(d, "sub").unwrap();
@@ -120,7 +120,7 @@ fn what_the_server_has_decided_and_is_there_is_not_told_as_lost() {
 }
 
 #[test]
-fn a_file_that_gets_its_name_when_it_is_whole_survives_with_it() {
+fn a_file_linked_when_complete_survives_with_its_name() {
     for synced in [false, true] {
         let mut crashing = Crashing::new(603);
         let (client, d, e) = prepared(&crashing);
@@ -167,7 +167,7 @@ impl Client {
     }
 }
 
-/// Changes that are promised, changes that the server decides, and a neighbour.
+/// Early-acknowledged changes, changes that the server decides, and another client.
 struct Script {
     d: Ino,
     e: Ino,
@@ -224,7 +224,7 @@ impl Script {
 }
 
 #[test]
-fn what_the_server_has_decided_is_made_again_whoever_else_was_there() {
+fn server_decided_changes_are_replayed_beside_other_clients() {
     for steps in 0..=STEPS {
         let mut crashing = Crashing::new(700 + steps as u64);
         let (client, d, e) = prepared(&crashing);
@@ -245,7 +245,7 @@ fn what_the_server_has_decided_is_made_again_whoever_else_was_there() {
 }
 
 #[test]
-fn the_first_changes_of_a_mount_are_made_again() {
+fn the_first_changes_of_a_mount_are_replayed() {
     let mut crashing = Crashing::new(604);
     let client = crashing.world.client();
     let dir = client.mkdir(ROOT, "first").unwrap();
@@ -261,7 +261,7 @@ fn the_first_changes_of_a_mount_are_made_again() {
 }
 
 #[test]
-fn a_second_crash_makes_nothing_again_over_what_another_has_synced_since() {
+fn a_second_replay_does_not_overwrite_data_synced_by_another_client() {
     // Others change nothing for a term.
     let options = ServerOptions { lease_term: Duration::from_secs(8), ..long_terms() };
     let mut crashing = Crashing::with(605, options);

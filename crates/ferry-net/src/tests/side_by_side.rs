@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use ferry_sim::device::SimRng;
 
 use super::boundaries::Raw;
-use super::promises::Teller;
-use super::redo::Crashing;
+use super::early_ack::Teller;
+use super::replay::Crashing;
 use super::restarts::long_terms;
 use super::*;
 use crate::message::{Op, Outcome, ToClient, ToServer, VERSION};

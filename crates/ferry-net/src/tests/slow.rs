@@ -1,6 +1,6 @@
 //! Connections that carry little, and clients that send more.
 
-use super::promises::{Teller, write};
+use super::early_ack::{Teller, write};
 use super::*;
 use crate::message::Outcome;
 
@@ -31,7 +31,7 @@ fn contents() -> Vec<u8> {
 }
 
 #[test]
-fn whose_own_data_is_slow_is_waited_for_and_loses_nothing() {
+fn a_client_with_a_slow_connection_keeps_its_leases() {
     let world = slow_world(900);
     let (client, dir) = writer(&world);
     world.net.up_rate.store(RATE, Ordering::Relaxed);
@@ -47,8 +47,8 @@ fn whose_own_data_is_slow_is_waited_for_and_loses_nothing() {
             assert_eq!((other.ino(ROOT, "d"), other.ino(dir, "part")), (dir, ino));
             other.list(dir).unwrap()
         });
-        for (n, piece) in contents.chunks(PIECE).enumerate() {
-            assert_eq!(client.write(ino, fh, (n * PIECE) as u64, piece), Ok(piece.len() as u64));
+        for (n, chunk) in contents.chunks(PIECE).enumerate() {
+            assert_eq!(client.write(ino, fh, (n * PIECE) as u64, chunk), Ok(chunk.len() as u64));
         }
         client.close(ino, fh);
         client.rename(dir, "part", "whole").unwrap();
@@ -57,22 +57,22 @@ fn whose_own_data_is_slow_is_waited_for_and_loses_nothing() {
     });
     let read = other.ino(dir, "whole");
     let fh = other.open(read).unwrap();
-    for (n, piece) in contents.chunks(PIECE).enumerate() {
+    for (n, chunk) in contents.chunks(PIECE).enumerate() {
         let read = other.me.call(|cx| {
-            let mut out = vec![0; piece.len()];
+            let mut out = vec![0; chunk.len()];
             let n = other.fs.read(cx, read, fh, (n * PIECE) as u64, &mut out)?;
             out.truncate(n);
             Ok(out)
         });
-        assert!(read.as_deref() == Ok(piece), "piece {n}");
+        assert!(read.as_deref() == Ok(chunk), "chunk {n}");
     }
     client.sync().unwrap();
     let figures = client.fs.connection();
-    assert_eq!((&figures["series"], &figures["reconnects"]), (&0.into(), &0.into()));
+    assert_eq!((&figures["epoch"], &figures["reconnects"]), (&0.into(), &0.into()));
 }
 
 #[test]
-fn a_lease_is_given_back_before_the_changes_that_it_waits_for_have_come() {
+fn a_lease_return_passes_the_changes_that_it_waits_for() {
     let world = World::new(901);
     let (dir, ino) = world.furnished();
     let mut teller = Teller::new(&world);
@@ -100,7 +100,7 @@ fn a_lease_is_given_back_before_the_changes_that_it_waits_for_have_come() {
         assert_eq!(
             teller.ping(),
             (false, 0),
-            "who has not brought what it owes is not there for ever"
+            "a client that owes changes is not waited for for ever"
         );
         assert_eq!(teller.promise(write(fh, 0, b"promised before")), next);
         assert!(matches!(teller.changed(next), Outcome::Count { .. }));
@@ -110,7 +110,7 @@ fn a_lease_is_given_back_before_the_changes_that_it_waits_for_have_come() {
 }
 
 #[test]
-fn who_gives_a_lease_back_and_does_not_bring_its_changes_is_fenced_after_a_term() {
+fn a_client_that_withholds_changes_behind_a_returned_lease_is_fenced() {
     let term = Duration::from_millis(600);
     let world = World::with(902, ServerOptions { lease_term: term, ..server_options() });
     let (dir, ino) = world.furnished();
@@ -134,7 +134,7 @@ fn who_gives_a_lease_back_and_does_not_bring_its_changes_is_fenced_after_a_term(
 }
 
 #[test]
-fn nothing_is_made_on_top_of_what_is_lost() {
+fn no_change_is_applied_on_top_of_a_lost_one() {
     let term = Duration::from_millis(600);
     let world = World::with(903, ServerOptions { lease_term: term, ..server_options() });
     let (client, dir) = writer(&world);
@@ -150,7 +150,7 @@ fn nothing_is_made_on_top_of_what_is_lost() {
     assert_eq!((other.ino(ROOT, "d"), other.ino(dir, "part")), (dir, ino));
     assert_eq!(other.size(ino), 5);
     world.net.cut_all();
-    while client.fs.connection()["series"] == 0 {
+    while client.fs.connection()["epoch"] == 0 {
         std::thread::yield_now();
     }
     let lost = Err(Errno(libc::EIO));
@@ -169,7 +169,7 @@ fn nothing_is_made_on_top_of_what_is_lost() {
 }
 
 #[test]
-fn a_server_that_stops_waits_as_long_as_what_was_promised_arrives() {
+fn a_stopping_server_waits_while_early_acknowledged_changes_arrive() {
     let world = slow_world(904);
     let (client, dir) = writer(&world);
     world.net.up_rate.store(RATE, Ordering::Relaxed);
@@ -177,10 +177,10 @@ fn a_server_that_stops_waits_as_long_as_what_was_promised_arrives() {
     let contents = contents();
     std::thread::scope(|scope| {
         let writing = scope.spawn(|| {
-            for (n, piece) in contents.chunks(PIECE).enumerate() {
+            for (n, chunk) in contents.chunks(PIECE).enumerate() {
                 assert_eq!(
-                    client.write(ino, fh, (n * PIECE) as u64, piece),
-                    Ok(piece.len() as u64)
+                    client.write(ino, fh, (n * PIECE) as u64, chunk),
+                    Ok(chunk.len() as u64)
                 );
             }
         });
@@ -199,7 +199,7 @@ fn a_server_that_stops_waits_as_long_as_what_was_promised_arrives() {
 }
 
 #[test]
-fn what_a_silent_client_has_promised_is_made_at_the_next_server() {
+fn a_silent_clients_changes_are_applied_at_the_next_server() {
     let term = Duration::from_millis(600);
     let options =
         ServerOptions { lease_term: term, grace: Duration::from_secs(10), ..server_options() };
@@ -219,8 +219,8 @@ fn what_a_silent_client_has_promised_is_made_at_the_next_server() {
     assert_eq!((other.ino(ROOT, "d"), other.ino(dir, "f"), other.size(ino)), (dir, ino, 8));
 }
 
-/// `ls -l` asks for them of each file, twice: it does not wait for who is writing it, for nobody
-/// promises any.
+/// `ls -l` requests them of each file, twice. It does not wait for a client that writes the file:
+/// these are never acknowledged early.
 #[test]
 fn extended_attributes_are_read_beside_a_write_lease() {
     let term = Duration::from_millis(600);

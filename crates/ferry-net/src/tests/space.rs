@@ -1,4 +1,4 @@
-//! Space of several clients: what is set aside for one is what it needs, and comes back when it
+//! Space of several clients: what is reserved for one is what it needs, and comes back when it
 //! does not need it any more, whatever becomes of connections between.
 
 use super::*;
@@ -19,7 +19,7 @@ impl World {
         Self::on(Arc::new(MemDevice::new(bytes)), seed, options)
     }
 
-    fn aside(&self) -> (u64, u64) {
+    fn reserved(&self) -> (u64, u64) {
         (self.figure("aside_bytes"), self.figure("aside_inodes"))
     }
 }
@@ -31,7 +31,7 @@ struct Names(Mutex<Vec<(Ino, Box<[u8]>)>>);
 impl ferry_fs::Host for Names {
     fn invalidate_attributes(&self, _ino: Ino) {}
     fn forget(&self, what: ferry_fs::ToForget, done: Box<dyn FnOnce() + Send>) {
-        self.0.lock().extend(what.gone);
+        self.0.lock().extend(what.removed);
         done();
     }
     fn forgets_names(&self) -> bool {
@@ -61,7 +61,7 @@ fn make_files(client: &Client, dir: Ino, len: usize, count: usize) -> Vec<(Strin
             created => created.unwrap(),
         };
         let written = client.write(ino, fh, 0, &vec![n as u8; len]);
-        assert_eq!(client.fsync(ino, fh), Ok(()), "what was answered is kept");
+        assert_eq!(client.fsync(ino, fh), Ok(()), "what was answered has space");
         client.close(ino, fh);
         made.push((name, ino));
         match written {
@@ -80,11 +80,11 @@ fn remove_files(client: &Client, dir: Ino, made: &[(String, Ino)]) {
 }
 
 #[test]
-fn what_clients_were_given_and_do_not_need_comes_back() {
+fn unneeded_reservations_are_returned() {
     let world = World::of_short_terms(801, 96 << 20);
     let clients: Vec<_> = (0..3).map(|_| world.client()).collect();
     let dirs: Vec<_> = (0..3).map(|n| clients[n].mkdir(ROOT, &format!("d{n}")).unwrap()).collect();
-    wait_until("it does not come back", || world.aside() == (0, 0));
+    wait_until("it does not come back", || world.reserved() == (0, 0));
     let free = world.free_bytes();
     for round in 0..3 {
         let made: Vec<_> = std::thread::scope(|scope| {
@@ -93,31 +93,28 @@ fn what_clients_were_given_and_do_not_need_comes_back() {
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });
         assert!(made.iter().all(|made| made.len() == 300), "round {round}: there is room for all");
-        wait_until("it does not come back", || world.aside() == (0, 0));
-        assert!(clients.iter().all(|client| client.fs.credit() == (0, 0)));
+        wait_until("it does not come back", || world.reserved() == (0, 0));
+        assert!(clients.iter().all(|client| client.fs.reserved() == (0, 0)));
         for ((client, dir), made) in clients.iter().zip(&dirs).zip(&made) {
             remove_files(client, *dir, made);
         }
         wait_until("removed files keep their space", || {
             clients.iter().for_each(|client| client.sync().unwrap());
-            world.free_bytes() + (3 << 20) >= free && world.aside() == (0, 0)
+            world.free_bytes() + (3 << 20) >= free && world.reserved() == (0, 0)
         });
     }
     assert_eq!(
-        clients
-            .iter()
-            .map(|client| client.fs.connection()["series"].as_u64().unwrap())
-            .sum::<u64>(),
+        clients.iter().map(|client| client.fs.connection()["epoch"].as_u64().unwrap()).sum::<u64>(),
         0
     );
 }
 
 #[test]
-fn a_small_volume_is_for_who_needs_it() {
+fn a_small_volume_serves_the_client_that_needs_space() {
     let world = World::of_short_terms(802, 64 << 20);
     let clients: Vec<_> = (0..3).map(|_| world.client()).collect();
     let dirs: Vec<_> = (0..3).map(|n| clients[n].mkdir(ROOT, &format!("d{n}")).unwrap()).collect();
-    let free = world.free_bytes() + world.aside().0;
+    let free = world.free_bytes() + world.reserved().0;
     for (client, dir) in clients.iter().zip(&dirs) {
         // The others had it all just before.
         wait_until("what was removed is not free", || world.free_bytes() + (4 << 20) >= free);
@@ -127,13 +124,13 @@ fn a_small_volume_is_for_who_needs_it() {
         remove_files(client, *dir, &made);
     }
     drop(clients);
-    wait_until("who is gone has nothing", || world.aside() == (0, 0));
+    wait_until("a client that has left has nothing", || world.reserved() == (0, 0));
 }
 
-/// The client never believes in more than the server has set aside for it; and what was lost on the
+/// The client never believes in more than the server has reserved for it; and what was lost on the
 /// way comes back.
 #[test]
-fn credit_does_not_leak_over_connections_that_end() {
+fn reservations_do_not_leak_when_connections_close() {
     let world = World::of_short_terms(803, 128 << 20);
     let client = world.client();
     let dir = client.mkdir(ROOT, "d").unwrap();
@@ -154,27 +151,27 @@ fn credit_does_not_leak_over_connections_that_end() {
             client.write(ino, fh, 0, &[1; 5000]).unwrap();
             client.close(ino, fh);
         }
-        let (before, quiet) = (client.fs.credit(), is_quiet());
-        let credit = (world.figure("credit_bytes"), world.figure("credit_inodes"));
-        let aside = world.aside();
-        if quiet && is_quiet() && client.fs.credit() == before {
+        let (before, quiet) = (client.fs.reserved(), is_quiet());
+        let left = (world.figure("credit_bytes"), world.figure("credit_inodes"));
+        let reserved = world.reserved();
+        if quiet && is_quiet() && client.fs.reserved() == before {
+            assert!(left.0 >= before.0 && left.1 >= before.1, "{round}: {before:?} of {left:?}");
             assert!(
-                credit.0 >= before.0 && credit.1 >= before.1,
-                "{round}: {before:?} of {credit:?}"
+                reserved.0 >= left.0 && reserved.1 >= left.1,
+                "{round}: {left:?} of {reserved:?}"
             );
-            assert!(aside.0 >= credit.0 && aside.1 >= credit.1, "{round}: {credit:?} of {aside:?}");
         }
     }
     world.net.cut_below.store(0, Ordering::Relaxed);
     wait_until("it leaks", || {
-        is_quiet() && world.aside() == (0, 0) && client.fs.credit() == (0, 0)
+        is_quiet() && world.reserved() == (0, 0) && client.fs.reserved() == (0, 0)
     });
     client.sync().unwrap();
     assert_eq!(client.list(dir).unwrap().len(), 40 * 40);
 }
 
 #[test]
-fn a_kernel_does_not_keep_what_others_have_taken_the_name_of() {
+fn a_kernel_drops_inodes_whose_name_another_client_removed() {
     let world = World::of_short_terms(804, 64 << 20);
     let (maker, other, third) = (world.client(), world.client(), world.client());
     let (kernel, idle) = (Arc::new(Names::default()), Arc::new(Names::default()));
@@ -207,14 +204,14 @@ fn a_kernel_does_not_keep_what_others_have_taken_the_name_of() {
     known[..2].iter().for_each(|ino| maker.fs.forget(*ino, 1));
     let ours = |client: &Client| {
         client.sync().unwrap();
-        client.fs.credit().0 + world.aside().0
+        client.fs.reserved().0 + world.reserved().0
     };
     wait_until("what was removed is not free", || {
         [&maker, &other, &third].iter().all(|client| ours(client) == 0)
             && world.free_bytes() + (5 << 20) >= free
     });
     assert_eq!(*kernel.0.lock(), gone, "nothing of directories, and of what it does not know");
-    assert_eq!(*idle.0.lock(), [], "who knows nothing is not told");
+    assert_eq!(*idle.0.lock(), [], "a kernel that knows nothing is not told");
     assert!(maker.lookup(dir, "kept").unwrap().is_some());
 }
 
@@ -247,7 +244,7 @@ fn fill(client: &Client, dir: Ino, name: &str) -> (Ino, u64, u64) {
 }
 
 #[test]
-fn what_a_client_has_removed_is_free_for_its_next_write() {
+fn space_of_removed_files_is_free_for_the_next_write() {
     let world = World::with_room(805, 8 << 20);
     let client = world.client();
     let dir = client.mkdir(ROOT, "d").unwrap();
@@ -275,7 +272,7 @@ fn what_a_client_has_removed_is_free_for_its_next_write() {
 /// The kernel closes and forgets behind the back of the program: a write that is on its way already
 /// waits for that.
 #[test]
-fn a_write_waits_for_what_the_kernel_is_about_to_forget() {
+fn a_write_waits_for_space_that_the_kernel_is_about_to_release() {
     let world = World::with_room(806, 8 << 20);
     let (client, waiting) = (world.client(), world.waiting_client());
     client.mkdir(ROOT, "d").unwrap();
@@ -303,7 +300,7 @@ fn a_write_waits_for_what_the_kernel_is_about_to_forget() {
 /// What other clients have reserved, and what their kernels know of what was removed, comes back
 /// before anybody hears that there is no space.
 #[test]
-fn who_finds_no_space_gets_what_others_do_not_need() {
+fn a_full_volume_reclaims_unneeded_reservations_of_other_clients() {
     let world = World::with_room(807, 24 << 20);
     let (client, other) = (world.client(), world.client());
     let kernel = Arc::new(Names::default());
@@ -315,7 +312,7 @@ fn who_finds_no_space_gets_what_others_do_not_need() {
     let (ino, fh) = other.create(its, "f").unwrap();
     wait_until("it has no reservation", || {
         other.write(ino, fh, 0, b"x").unwrap();
-        other.fs.credit().0 > 0
+        other.fs.reserved().0 > 0
     });
     let (large, large_fh) = other.create(its, "large").unwrap();
     for mib in 0..8 {
@@ -331,7 +328,7 @@ fn who_finds_no_space_gets_what_others_do_not_need() {
             other.fs.forget(large, 1);
         });
         let (file, file_fh, len) = fill(&client, dir, "mine");
-        assert_eq!(world.aside().0, 0, "{len}: all that was reserved is used");
+        assert_eq!(world.reserved().0, 0, "{len}: all that was reserved is used");
         client.close(file, file_fh);
     });
     let left = world.free_bytes();

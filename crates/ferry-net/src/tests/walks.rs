@@ -53,7 +53,7 @@ impl Client {
     }
 
     fn walks(&self) -> (u64, u64) {
-        (self.figures("kept", "walks"), self.figures("kept", "walked"))
+        (self.figures("client_cache", "walks"), self.figures("client_cache", "walked"))
     }
 
     fn rmdir_(&self, dir: Ino, name: &str) -> Done {
@@ -107,7 +107,7 @@ impl Client {
 }
 
 #[test]
-fn a_walk_through_a_tree_of_another_asks_for_many_directories_at_once() {
+fn a_walk_of_another_clients_tree_requests_many_directories_at_once() {
     for looks in [false, true] {
         let (world, hand) = world(700);
         let (a, b) = (world.client(), world.client().program(7));
@@ -140,7 +140,7 @@ fn a_walk_through_a_tree_of_another_asks_for_many_directories_at_once() {
 }
 
 #[test]
-fn a_tree_of_another_is_removed_without_asking_for_each_file() {
+fn removing_another_clients_tree_does_not_request_each_file() {
     let (world, hand) = world(701);
     let (a, b) = (world.client(), world.client().program(7));
     a.make_tree("t", 60, 4);
@@ -163,7 +163,7 @@ fn a_tree_of_another_is_removed_without_asking_for_each_file() {
 }
 
 #[test]
-fn who_lists_one_directory_asks_for_nothing_else() {
+fn listing_one_directory_requests_nothing_else() {
     let (world, hand) = world(702);
     let (a, b) = (world.client(), world.client());
     let top = a.make_tree("t", 5, 3);
@@ -172,27 +172,27 @@ fn who_lists_one_directory_asks_for_nothing_else() {
     for program in 1..5 {
         assert_eq!(b.program(program).list(top).unwrap().len(), 5);
     }
-    // Nor does one who lists directories that have nothing to do with each other.
+    // Nor does listing directories that have nothing to do with each other.
     let dirs: Vec<Ino> = (0..5).map(|d| b.ino(top, &format!("d{d:03}"))).collect();
     dirs.iter().for_each(|dir| assert_eq!(b.program(9).list(*dir).unwrap().len(), 3));
     assert_eq!(b.walks(), (0, 0));
 }
 
 #[test]
-fn a_holder_at_work_is_asked_for_nothing_that_the_walk_has_not_come_to() {
+fn a_walk_recalls_nothing_beyond_its_position_from_a_busy_holder() {
     let (world, hand) = world(703);
     let (a, b) = (world.client(), world.client().program(7));
     let top = a.make_tree("t", 20, 3);
-    let before = a.figures("kept", "recalled");
+    let before = a.figures("client_cache", "recalled");
     assert_eq!(b.ino(ROOT, "t"), top);
     let mut listed = 0;
     let mut one = |_: &[String]| {
         listed += 1;
         b.has_come();
-        let walks = b.figures("kept", "walks");
+        let walks = b.figures("client_cache", "walks");
         // The first directories make the walk; each of them was asked for itself, and so was the
         // root of the mount.
-        let recalled = a.figures("kept", "recalled") - before;
+        let recalled = a.figures("client_cache", "recalled") - before;
         assert!(recalled <= listed + 2, "{recalled} recalled for {listed} directories");
         assert!(walks > 0 || listed < 3);
     };
@@ -205,7 +205,7 @@ fn a_holder_at_work_is_asked_for_nothing_that_the_walk_has_not_come_to() {
 }
 
 #[test]
-fn a_holder_that_does_not_answer_holds_no_walk_up() {
+fn a_silent_holder_does_not_delay_a_walk() {
     let (world, hand) = world(704);
     let b = world.client().program(7);
     let top = b.make_tree("t", 6, 2);
@@ -247,7 +247,7 @@ fn a_holder_that_does_not_answer_holds_no_walk_up() {
     }
     recalled.sort_unstable();
     assert_eq!(recalled, held, "each once, and together");
-    // Who really wants one waits, until it is given back.
+    // A program that needs one waits until it is returned.
     raw.send(&ToServer::Returned { inodes: List(held), after: 0 });
     let ino = b.ino(top, "d004");
     assert_eq!(b.list(ino).unwrap().len(), 2);
@@ -270,7 +270,7 @@ fn seen(outcome: Outcome) -> (Vec<Seen>, Vec<Listed>, Vec<u32>) {
 }
 
 #[test]
-fn a_walk_tells_of_nothing_that_its_client_may_not_name() {
+fn a_walk_reveals_nothing_outside_the_export() {
     let mut options = server_options();
     options.exports = vec![
         Export { path: b"/t".to_vec(), read_only: false },
@@ -338,7 +338,7 @@ fn a_walk_tells_of_nothing_that_its_client_may_not_name() {
 
 /// One that was asked for by an old name is brought for another reason, if it is there.
 #[test]
-fn a_walk_says_what_the_names_mean_by_which_it_was_asked_for() {
+fn a_walk_resolves_the_names_of_its_request() {
     let world = World::with(713, server_options());
     let me = InProcess::default();
     let make = |name: &[u8]| {
@@ -360,7 +360,7 @@ fn a_walk_says_what_the_names_mean_by_which_it_was_asked_for() {
 }
 
 #[test]
-fn an_answer_is_as_long_as_one_may_be_and_says_what_had_no_room() {
+fn a_walk_answer_is_bounded_and_lists_what_is_left() {
     let (world, hand) = world(706);
     let a = world.client();
     let top = a.make_tree("t", 80, 20);
@@ -398,7 +398,7 @@ fn an_answer_is_as_long_as_one_may_be_and_says_what_had_no_room() {
     assert!(found == 80 * 20 && (3..=8).contains(&answers), "{found} in {answers}");
 }
 
-/// Three clients, one operation after the other, on a network that cuts: whoever walks sees what is
+/// Three clients, one operation after the other, on a network that cuts: each walk sees what is
 /// there.
 fn one_order(seed: u64) {
     const DIRS: u64 = 6;
@@ -482,7 +482,7 @@ fn one_order_ends(clients: &[Client]) {
 }
 
 #[test]
-fn who_walks_beside_others_sees_what_is_there() {
+fn a_walk_beside_other_clients_sees_the_current_state() {
     (710..716).for_each(one_order);
 }
 
@@ -556,13 +556,13 @@ fn ends_at(message: u64, ends: Ends) -> bool {
 }
 
 #[test]
-fn a_connection_that_ends_at_any_message_of_a_walk_is_not_noticed() {
+fn programs_do_not_notice_a_connection_that_closes_during_a_walk() {
     let reached = (1..).take_while(|message| ends_at(*message, Ends::Connection)).count();
     assert!(reached > 20, "{reached}");
 }
 
 #[test]
-fn a_server_that_ends_at_any_message_of_a_walk_leaves_nothing_half_known() {
+fn a_server_crash_during_a_walk_leaves_no_partial_listing() {
     let reached = (1..).take_while(|message| ends_at(*message, Ends::Server)).count();
     assert!(reached > 20, "{reached}");
 }

@@ -145,7 +145,7 @@ impl Mounted {
     }
 
     fn acknowledged_early(&self) -> u64 {
-        self.0.figures()["connection"]["promised"].as_u64().unwrap()
+        self.0.figures()["connection"]["early_acknowledged"].as_u64().unwrap()
     }
 }
 

@@ -108,7 +108,7 @@ impl Used {
     fn add(&mut self, extent: &[u8]) {
         match Extent::decode(extent) {
             Ok(Extent::Data { block, crcs }) => drop(self.space.claim(block, crcs.len() as u64)),
-            Ok(Extent::Reserved { blocks }) => {
+            Ok(Extent::Unwritten { blocks }) => {
                 self.unwritten = self.unwritten.saturating_add(blocks)
             }
             Ok(Extent::Lost { .. }) | Err(_) => {}
@@ -123,12 +123,12 @@ fn mend_space(
     home: &[u32],
 ) -> Result<(), JournalError> {
     let Used { mut space, unwritten } = used;
-    let stored = writer.get(&keys::reserved())?;
+    let stored = writer.get(&keys::unwritten())?;
     if stored.as_ref().map_or(Ok(0), |value| Number::decode(value).map(|n| n.0)) != Ok(unwritten) {
         let readable = stored.as_ref().is_none_or(|value| Number::decode(value).is_ok());
         let code = if readable { Code::ReservedCount } else { Code::BadRecord };
         writer.say(Repair::new(code, format!("{unwritten} blocks count as unwritten now")));
-        writer.put(keys::reserved(), Number(unwritten).encode())?;
+        writer.put(keys::unwritten(), Number(unwritten).encode())?;
     }
     let home: HashSet<u32> = home.iter().copied().collect();
     let mut result = Ok(());

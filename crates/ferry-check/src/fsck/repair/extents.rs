@@ -65,7 +65,7 @@ impl Window {
     fn put(&mut self, at: usize, extent: &Extent) {
         for (i, slot) in self.slots.iter_mut().skip(at).take(extent.blocks() as usize).enumerate() {
             *slot = match extent {
-                Extent::Reserved { .. } => Slot::Reserved,
+                Extent::Unwritten { .. } => Slot::Reserved,
                 Extent::Lost { .. } => Slot::Lost(None),
                 Extent::Data { block, crcs } => {
                     Slot::Data { dev: block + i as u64, crc: crcs[i], suspect: None }
@@ -146,7 +146,8 @@ impl Extents<'_, '_> {
     fn extent(&mut self, ino: Ino, offset: u64, value: &[u8]) -> Result<(), JournalError> {
         let Some(file) = self.file.as_mut().filter(|file| file.ino == ino) else { return Ok(()) };
         let extent = Extent::decode(value);
-        if file.record.flags & INODE_INLINE != 0 && !matches!(extent, Ok(Extent::Reserved { .. })) {
+        if file.record.flags & INODE_INLINE != 0 && !matches!(extent, Ok(Extent::Unwritten { .. }))
+        {
             if !std::mem::replace(&mut file.dropped, true) {
                 let what = "removed extents of a file whose contents are in its record";
                 self.writer.say(
@@ -183,7 +184,7 @@ impl Extents<'_, '_> {
             // nothing else claims it.
             window.dirty = true;
             let len = usize::try_from(extent.blocks()).unwrap_or(usize::MAX).saturating_add(1);
-            if !matches!(extent, Extent::Reserved { .. }) {
+            if !matches!(extent, Extent::Unwritten { .. }) {
                 window.lose(
                     at,
                     at.saturating_add(len).min(WINDOW_BLOCKS as usize),
@@ -194,7 +195,7 @@ impl Extents<'_, '_> {
         }
         let crosses = extent.blocks() > WINDOW_BLOCKS - at as u64;
         match extent {
-            Extent::Reserved { blocks } => {
+            Extent::Unwritten { blocks } => {
                 let to = at + blocks.min(WINDOW_BLOCKS - at as u64) as usize;
                 window.dirty |= crosses;
                 for slot in &mut window.slots[at..to] {
@@ -384,7 +385,7 @@ impl Extents<'_, '_> {
                 out.last_mut().filter(|(from, extent)| *from as u64 + extent.blocks() == at as u64);
             match (slot, last) {
                 (Slot::Hole, _) => {}
-                (Slot::Reserved, Some((_, Extent::Reserved { blocks }))) => *blocks += 1,
+                (Slot::Reserved, Some((_, Extent::Unwritten { blocks }))) => *blocks += 1,
                 (Slot::Lost(_), Some((_, Extent::Lost { blocks }))) => *blocks += 1,
                 (Slot::Data { dev, crc, .. }, Some((_, Extent::Data { block, crcs })))
                     if *block + crcs.len() as u64 == *dev
@@ -393,7 +394,7 @@ impl Extents<'_, '_> {
                 {
                     crcs.push(*crc);
                 }
-                (Slot::Reserved, _) => out.push((at, Extent::Reserved { blocks: 1 })),
+                (Slot::Reserved, _) => out.push((at, Extent::Unwritten { blocks: 1 })),
                 (Slot::Lost(_), _) => out.push((at, Extent::Lost { blocks: 1 })),
                 (Slot::Data { dev, crc, .. }, _) => {
                     out.push((at, Extent::Data { block: *dev, crcs: vec![*crc] }));

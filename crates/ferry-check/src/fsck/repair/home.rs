@@ -197,7 +197,7 @@ fn of_gap(gap: &LostKeys) -> Repair {
         ) => {
             format!("the mark of session {session:032x}")
         }
-        Some(Key::Counters | Key::Reserved) => "the counters".to_owned(),
+        Some(Key::Counters | Key::Unwritten) => "the counters".to_owned(),
         None => none.to_owned(),
     };
     let (after, before) = (side(&gap.after, "the first key"), side(&gap.before, "the last key"));

@@ -1,25 +1,27 @@
-//! Changes that wait for the server's answer: what they touch is unknown until it comes.
+//! Changes that wait for the server's answer: until it arrives, nothing is cached of what they
+//! touch.
 
 use std::sync::Arc;
 
 use ferry_fs::{Attr, Ino};
 
-use super::{Cache, Sight, State};
-use crate::client::model::Name;
+use super::state::{Cache, State};
+use super::version::CacheVersion;
+use crate::client::names::Name;
 use crate::message::{Naming, Op, Outcome, Use};
 
-/// A change under way. Dropped without [`Cache::end`], it was not answered and never will be.
-pub(in crate::client) struct Touch {
+/// A change in flight. Dropped without [`Cache::end`], it was not answered and never will be.
+pub(in crate::client) struct PendingEffect {
     cache: Arc<Cache>,
-    epoch: u64,
+    returns: u64,
     inos: Vec<Ino>,
-    /// Those of which there were write leases: they are to be given back behind the change.
+    /// Those of which there were write leases: they are to be returned behind the change.
     held: Vec<Ino>,
     blind: bool,
     names: Vec<(Ino, Vec<u8>, Becomes)>,
 }
 
-impl Touch {
+impl PendingEffect {
     pub(in crate::client) fn inos(&self) -> &[Ino] {
         &self.inos
     }
@@ -34,7 +36,7 @@ impl Touch {
     }
 }
 
-impl Drop for Touch {
+impl Drop for PendingEffect {
     fn drop(&mut self) {
         let cache = Arc::clone(&self.cache);
         cache.state.lock().over(self);
@@ -50,36 +52,36 @@ enum Becomes {
 }
 
 impl State {
-    /// A change is no longer under way.
-    pub(super) fn over(&mut self, touch: &mut Touch) {
-        if std::mem::take(&mut touch.blind) {
+    /// A change is no longer in flight.
+    pub(super) fn over(&mut self, effect: &mut PendingEffect) {
+        if std::mem::take(&mut effect.blind) {
             // Of what it has touched we know no more than that it may be any of them.
             self.blind -= 1;
-            self.epoch += 1;
+            self.returns += 1;
             self.walks.leave_all_out();
             self.nodes.values_mut().for_each(|node| node.attr = None);
             self.model.drop_contents_not_held();
         }
-        self.moments += 1;
-        let moment = self.moments;
-        self.walks.leave_out(&touch.inos);
-        for ino in touch.inos.drain(..) {
+        self.events += 1;
+        let event = self.events;
+        self.walks.leave_out(&effect.inos);
+        for ino in effect.inos.drain(..) {
             let slot = self.slot(ino);
             slot.changing -= 1;
-            slot.last = moment;
+            slot.last = event;
         }
     }
 }
 
 impl Cache {
     /// A change is about to be sent; `file` gives the inode of an open file. `None`: it touches
-    /// nothing that is kept.
+    /// nothing that is cached.
     pub(in crate::client) fn begin(
         self: &Arc<Self>,
         state: &mut State,
         op: &Op,
         file: impl Fn(u64) -> Option<Ino>,
-    ) -> Option<Touch> {
+    ) -> Option<PendingEffect> {
         let info = op.info();
         let written = || info.inodes_with(Use::Written);
         if written().next().is_none() && info.to.is_none() {
@@ -115,13 +117,13 @@ impl Cache {
             names.map(|((dir, name), becomes)| (dir, name.to_vec(), becomes)).collect();
         inos.sort_unstable();
         inos.dedup();
-        state.moments += 1;
+        state.events += 1;
         state.walks.leave_out(&inos);
-        let moment = state.moments;
+        let event = state.events;
         for ino in &inos {
             let slot = state.slot(*ino);
             slot.changing += 1;
-            (slot.last, slot.begun) = (moment, moment);
+            (slot.last, slot.begun) = (event, event);
             if let Some(node) = state.nodes.get_mut(ino) {
                 node.attr = None;
                 state.model.contents.drop(*ino);
@@ -130,28 +132,35 @@ impl Cache {
         names.iter().for_each(|(dir, name, _)| state.unknow(*dir, name));
         if blind {
             state.blind += 1;
-            state.epoch += 1;
+            state.returns += 1;
             state.walks.leave_all_out();
         }
         // What is known under write leases would not hold any more.
         let held = inos.iter().copied().filter(|ino| state.model.drop(*ino)).collect();
-        Some(Touch { cache: Arc::clone(self), epoch: state.epoch, inos, held, blind, names })
+        Some(PendingEffect {
+            cache: Arc::clone(self),
+            returns: state.returns,
+            inos,
+            held,
+            blind,
+            names,
+        })
     }
 
-    /// A change is answered: `after` are attributes that may be kept, `empty`: the directory that
+    /// A change is answered: `after` are attributes that may be cached, `empty`: the directory that
     /// was made is.
     pub(in crate::client) fn end(
         &self,
-        mut touch: Touch,
+        mut effect: PendingEffect,
         outcome: &Outcome,
         after: &[Attr],
         empty: bool,
     ) -> Vec<Ino> {
         let mut state = self.state.lock();
-        let names = std::mem::take(&mut touch.names);
-        state.over(&mut touch);
-        let begun = Sight { epoch: touch.epoch, ..state.sight() };
-        // The ordered stream answers in order: if none of ours is under way, this is how they all
+        let names = std::mem::take(&mut effect.names);
+        state.over(&mut effect);
+        let begun = CacheVersion { returns: effect.returns, ..state.version() };
+        // The ordered stream answers in order: if none of ours is in flight, this is how they all
         // have left it.
         for attr in after {
             if state.blind == 0 && state.may_keep(begun, attr.ino) {

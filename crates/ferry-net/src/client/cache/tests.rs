@@ -1,16 +1,24 @@
-//! What is kept, and what no longer.
+//! What is cached, and when it is dropped.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::rt::Mutex;
+use ferry_env::Clock;
+use ferry_fs::{Attr, Ino, ROOT, ToForget};
+
+use super::state::ENTRIES_MAX;
 use super::*;
-use crate::message::{Op, Outcome};
-use ferry_fs::{ROOT, ToForget};
+use crate::client::names::Names;
+use crate::message::{Known, Op, Outcome};
 
 /// A clock that stands still until it is set.
 #[derive(Default)]
-struct Hands(Mutex<Moments>);
+struct Hands(Mutex<Times>);
 
 #[derive(Clone, Copy, Default)]
-struct Moments {
+struct Times {
     monotonic: u64,
     wall: u64,
 }
@@ -50,7 +58,7 @@ fn no_file(_: u64) -> Option<Ino> {
     None
 }
 
-fn begin(cache: &Arc<Cache>, op: &Op, file: impl Fn(u64) -> Option<Ino>) -> Option<Touch> {
+fn begin(cache: &Arc<Cache>, op: &Op, file: impl Fn(u64) -> Option<Ino>) -> Option<PendingEffect> {
     cache.begin(&mut cache.lock(), op, file)
 }
 
@@ -67,29 +75,29 @@ fn unlink(name: &str) -> Op {
 }
 
 #[test]
-fn what_was_asked_for_before_something_was_given_back_is_not_kept() {
+fn answers_requested_before_a_lease_return_are_not_cached() {
     let (cache, _) = cache();
-    let (before, answer) = (cache.sight(), attr(7, 1));
+    let (before, answer) = (cache.version(), attr(7, 1));
     cache.learn_attr(before, &answer);
     assert_eq!(attr_of(&cache, 7), Some(answer));
     recall(&cache, &[7]);
-    let between = cache.sight();
+    let between = cache.version();
     assert_eq!(cache.attr(7), None);
     cache.lock().given_back();
-    for sight in [before, between] {
-        cache.learn_attr(sight, &answer);
+    for version in [before, between] {
+        cache.learn_attr(version, &answer);
         assert_eq!(cache.attr(7), None, "the server may have answered before it was told");
     }
-    cache.learn_attr(cache.sight(), &answer);
+    cache.learn_attr(cache.version(), &answer);
     assert_eq!(attr_of(&cache, 7), Some(answer));
     cache.drop_all();
     assert_eq!(cache.attr(7), None, "the connection is gone");
 }
 
 #[test]
-fn nothing_is_used_when_the_term_is_over_nor_afterwards() {
+fn nothing_cached_is_used_after_the_term() {
     let (cache, hands) = cache();
-    let keep = || drop(cache.learn_attr(cache.sight(), &attr(7, 1)));
+    let keep = || drop(cache.learn_attr(cache.version(), &attr(7, 1)));
     keep();
     hands.0.lock().monotonic = 3;
     let sent = cache.now();
@@ -112,13 +120,13 @@ fn nothing_is_used_when_the_term_is_over_nor_afterwards() {
 }
 
 #[test]
-fn answers_that_cross_a_change_of_ours_are_not_kept() {
+fn answers_that_overlap_an_own_change_are_not_cached() {
     let (cache, _) = cache();
-    let before = cache.sight();
+    let before = cache.version();
     let write = Op::Write { fh: 1, offset: 0, data: vec![1], append: false, kill_suidgid: false };
     let first = begin(&cache, &write, |_| Some(7)).unwrap();
     let second = begin(&cache, &write, |_| Some(7)).unwrap();
-    let during = cache.sight();
+    let during = cache.version();
     cache.learn_attr(during, &attr(7, 0));
     assert_eq!(cache.attr(7), None);
     let done = Outcome::Count { count: 1 };
@@ -126,89 +134,89 @@ fn answers_that_cross_a_change_of_ours_are_not_kept() {
     assert_eq!(cache.attr(7), None, "another change is under way");
     cache.end(second, &done, &[attr(7, 2)], false);
     assert_eq!(attr_of(&cache, 7), Some(attr(7, 2)));
-    for sight in [before, during] {
-        cache.learn_attr(sight, &attr(7, 0));
+    for version in [before, during] {
+        cache.learn_attr(version, &attr(7, 0));
         assert_eq!(attr_of(&cache, 7), Some(attr(7, 2)));
     }
     // One that is never answered.
     drop(begin(&cache, &write, |_| Some(7)));
     assert_eq!(cache.attr(7), None);
-    cache.learn_attr(cache.sight(), &attr(7, 3));
+    cache.learn_attr(cache.version(), &attr(7, 3));
     assert_eq!(attr_of(&cache, 7), Some(attr(7, 3)));
 }
 
 #[test]
-fn names_follow_our_changes() {
+fn cached_names_follow_own_changes() {
     let (cache, _) = cache();
     let mkdir = Op::Mkdir { parent: 1, name: "d".into(), mode: 0o755 };
-    let touch = begin(&cache, &mkdir, no_file).unwrap();
+    let effect = begin(&cache, &mkdir, no_file).unwrap();
     let made = Outcome::Entry { known: Some(known(5)) };
-    cache.end(touch, &made, &[attr(1, 0), attr(5, 0)], true);
+    cache.end(effect, &made, &[attr(1, 0), attr(5, 0)], true);
     assert_eq!(cache.lookup(1, b"d"), Some(Some(attr(5, 0))));
     assert_eq!(cache.lookup(5, b"a"), Some(None), "it is known to be empty");
     assert_eq!(cache.lookup(5, b".."), None);
     let create = Op::Create { parent: 5, name: "a".into(), mode: 0, flags: 0, fh: 1 };
-    let touch = begin(&cache, &create, no_file).unwrap();
+    let effect = begin(&cache, &create, no_file).unwrap();
     assert_eq!(cache.lookup(5, b"a"), None);
-    cache.end(touch, &Outcome::Entry { known: Some(known(7)) }, &[attr(5, 0), attr(7, 0)], false);
+    cache.end(effect, &Outcome::Entry { known: Some(known(7)) }, &[attr(5, 0), attr(7, 0)], false);
     assert_eq!(cache.lookup(5, b"a"), Some(Some(attr(7, 0))));
     let flags = ferry_fs::RenameFlags::default();
     let rename =
         Op::Rename { parent: 5, name: "a".into(), new_parent: 5, new_name: "b".into(), flags };
-    let touch = begin(&cache, &rename, no_file).unwrap();
-    cache.end(touch, &Outcome::Done {}, &[attr(5, 0), attr(7, 0)], false);
+    let effect = begin(&cache, &rename, no_file).unwrap();
+    cache.end(effect, &Outcome::Done {}, &[attr(5, 0), attr(7, 0)], false);
     assert_eq!(cache.lookup(5, b"a"), Some(None));
     assert_eq!(cache.lookup(5, b"b"), Some(Some(attr(7, 0))));
-    let touch = begin(&cache, &unlink("b"), no_file).unwrap();
-    cache.end(touch, &Outcome::Failed { errno: libc::EIO }, &[], false);
+    let effect = begin(&cache, &unlink("b"), no_file).unwrap();
+    cache.end(effect, &Outcome::Failed { errno: libc::EIO }, &[], false);
     assert_eq!(cache.lookup(5, b"b"), None, "it may have been removed or not");
-    cache.learn_name(cache.sight(), 5, b"b", Some(&known(7)));
-    let touch = begin(&cache, &unlink("b"), no_file).unwrap();
-    cache.end(touch, &Outcome::Done {}, &[attr(5, 0)], false);
+    cache.learn_name(cache.version(), 5, b"b", Some(&known(7)));
+    let effect = begin(&cache, &unlink("b"), no_file).unwrap();
+    cache.end(effect, &Outcome::Done {}, &[attr(5, 0)], false);
     assert_eq!(cache.lookup(5, b"b"), Some(None));
-    let touch = begin(&cache, &create, no_file).unwrap();
-    cache.end(touch, &Outcome::Entry { known: Some(known(8)) }, &[], false);
+    let effect = begin(&cache, &create, no_file).unwrap();
+    cache.end(effect, &Outcome::Entry { known: Some(known(8)) }, &[], false);
     assert_eq!(cache.lookup(5, b"a"), None, "there is no lease for it");
 }
 
 #[test]
-fn a_change_of_what_we_cannot_name_makes_everything_unknown() {
+fn a_change_of_an_unknown_inode_invalidates_all_attributes() {
     let (cache, _) = cache();
-    cache.learn_attr(cache.sight(), &attr(7, 1));
-    let before = cache.sight();
-    let touch = begin(&cache, &unlink("unknown"), no_file).unwrap();
+    cache.learn_attr(cache.version(), &attr(7, 1));
+    let before = cache.version();
+    let effect = begin(&cache, &unlink("unknown"), no_file).unwrap();
     assert_eq!(cache.attr(7), None, "it may be that one");
-    cache.end(touch, &Outcome::Done {}, &[attr(5, 0)], false);
+    cache.end(effect, &Outcome::Done {}, &[attr(5, 0)], false);
     assert_eq!(cache.attr(7), None);
     cache.learn_attr(before, &attr(7, 1));
     assert_eq!(cache.attr(7), None);
-    cache.learn_attr(cache.sight(), &attr(7, 2));
+    cache.learn_attr(cache.version(), &attr(7, 2));
     assert!(cache.attr(7).is_some());
 }
 
 #[test]
-fn no_more_is_kept_than_there_is_room_for() {
+fn the_cache_is_bounded() {
     let (cache, _) = cache();
     let mut given = 0;
-    for ino in 0..2 * KEPT_MAX as u64 {
-        given += cache.learn_attr(cache.sight(), &attr(ino, 0)).len();
+    for ino in 0..2 * ENTRIES_MAX as u64 {
+        given += cache.learn_attr(cache.version(), &attr(ino, 0)).len();
         cache.lock().given_back();
     }
     let state = cache.state.lock();
-    assert!(state.nodes.len() <= KEPT_MAX);
-    assert_eq!(state.nodes.len() + given, 2 * KEPT_MAX, "the server hears of each");
+    assert!(state.nodes.len() <= ENTRIES_MAX);
+    assert_eq!(state.nodes.len() + given, 2 * ENTRIES_MAX, "the server hears of each");
 }
 
 #[test]
-fn the_kernel_keeps_what_is_leased_a_second_and_never_beyond_the_term() {
+fn kernel_cached_attributes_expire_after_a_second_and_with_the_term() {
     let (cache, hands) = cache();
     assert!(cache.show(7, None).is_none(), "nothing is known of it");
-    assert!(cache.learn_attr(cache.sight(), &attr(7, 1)).is_empty());
+    assert!(cache.learn_attr(cache.version(), &attr(7, 1)).is_empty());
     let view = cache.show(7, Some((5, b"name"))).expect("it is leased");
-    assert_eq!((view.attr, view.valid), (attr(7, 1), SHOWN_MAX));
+    assert_eq!((view.attr, view.valid), (attr(7, 1), ATTR_VALID_MAX));
     assert_eq!(view.name_valid, Duration::ZERO, "it is no directory");
-    assert!(cache.learn_attr(cache.sight(), &dir(8)).is_empty());
-    assert_eq!(cache.show(8, Some((5, b"sub"))).map(|view| view.name_valid), Some(NAME_SHOWN_MAX));
+    assert!(cache.learn_attr(cache.version(), &dir(8)).is_empty());
+    assert_eq!(cache.show(8, Some((5, b"sub"))).map(|view| view.name_valid), Some(NAME_VALID_MAX));
     hands.0.lock().monotonic = 5;
     let view = cache.show(7, None).expect("the term lasts 6 s");
     assert_eq!(view.valid, Duration::from_millis(250), "with an eighth to spare");
@@ -217,14 +225,14 @@ fn the_kernel_keeps_what_is_leased_a_second_and_never_beyond_the_term() {
 }
 
 #[test]
-fn what_the_kernel_was_shown_is_withdrawn_before_it_is_kept_again() {
+fn a_kernel_cached_inode_is_withdrawn_before_it_is_cached_again() {
     let (cache, hands) = cache();
-    let learn = |ino| cache.learn_attr(cache.sight(), &dir(ino));
+    let learn = |ino| cache.learn_attr(cache.version(), &dir(ino));
     assert!(learn(7).is_empty() && learn(8).is_empty());
     cache.show(7, Some((5, b"sub"))).expect("it is leased");
     recall(&cache, &[7, 8]);
     let to_forget = cache.lock().take_to_forget();
-    assert_eq!(to_forget.inodes, [7], "the other was not shown");
+    assert_eq!(to_forget.inodes, [7], "the other is not kernel-cached");
     assert_eq!(to_forget.names, [(5, (*b"sub").into())]);
     cache.lock().withdraw(&[7]);
     assert!(learn(7).is_empty());
@@ -251,12 +259,12 @@ fn what_the_kernel_was_shown_is_withdrawn_before_it_is_kept_again() {
     };
     assert_eq!(
         (inside(0, 7), inside(0, 6)),
-        (Duration::ZERO, NAME_SHOWN_MAX),
+        (Duration::ZERO, NAME_VALID_MAX),
         "nor is what is in it"
     );
     recall(&cache, &[ROOT]);
     assert_eq!(inside(0, ROOT), Duration::ZERO);
-    // What the kernel was shown is over by itself.
+    // Kernel-cached entries expire by themselves.
     hands.0.lock().monotonic = 2;
     recall(&cache, &[7]);
     assert_eq!(cache.lock().take_to_forget(), ToForget::default());
@@ -268,7 +276,7 @@ fn contents_for_a_mapping_are_kept_under_a_lease_and_forgotten_with_it() {
     let contents = || cache.lock().take_to_forget().contents;
     assert!(!cache.map(7), "there is no lease");
     for ino in [7, 8, 9] {
-        assert!(cache.learn_attr(cache.sight(), &attr(ino, 1)).is_empty());
+        assert!(cache.learn_attr(cache.version(), &attr(ino, 1)).is_empty());
         assert!(cache.map(ino) && cache.map(ino));
     }
     recall(&cache, &[7]);
@@ -290,7 +298,7 @@ fn contents_for_a_mapping_are_kept_under_a_lease_and_forgotten_with_it() {
 fn a_directory_that_was_renamed_here_is_forgotten_under_its_new_name() {
     let (cache, _hands) = cache();
     for (ino, name) in [(7, b"old"), (8, b"two")] {
-        assert!(cache.learn_attr(cache.sight(), &dir(ino)).is_empty());
+        assert!(cache.learn_attr(cache.version(), &dir(ino)).is_empty());
         assert!(cache.show(ino, Some((5, name))).is_some());
     }
     let name = |dir, name: &[u8]| -> FullName { (dir, name.into()) };
@@ -310,7 +318,7 @@ fn a_directory_that_was_renamed_here_is_forgotten_under_its_new_name() {
 #[test]
 fn a_directory_that_the_kernel_renames_while_its_lease_is_given_back_is_forgotten_afterwards() {
     let (cache, _hands) = cache();
-    assert!(cache.learn_attr(cache.sight(), &dir(7)).is_empty());
+    assert!(cache.learn_attr(cache.version(), &dir(7)).is_empty());
     assert!(cache.show(7, Some((5, b"old"))).is_some());
     let (old, new): (FullName, FullName) = ((5, (*b"old").into()), (5, (*b"new").into()));
     cache.lock().moves(old.clone(), new.clone());
@@ -325,19 +333,19 @@ fn a_directory_that_the_kernel_renames_while_its_lease_is_given_back_is_forgotte
     assert_eq!(names, [old, new], "whichever it has now");
 }
 
-/// What is kept of the contents of inode 7.
+/// What is cached of the contents of inode 7.
 fn contents_of(cache: &Cache, offset: u64) -> Option<Vec<u8>> {
     let mut out = [0; 100];
     cache.read(7, offset, &mut out, false).map(|len| out[..len].to_vec())
 }
 
 #[test]
-fn contents_are_kept_of_a_file_that_is_leased_and_not_changed_meanwhile() {
+fn contents_are_cached_only_of_leased_unchanged_files() {
     let (cache, hands) = cache();
     let write = Op::Write { fh: 1, offset: 0, data: vec![1], append: false, kill_suidgid: false };
     let file = |_| Some(7);
     assert!(cache.before_reading(7).is_none(), "there is no lease");
-    cache.learn_attr(cache.sight(), &attr(7, 5));
+    cache.learn_attr(cache.version(), &attr(7, 5));
     let (size, before) = cache.before_reading(7).unwrap();
     cache.learn_contents(before, 7, b"inod");
     assert_eq!((size, contents_of(&cache, 0)), (5, None), "it is not the whole file");
@@ -352,15 +360,15 @@ fn contents_are_kept_of_a_file_that_is_leased_and_not_changed_meanwhile() {
     recall(&cache, &[7]);
     assert_eq!(contents_of(&cache, 0), None);
     cache.lock().given_back();
-    cache.learn_attr(cache.sight(), &attr(7, 5));
+    cache.learn_attr(cache.version(), &attr(7, 5));
     cache.learn_contents(before, 7, b"older");
     assert_eq!(contents_of(&cache, 0), None, "the lease is another one");
     let (_, before) = cache.before_reading(7).unwrap();
     cache.learn_contents(before, 7, b"inode");
-    let touch = begin(&cache, &write, file);
+    let effect = begin(&cache, &write, file);
     assert!(contents_of(&cache, 0).is_none() && cache.before_reading(7).is_none());
-    drop(touch);
-    cache.learn_attr(cache.sight(), &attr(7, 5));
+    drop(effect);
+    cache.learn_attr(cache.version(), &attr(7, 5));
     cache.learn_contents(before, 7, b"inode");
     assert_eq!(contents_of(&cache, 0), None, "it was changed here since that was asked for");
     let (_, before) = cache.before_reading(7).unwrap();
@@ -374,13 +382,13 @@ fn contents_are_kept_of_a_file_that_is_leased_and_not_changed_meanwhile() {
 }
 
 #[test]
-fn a_change_of_which_nobody_knows_what_it_touches_makes_contents_unknown() {
+fn a_change_of_an_unknown_inode_invalidates_contents() {
     let (cache, _) = cache();
-    cache.learn_attr(cache.sight(), &attr(7, 5));
+    cache.learn_attr(cache.version(), &attr(7, 5));
     let (_, before) = cache.before_reading(7).unwrap();
     cache.learn_contents(before, 7, b"inode");
     let blind = begin(&cache, &unlink("unknown"), no_file);
-    assert!(blind.as_ref().is_some_and(Touch::is_blind));
+    assert!(blind.as_ref().is_some_and(PendingEffect::is_blind));
     assert_eq!(contents_of(&cache, 0), None);
     cache.learn_contents(before, 7, b"inode");
     assert_eq!(contents_of(&cache, 0), None);
@@ -391,7 +399,7 @@ fn a_change_of_which_nobody_knows_what_it_touches_makes_contents_unknown() {
 #[test]
 fn contents_that_are_read_under_a_write_lease_are_kept_unless_they_are_changed_meanwhile() {
     let (cache, _) = cache();
-    cache.learn_attr(cache.sight(), &attr(7, 5));
+    cache.learn_attr(cache.version(), &attr(7, 5));
     let (_, earlier) = cache.before_reading(7).unwrap();
     cache.lock().model.enter(attr(7, 5), true, Names::default());
     cache.learn_contents(earlier, 7, b"older");
@@ -415,10 +423,10 @@ fn contents_that_are_read_under_a_write_lease_are_kept_unless_they_are_changed_m
 /// The name was that of a listing; meanwhile somebody has moved it, and a walk comes to it where it
 /// is now.
 #[test]
-fn what_a_walk_brings_has_the_names_that_the_server_has_found() {
+fn walked_inodes_get_the_names_that_the_server_found() {
     use crate::message::{Found, Listed, Place, Purpose, Seen};
     let (cache, _hands) = cache();
-    assert!(cache.learn_attr(cache.sight(), &dir(5)).is_empty());
+    assert!(cache.learn_attr(cache.version(), &dir(5)).is_empty());
     let places = [b"x", b"b"].map(|name| Place { parent: 5, name: name.to_vec() });
     let walk = cache.lock().begin_walk(&places);
     let seen = [7, 8].map(|ino| {

@@ -1,13 +1,13 @@
-//! How much of what a client sends may be on its way: what the connection carries in a moment.
+//! How many bytes a client may have in flight: what the connection carries in a short time.
 //!
-//! * FLOW-1: a ping is answered as soon as it arrives, so its answer says that all that was written
-//!   before it has arrived, and how long that took. Pings are sent now and then, and between the
-//!   pieces of whatever is sent.
-//! * FLOW-2: no more is written than was under way when the newest answers took `drain` longer than
-//!   a ping takes at least. So a ping, and the word that leases are given back, arrive after that
+//! * FLOW-1: a ping is answered as soon as it arrives. So its answer says that everything written
+//!   before it has arrived, and how long that took. Pings are sent at intervals, and between the
+//!   chunks of long messages.
+//! * FLOW-2: if the newest answers took `drain` longer than the fastest ping, the client writes no
+//!   more than was in flight then. So a ping, or a message that returns leases, arrives after that
 //!   time, a small part of a term, whatever buffers there are.
-//! * FLOW-3: what is promised and not answered takes a few of these times
-//!   ([`Flow::unanswered_max`]), so that a recall is honoured soon.
+//! * FLOW-3: the bytes of early-acknowledged, unanswered changes are bounded by a few of these
+//!   windows ([`Flow::unanswered_max`]), so that a recall is honoured soon.
 
 use crate::rt::collections::VecDeque;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use crate::rt::Mutex;
 use ferry_env::Clock;
 use tokio::sync::Notify;
 
-use crate::client::cache::Moment;
+use crate::client::clock_reading::ClockReading;
 use crate::frame;
-use crate::lanes::{PIECE_MIN, Pace};
+use crate::lanes::{CHUNK_MIN, Pace};
 use crate::message::{FRAME_MAX, ToServer, WINDOW_BYTES};
 
-/// What is under way should have arrived after this part of a term, beside what an empty connection
+/// What is in flight should have arrived after this part of a term, beside what an empty connection
 /// takes.
 const DRAIN_OF_TERM: u32 = 15;
 /// An empty connection takes no more than this part of a term, as far as it counts.
 const SHORTEST_OF_TERM: u32 = 10;
-/// Bytes under way at first,
+/// Bytes in flight at first,
 const WINDOW_FIRST: u64 = 256 << 10;
 /// at least,
 const WINDOW_MIN: u64 = 16 << 10;
@@ -36,15 +36,15 @@ const WINDOW_MIN: u64 = 16 << 10;
 const WINDOW_MAX: u64 = WINDOW_BYTES as u64;
 /// Pings among what fills the window.
 const PINGS: u64 = 4;
-/// A piece is so small a part of the window.
-const PIECES: u64 = 8;
-/// So many windows may be promised and not answered.
+/// A chunk is this fraction of the window.
+const CHUNKS: u64 = 8;
+/// Windows of early-acknowledged changes that may be unanswered.
 const UNANSWERED_WINDOWS: u64 = 4;
 
 struct Ping {
     number: u64,
-    at: Moment,
-    /// Bytes that were written before it, and those of them that were under way.
+    at: ClockReading,
+    /// Bytes that were written before it, and those of them that were in flight.
     position: u64,
     under_way: u64,
 }
@@ -87,7 +87,7 @@ impl Flow {
         self.window.load(Ordering::Relaxed)
     }
 
-    /// Bytes that may be promised and not answered.
+    /// Bytes of early-acknowledged changes that may be unanswered.
     pub(super) fn unanswered_max(&self) -> u64 {
         self.window() * UNANSWERED_WINDOWS
     }
@@ -99,13 +99,18 @@ impl Flow {
         let (number, position) = (state.number, state.written);
         let under_way = position - state.arrived;
         state.pinged = position;
-        state.pings.push_back(Ping { number, at: Moment::now(&*self.clock), position, under_way });
+        state.pings.push_back(Ping {
+            number,
+            at: ClockReading::now(&*self.clock),
+            position,
+            under_way,
+        });
         frame::encode(&ToServer::Ping { number })
     }
 
     /// It is answered: when it was sent. `None`: a later one was answered before.
-    pub(super) fn ponged(&self, number: u64) -> Option<Moment> {
-        let now = Moment::now(&*self.clock);
+    pub(super) fn ponged(&self, number: u64) -> Option<ClockReading> {
+        let now = ClockReading::now(&*self.clock);
         let mut state = self.state.lock();
         let found = state.pings.iter().position(|ping| ping.number == number)?;
         let Ping { at, position, under_way, .. } = state.pings.drain(..=found).next_back()?;
@@ -139,7 +144,7 @@ impl Flow {
         waits.then(|| self.ping())
     }
 
-    /// For `ferry stats`: bytes under way, and how many may be.
+    /// For `ferry stats`: bytes in flight, and how many may be.
     pub(super) fn figures(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.written - state.arrived, self.window())
@@ -147,11 +152,11 @@ impl Flow {
 }
 
 impl Pace for Flow {
-    fn piece(&self) -> Option<usize> {
+    fn chunk(&self) -> Option<usize> {
         let state = self.state.lock();
         let window = self.window();
         let room = state.written - state.arrived < window;
-        room.then(|| ((window / PIECES) as usize).clamp(PIECE_MIN, FRAME_MAX))
+        room.then(|| ((window / CHUNKS) as usize).clamp(CHUNK_MIN, FRAME_MAX))
     }
 
     fn wrote(&self, bytes: usize) -> Option<Vec<u8>> {
@@ -236,9 +241,9 @@ mod tests {
         fn fill(&mut self, time: Duration) {
             let end = self.hands.monotonic() + time;
             while self.hands.monotonic() < end {
-                while let Some(piece) = self.flow.piece() {
-                    self.carry(piece);
-                    if let Some(ping) = self.flow.wrote(piece) {
+                while let Some(chunk) = self.flow.chunk() {
+                    self.carry(chunk);
+                    if let Some(ping) = self.flow.wrote(chunk) {
                         self.ping(&ping);
                     }
                 }
@@ -254,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_arrives_within_a_part_of_the_term() {
+    fn bytes_in_flight_arrive_within_a_fraction_of_the_term() {
         for (kilobytes, bound) in [(25, 1500), (125, 700), (500, 600), (1250, 600), (12500, 600)] {
             let mut pipe = Pipe::new(f64::from(kilobytes) * 1000.0, Duration::from_millis(10));
             pipe.fill(Duration::from_secs(20));
@@ -273,15 +278,15 @@ mod tests {
     }
 
     #[test]
-    fn a_fast_connection_carries_all_that_may_be_under_way_and_cuts_nothing() {
+    fn a_fast_connection_fills_the_window_with_whole_frames() {
         let mut pipe = Pipe::new(1e9, Duration::from_millis(10));
         pipe.fill(Duration::from_secs(2));
         assert_eq!(pipe.flow.window(), WINDOW_MAX);
-        assert_eq!(pipe.flow.piece(), Some(FRAME_MAX));
+        assert_eq!(pipe.flow.chunk(), Some(FRAME_MAX));
     }
 
     #[test]
-    fn the_answer_to_a_later_ping_speaks_for_those_before_it() {
+    fn the_answer_to_a_later_ping_covers_earlier_ones() {
         let flow = Flow::new(Arc::new(Hands::default()), Duration::from_secs(6));
         for bytes in [10, 20, 30] {
             assert_eq!(flow.wrote(bytes), None);

@@ -2,11 +2,16 @@
 
 use ferry_env::Env;
 
+use std::io;
+
+use super::restore::{Before, Restored};
+use super::window::FOR_REQUESTS;
 use super::*;
-use crate::client::cache::{NAME_SHOWN_MAX, SHOWN_MAX};
-use crate::client::waiting::Nobody;
+use crate::client::cache::{ATTR_VALID_MAX, NAME_VALID_MAX};
 use crate::codec::{List, decode};
-use crate::message::WINDOW_OPS;
+use crate::lanes;
+use crate::message::{Claim, Outcome, Promised, ToClient, WINDOW_OPS};
+use crate::transport::Connecting;
 
 struct Nowhere;
 
@@ -20,7 +25,7 @@ impl Connector for Nowhere {
 struct OneFile;
 
 fn pending(op: Op) -> Pending {
-    Pending::new(Who::default(), op, Arc::new(Nobody))
+    Pending::unattended(op)
 }
 
 fn open() -> Op {
@@ -66,6 +71,8 @@ fn connect_with(
         now: ferry_fs::Timestamp(0),
         mark: None,
     };
+    // The connection before is closed.
+    link.state.lock().phase.disconnect(Duration::ZERO);
     link.enter(welcome, &line, restore).expect("welcome");
     sent
 }
@@ -116,7 +123,7 @@ fn changes(messages: Vec<ToServer>) -> Vec<Op> {
 }
 
 #[test]
-fn what_restores_a_session_or_gives_back_is_never_given_up() {
+fn restoring_and_releasing_changes_are_never_abandoned() {
     let link = link();
     drop(connect(&link, 1, false));
     let unlock = Op::Unlock { ino: 5, lock: ferry_fs::FileLock::default() };
@@ -137,10 +144,10 @@ fn what_restores_a_session_or_gives_back_is_never_given_up() {
 }
 
 #[test]
-fn a_lock_is_asked_for_behind_all_changes_that_were_asked_for_before() {
+fn a_lock_request_stands_behind_all_earlier_changes() {
     let link = link();
     let mut line = connect(&link, 1, false);
-    let room = WINDOW_OPS - stream::FOR_REQUESTS.0;
+    let room = WINDOW_OPS - FOR_REQUESTS.0;
     let changes = room as u64 + 1;
     for _ in 0..changes {
         link.change(pending(Op::Nothing {}));
@@ -152,7 +159,7 @@ fn a_lock_is_asked_for_behind_all_changes_that_were_asked_for_before() {
         room,
         "the last change has no room yet, and the request waits for it"
     );
-    link.take(answer(1), &OneFile).expect("in order");
+    link.receive(answer(1), &OneFile).expect("in order");
     let more = sent(&link, &mut line);
     assert!(
         matches!(more[..], [ToServer::Change { .. }, ToServer::Request { after, .. }] if after == changes)
@@ -162,8 +169,8 @@ fn a_lock_is_asked_for_behind_all_changes_that_were_asked_for_before() {
     assert!(!link.leave());
     let mut line = connect(&link, 1, true);
     loop {
-        let seq = link.state.lock().answered + 1;
-        if link.take(answer(seq), &OneFile).is_err() {
+        let seq = link.state.lock().changes.answered() + 1;
+        if link.receive(answer(seq), &OneFile).is_err() {
             break;
         }
     }
@@ -174,7 +181,7 @@ fn a_lock_is_asked_for_behind_all_changes_that_were_asked_for_before() {
     ));
 }
 
-/// What the link says of promised changes.
+/// What the link says of early-acknowledged changes.
 #[derive(Default)]
 struct Told {
     lost: Mutex<Vec<Op>>,
@@ -204,12 +211,16 @@ fn mkdir(name: &str) -> Op {
     Op::Mkdir { parent: 1, name: name.into(), mode: 0 }
 }
 
+fn acknowledged(op: Op, ino: Ino) -> Pending {
+    let Pending { caller, waiter, .. } = pending(Op::Nothing {});
+    Pending::acknowledged(caller, op, waiter, Promised { at: ferry_fs::Timestamp(1), ino })
+}
+
 /// `true`: there is no more room.
-fn promise(link: &Link, name: &str, ino: Ino) -> bool {
-    let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino });
-    let pending = Pending { promised, touched: vec![1, ino], ..pending(mkdir(name)) };
+fn acknowledge(link: &Link, name: &str, ino: Ino) -> bool {
+    let pending = Pending { touched: vec![1, ino], ..acknowledged(mkdir(name), ino) };
     let _cache = link.cache.lock();
-    link.promising().expect("connected").promise(pending)
+    link.early_acks().expect("connected").acknowledge(pending)
 }
 
 fn failed(seq: u64) -> ToClient {
@@ -218,12 +229,11 @@ fn failed(seq: u64) -> ToClient {
 }
 
 /// A directory is made in another directory.
-fn promise_in(link: &Link, parent: Ino, name: &str, ino: Ino) {
-    let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino });
+fn acknowledge_in(link: &Link, parent: Ino, name: &str, ino: Ino) {
     let op = Op::Mkdir { parent, name: name.into(), mode: 0 };
-    let pending = Pending { promised, touched: vec![parent, ino], ..pending(op) };
+    let pending = Pending { touched: vec![parent, ino], ..acknowledged(op, ino) };
     let _cache = link.cache.lock();
-    link.promising().expect("connected").promise(pending);
+    link.early_acks().expect("connected").acknowledge(pending);
 }
 
 fn dropped(seq: u64) -> ToClient {
@@ -232,24 +242,24 @@ fn dropped(seq: u64) -> ToClient {
 }
 
 #[test]
-fn a_refused_change_costs_only_what_depends_on_it() {
+fn a_refused_change_loses_only_its_dependents() {
     let (link, told) = (link(), Told::default());
     let mut line = connect(&link, 1, false);
-    promise_in(&link, 1, "a", 10);
-    promise_in(&link, 1, "b", 11);
+    acknowledge_in(&link, 1, "a", 10);
+    acknowledge_in(&link, 1, "b", 11);
     let release = Op::Release { fh: 7 };
     link.change(pending(release.clone())).expect("connected");
-    promise_in(&link, 2, "other", 12);
-    promise_in(&link, 11, "below b", 13);
-    promise_in(&link, 12, "below other", 14);
-    promise_in(&link, 13, "below that", 15);
+    acknowledge_in(&link, 2, "other", 12);
+    acknowledge_in(&link, 11, "below b", 13);
+    acknowledge_in(&link, 12, "below other", 14);
+    acknowledge_in(&link, 13, "below that", 15);
     assert_eq!(changes(sent(&link, &mut line)).len(), 7);
-    link.take(answer(1), &told).expect("in order");
-    link.take(failed(2), &told).expect("in order");
+    link.receive(answer(1), &told).expect("in order");
+    link.receive(failed(2), &told).expect("in order");
     let made = |parent, name: &str| Op::Mkdir { parent, name: name.into(), mode: 0 };
     let lost = [made(1, "b"), made(11, "below b"), made(13, "below that")];
     assert_eq!(*told.lost.lock(), lost);
-    // What does not depend on it is sent again in the next series, and the leases go back behind
+    // What does not depend on it is sent again in the next epoch, and the leases go back behind
     // that.
     let mut again = Vec::new();
     let mut returned_behind = Vec::new();
@@ -269,25 +279,25 @@ fn a_refused_change_costs_only_what_depends_on_it() {
     ];
     assert_eq!(again, expected);
     assert!(returned_behind.iter().all(|after| *after == 10), "{returned_behind:?}");
-    (3..=7).for_each(|seq| assert!(link.take(dropped(seq), &told).expect("in order")));
-    (8..=10).for_each(|seq| assert!(link.take(answer(seq), &told).expect("in order")));
+    (3..=7).for_each(|seq| assert!(link.receive(dropped(seq), &told).expect("in order")));
+    (8..=10).for_each(|seq| assert!(link.receive(answer(seq), &told).expect("in order")));
     assert_eq!(told.lost.lock().len(), 3, "each once");
-    assert_eq!(link.json()["promised"], 0);
+    assert_eq!(link.json()["early_acknowledged"], 0);
 }
 
 #[test]
-fn all_that_is_promised_is_lost_where_the_session_was_fenced() {
+fn a_fenced_session_loses_all_unanswered_early_acknowledged_changes() {
     let (link, told) = (link(), Told::default());
     let mut line = connect(&link, 1, false);
-    promise_in(&link, 1, "a", 10);
-    promise_in(&link, 2, "b", 11);
+    acknowledge_in(&link, 1, "a", 10);
+    acknowledge_in(&link, 2, "b", 11);
     assert_eq!(changes(sent(&link, &mut line)).len(), 2);
-    link.take(dropped(1), &told).expect("in order");
+    link.receive(dropped(1), &told).expect("in order");
     assert_eq!(told.lost.lock().len(), 2);
     assert!(changes(sent(&link, &mut line)).is_empty(), "the leases are gone");
 }
 
-/// More operations restore a session than the window holds; the last ones are not promised.
+/// More operations restore a session than the window holds; the last ones are not acknowledged.
 struct Much {
     promised: u64,
     others: u64,
@@ -295,10 +305,8 @@ struct Much {
 
 impl Restore for Much {
     fn restore(&self, _before: Before) -> Restored {
-        let promised = (0..self.promised).map(|n| {
-            let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino: 100 + n });
-            Pending { promised, touched: vec![1], ..pending(mkdir("again")) }
-        });
+        let promised = (0..self.promised)
+            .map(|n| Pending { touched: vec![1], ..acknowledged(mkdir("again"), 100 + n) });
         let first = promised.chain((0..self.others).map(|_| pending(open()))).collect();
         Restored { first, rest: Vec::new() }
     }
@@ -321,19 +329,19 @@ fn an_epoch_ends_while(much: &Much) -> Vec<ToServer> {
     let mut sent_on = connect_with(&link, (2, false), much);
     link.request(pending(Op::Getattr { ino: 20 })).expect("connected");
     sent(&link, &mut sent_on);
-    link.take(pong(1), much).expect("a new epoch");
+    link.receive(pong(1), much).expect("a new epoch");
     link.request(pending(Op::Getattr { ino: 21 })).expect("connected");
     let mut messages = sent(&link, &mut sent_on);
-    while !link.state.lock().changes.is_empty() {
-        let seq = link.state.lock().answered + 1;
-        link.take(answer(seq), much).expect("in order");
+    while link.state.lock().changes.len() > 0 {
+        let seq = link.state.lock().changes.answered() + 1;
+        link.receive(answer(seq), much).expect("in order");
         messages.extend(sent(&link, &mut sent_on));
     }
     messages
 }
 
 #[test]
-fn requests_go_on_where_an_epoch_ends_while_a_session_is_restored() {
+fn requests_continue_when_an_epoch_ends_during_restoring() {
     let much = Much { promised: 3 * WINDOW_OPS as u64, others: 0 };
     let asked: Vec<Op> = (an_epoch_ends_while(&much).into_iter())
         .filter_map(|m| if let ToServer::Request { op, .. } = m { Some(op) } else { None })
@@ -342,7 +350,7 @@ fn requests_go_on_where_an_epoch_ends_while_a_session_is_restored() {
 }
 
 #[test]
-fn requests_stay_behind_what_restores_a_session_where_an_epoch_ends() {
+fn requests_stay_behind_restoring_changes_when_an_epoch_ends() {
     let much = Much { promised: 10, others: 100 };
     let messages = an_epoch_ends_while(&much);
     let asked = messages.iter().position(|m| matches!(m, ToServer::Request { .. })).expect("sent");
@@ -357,16 +365,17 @@ fn requests_stay_behind_what_restores_a_session_where_an_epoch_ends() {
 }
 
 #[test]
-fn leases_are_given_back_and_requests_made_behind_the_changes_of_their_inodes() {
+fn lease_returns_and_requests_stand_behind_changes_of_their_inodes() {
     let link = link();
     let mut line = connect(&link, 1, false);
-    promise(&link, "a", 10);
-    promise(&link, "b", 11);
+    acknowledge(&link, "a", 10);
+    acknowledge(&link, "b", 11);
     link.change(pending(Op::Nothing {})).expect("connected");
     link.request(pending(Op::Getattr { ino: 10 })).expect("connected");
     link.request(pending(Op::Getattr { ino: 20 })).expect("connected");
     assert!(
-        link.take(ToClient::Recall { inodes: List(vec![1]) }, &Told::default()).expect("in order")
+        link.receive(ToClient::Recall { inodes: List(vec![1]) }, &Told::default())
+            .expect("in order")
     );
     link.give_back(&[20]);
     let afters: Vec<u64> = sent(&link, &mut line)
@@ -381,12 +390,12 @@ fn leases_are_given_back_and_requests_made_behind_the_changes_of_their_inodes() 
 }
 
 #[test]
-fn leases_are_given_back_before_the_changes_that_the_window_has_no_room_for() {
+fn lease_returns_pass_changes_that_have_no_room_in_the_window() {
     let link = link();
     let mut line = connect(&link, 1, false);
     let most = WINDOW_OPS as u64;
     (0..most).for_each(|i| {
-        promise(&link, "x", i + 10);
+        acknowledge(&link, "x", i + 10);
     });
     // Behind a change that the server decides.
     let borrowed = vec![most + 9];
@@ -402,12 +411,12 @@ fn leases_are_given_back_before_the_changes_that_the_window_has_no_room_for() {
     assert!(under_way < most);
     // The server waits for that number, whatever becomes of the changes.
     let told = Told::default();
-    assert!(link.take(pong(1), &told).expect("in order"));
+    assert!(link.receive(pong(1), &told).expect("in order"));
     for seq in 1..=under_way {
         let dropped = Outcome::Dropped {};
         let (after, empty, made) = (List::default(), false, None);
         let changed = ToClient::Changed { seq, after, empty, made, outcome: dropped };
-        assert!(link.take(changed, &told).expect("in order"));
+        assert!(link.receive(changed, &told).expect("in order"));
     }
     let rest = sent(&link, &mut line);
     let seqs: Vec<u64> = rest
@@ -426,7 +435,7 @@ fn a_change_that_is_refused_for_anothers_leases_is_handed_back() {
     drop(connect(&link, 1, false));
     link.change(pending(mkdir("a"))).expect("connected");
     let outcome = Outcome::Busy {};
-    link.take(
+    link.receive(
         ToClient::Changed { seq: 1, after: List::default(), empty: false, made: None, outcome },
         &told,
     )
@@ -442,7 +451,7 @@ type Done = Box<dyn FnOnce() + Send>;
 struct SlowKernel(Mutex<Vec<(Vec<Ino>, Done)>>);
 
 impl SlowKernel {
-    fn go_on(&self) -> Vec<Ino> {
+    fn resume(&self) -> Vec<Ino> {
         let (inodes, done) = self.0.lock().remove(0);
         done();
         inodes
@@ -475,7 +484,7 @@ fn recall_of(ino: Ino) -> ToClient {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown() {
+async fn a_lease_is_returned_after_the_kernel_has_dropped_its_cache() {
     let (link, kernel) = (link(), Arc::new(SlowKernel::default()));
     link.kernel.attach(
         Arc::clone(&kernel) as Arc<dyn ferry_fs::Host>,
@@ -500,42 +509,42 @@ async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown()
             mtime: time,
             ctime: time,
         };
-        link.cache.learn_attr(link.cache.sight(), &attr);
+        link.cache.learn_attr(link.cache.version(), &attr);
     };
     let learn = |ino| learn_as(libc::S_IFREG, ino);
     learn(5);
-    link.take(recall_of(5), &OneFile).expect("a recall");
-    assert_eq!(returned(&sent(&link, &mut line)), [5], "the kernel was not shown it");
+    link.receive(recall_of(5), &OneFile).expect("a recall");
+    assert_eq!(returned(&sent(&link, &mut line)), [5], "the kernel has not cached it");
     learn(5);
     assert!(link.cache.show(5, None).is_some());
-    link.take(recall_of(5), &OneFile).expect("a recall");
+    link.receive(recall_of(5), &OneFile).expect("a recall");
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "the kernel still believes it");
     learn(5);
     assert!(link.cache.attr(5).is_none(), "it is not kept on its way back");
-    assert_eq!(kernel.go_on(), [5]);
+    assert_eq!(kernel.resume(), [5]);
     assert_eq!(returned(&sent(&link, &mut line)), [5]);
-    // A kernel that is kept from forgetting: what it was shown ends by itself.
+    // A kernel that cannot forget: its entries expire.
     learn(5);
     assert!(link.cache.show(5, None).is_some());
-    link.take(recall_of(5), &OneFile).expect("a recall");
-    tokio::time::sleep(SHOWN_MAX).await;
+    link.receive(recall_of(5), &OneFile).expect("a recall");
+    tokio::time::sleep(ATTR_VALID_MAX).await;
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "a second after it was taken in");
-    tokio::time::sleep(2 * SHOWN_MAX).await;
+    tokio::time::sleep(2 * ATTR_VALID_MAX).await;
     assert_eq!(returned(&sent(&link, &mut line)), [5]);
-    kernel.go_on();
+    kernel.resume();
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "once");
     // A name is forgotten behind the attributes, and not waited for as long.
     learn_as(libc::S_IFDIR, 6);
     assert!(link.cache.show(6, Some((1, b"name"))).is_some());
-    link.take(recall_of(6), &OneFile).expect("a recall");
-    tokio::time::sleep(SHOWN_MAX).await;
-    assert_eq!(kernel.go_on(), [6]);
+    link.receive(recall_of(6), &OneFile).expect("a recall");
+    tokio::time::sleep(ATTR_VALID_MAX).await;
+    assert_eq!(kernel.resume(), [6]);
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0]);
-    tokio::time::sleep(NAME_SHOWN_MAX).await;
+    tokio::time::sleep(NAME_VALID_MAX).await;
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0]);
-    tokio::time::sleep(3 * NAME_SHOWN_MAX).await;
+    tokio::time::sleep(3 * NAME_VALID_MAX).await;
     assert_eq!(returned(&sent(&link, &mut line)), [6]);
-    assert_eq!(kernel.go_on(), [0; 0], "the name");
+    assert_eq!(kernel.resume(), [0; 0], "the name");
 }
 
 /// Seconds that somebody sets.
@@ -552,20 +561,20 @@ impl Clock for Seconds {
 }
 
 #[test]
-fn nothing_is_promised_behind_a_change_that_the_server_leaves_unanswered() {
+fn early_acknowledgement_stops_behind_a_change_that_stays_unanswered() {
     let clock = Arc::new(Seconds::default());
     let link = link_by(clock.clone());
     link.cache.drop_all();
     let _line = connect(&link, 1, false);
-    let promise = |ino| promise(&link, "name", ino);
-    assert!(!promise(10), "there is room");
+    let acknowledge = |ino| acknowledge(&link, "name", ino);
+    assert!(!acknowledge(10), "there is room");
     clock.0.store(2, std::sync::atomic::Ordering::Relaxed);
-    assert!(!promise(11), "the first one is on its way");
+    assert!(!acknowledge(11), "the first one is on its way");
     clock.0.store(3, std::sync::atomic::Ordering::Relaxed);
-    assert!(promise(12), "the first one is too old");
+    assert!(acknowledge(12), "the first one is too old");
     assert_eq!(link.json()["unanswered_ms"], 3000);
-    link.take(answer(1), &OneFile).expect("in order");
-    assert!(!promise(13), "the second one is not");
+    link.receive(answer(1), &OneFile).expect("in order");
+    assert!(!acknowledge(13), "the second one is not");
 }
 
 /// A kernel that knows many inodes, and has one file open.
@@ -592,7 +601,7 @@ impl Restore for Knowing {
     fn tick(&self) {}
 }
 
-/// The inodes that messages claim, claim by claim, with their places.
+/// The inodes that messages claim, claim by claim, with their sequence numbers.
 fn claims(messages: &[ToServer]) -> Vec<(u64, Vec<Ino>)> {
     let claim = |message: &ToServer| match message {
         ToServer::Change { seq, op: Op::Claim { inodes }, .. } => {
@@ -609,7 +618,7 @@ fn found(seq: u64) -> ToClient {
     ToClient::Changed { seq, after: List::default(), empty: false, made: None, outcome }
 }
 
-/// A link whose first session is gone, and what it says in the second.
+/// A link whose first session has ended, and what it says in the second.
 fn anew(knowing: &Knowing) -> (Arc<Link>, lanes::Outgoing<()>) {
     let link = link();
     drop(connect(&link, 1, false));
@@ -620,23 +629,23 @@ fn anew(knowing: &Knowing) -> (Arc<Link>, lanes::Outgoing<()>) {
 /// Answers all changes; gives what is sent meanwhile.
 fn answer_all(link: &Link, line: &mut lanes::Outgoing<()>, knowing: &Knowing) -> Vec<ToServer> {
     let mut messages = sent(link, line);
-    while !link.state.lock().changes.is_empty() {
-        let seq = link.state.lock().answered + 1;
-        link.take(found(seq), knowing).expect("in order");
+    while link.state.lock().changes.len() > 0 {
+        let seq = link.state.lock().changes.answered() + 1;
+        link.receive(found(seq), knowing).expect("in order");
         messages.extend(sent(link, line));
     }
     messages
 }
 
 #[test]
-fn what_is_not_needed_is_claimed_behind_what_restores_a_session_a_few_batches_at_a_time() {
+fn unneeded_inodes_are_claimed_after_restoring_in_small_batches() {
     let knowing = Knowing::default();
     let (link, mut line) = anew(&knowing);
     assert_eq!(changes(sent(&link, &mut line)), [open()]);
-    link.take(answer(1), &knowing).expect("in order");
+    link.receive(answer(1), &knowing).expect("in order");
     let under_way = claims(&sent(&link, &mut line));
     assert!((2..8).contains(&under_way.len()), "{}", under_way.len());
-    link.take(found(2), &knowing).expect("in order");
+    link.receive(found(2), &knowing).expect("in order");
     assert_eq!(claims(&sent(&link, &mut line)).len(), 1, "one more for each answer");
     answer_all(&link, &mut line, &knowing);
     let mut claimed: Vec<Ino> = knowing.0.lock().iter().map(|(ino, _)| *ino).collect();
@@ -646,7 +655,7 @@ fn what_is_not_needed_is_claimed_behind_what_restores_a_session_a_few_batches_at
 }
 
 #[test]
-fn an_inode_is_claimed_before_the_first_operation_that_names_it() {
+fn an_inode_is_claimed_before_its_first_operation() {
     let knowing = Knowing::default();
     let (link, mut line) = anew(&knowing);
     sent(&link, &mut line);
@@ -670,7 +679,7 @@ fn an_inode_is_claimed_before_the_first_operation_that_names_it() {
 }
 
 #[test]
-fn what_the_kernel_forgets_first_is_never_claimed() {
+fn an_inode_forgotten_before_its_claim_is_never_claimed() {
     let knowing = Knowing::default();
     let (link, mut line) = anew(&knowing);
     assert!(!link.remember(Claim { ino: 300, ticket: 300 }), "the session does not know it");
@@ -683,10 +692,10 @@ fn what_the_kernel_forgets_first_is_never_claimed() {
 }
 
 #[test]
-fn claims_go_on_in_the_next_session_and_the_next_epoch() {
+fn claims_continue_in_the_next_session_and_epoch() {
     let knowing = Knowing::default();
     let (link, mut line) = anew(&knowing);
-    link.take(answer(1), &knowing).expect("in order");
+    link.receive(answer(1), &knowing).expect("in order");
     assert!(!claims(&sent(&link, &mut line)).is_empty());
     link.request(pending(Op::Getattr { ino: 200 })).expect("connected");
     // The server crashes once more.
@@ -695,12 +704,42 @@ fn claims_go_on_in_the_next_session_and_the_next_epoch() {
     let messages = sent(&link, &mut line);
     assert_eq!(changes(messages.clone())[0], open());
     assert_eq!(claims(&messages), [(2, vec![200])], "the request that was not answered names it");
-    link.take(answer(1), &knowing).expect("in order");
-    link.take(pong(1), &knowing).expect("a new epoch");
+    link.receive(answer(1), &knowing).expect("in order");
+    link.receive(pong(1), &knowing).expect("a new epoch");
     answer_all(&link, &mut line, &knowing);
     let claimed: std::collections::BTreeSet<Ino> =
         knowing.0.lock().iter().map(|(ino, _)| *ino).collect();
     assert!(claimed.into_iter().eq(KNOWN));
     let state = link.state.lock();
-    assert!(state.requests.values().all(|request| request.after <= state.sent));
+    assert!(state.requests.by_id.values().all(|request| request.after <= state.changes.sent()));
+}
+
+/// An epoch has ended in the session before: the new session begins with its own epoch, so the
+/// server does not refuse what restores it.
+#[test]
+fn changes_of_a_new_session_belong_to_its_first_epoch() {
+    let (link, told) = (link(), Told::default());
+    drop(connect(&link, 1, false));
+    link.receive(pong(2), &told).expect("a new epoch");
+    link.change(pending(Op::Release { fh: 7 })).expect("connected");
+    let mut line = connect(&link, 2, false);
+    let epochs = sent(&link, &mut line).into_iter().filter_map(|message| match message {
+        ToServer::Change { series, .. } => Some(series),
+        _ => None,
+    });
+    assert_eq!(epochs.collect::<Vec<_>>(), [0, 0], "what restores the session, and the release");
+}
+
+/// A program stops waiting for a change before that was sent.
+#[test]
+fn an_abandoned_change_that_was_never_sent_is_not_in_the_replay_log() {
+    let (link, told) = (link(), Told::default());
+    let mut line = connect(&link, 1, false);
+    let unsent = WINDOW_OPS as u64 - FOR_REQUESTS.0 as u64 + 1;
+    let keys: Vec<Key> = (0..unsent).filter_map(|_| link.change(pending(mkdir("n")))).collect();
+    link.abandon(keys[keys.len() - 1]);
+    (1..=unsent).for_each(|seq| assert!(link.receive(answer(seq), &told).expect("in order")));
+    let changes = changes(sent(&link, &mut line));
+    assert_eq!(changes.last(), Some(&Op::Nothing {}));
+    assert_eq!(link.json()["replay_log_changes"], unsent - 1);
 }

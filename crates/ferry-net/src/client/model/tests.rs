@@ -148,10 +148,15 @@ impl World {
     fn real(
         &self,
         op: &Op,
-        who: &Who,
+        caller: &Who,
         open: Option<(u64, Ino)>,
     ) -> Result<(Option<Attr>, Option<u64>), Errno> {
-        let me = InProcess { uid: who.uid, gid: who.gid, umask: who.umask, ..InProcess::default() };
+        let me = InProcess {
+            uid: caller.uid,
+            gid: caller.gid,
+            umask: caller.umask,
+            ..InProcess::default()
+        };
         let fs = &*self.fs;
         let entry = |entry: Entry| (entry.attr, None);
         match op {
@@ -227,7 +232,7 @@ impl World {
             return;
         }
         let at = format!("{at}: {op:?}");
-        let who = Who {
+        let caller = Who {
             uid: self.random.one(&[0, 1000]),
             gid: self.random.one(&[0, 100]),
             pid: 1,
@@ -236,13 +241,13 @@ impl World {
         let missing = self.random.below(40) == 0;
         let lost = missing.then(|| self.random.one(&self.dirs));
         let given_back = lost.map(|ino| (ino, self.model.inodes.remove(&ino).unwrap()));
-        let real = self.real(&op, &who, open);
+        let real = self.real(&op, &caller, open);
         let number = match &real {
             Ok((Some(attr), _)) => attr.ino,
             _ => 99_999_999,
         };
         let mut same = op.clone();
-        let made = self.model.make(&mut same, &who, now, Some(number), open.map(|(_, ino)| ino));
+        let made = self.model.make(&mut same, &caller, now, Some(number), open.map(|(_, ino)| ino));
         match (&made, &real) {
             (Ok(made), Ok((attr, count))) => {
                 self.decided += 1;
@@ -343,7 +348,7 @@ impl World {
 }
 
 #[test]
-fn decides_as_the_file_system_does() {
+fn the_model_decides_as_the_file_system_does() {
     let (mut decided, mut read) = (0, 0);
     for seed in 0..24 {
         let mut world = World::new(seed);
@@ -364,13 +369,14 @@ fn held(ino: Ino, mode: u32) -> Attr {
 }
 
 #[test]
-fn what_is_not_known_is_not_decided_and_nothing_is_changed() {
+fn the_model_decides_nothing_about_unknown_inodes() {
     let mut model = Model::default();
     // It has entries of which nothing is known.
     model.enter(Attr { size: 3, ..held(ROOT, libc::S_IFDIR | 0o755) }, true, Names::default());
-    let (who, at) = (Who::default(), Timestamp(9));
-    let make =
-        |model: &mut Model, mut op: Op| model.make(&mut op, &who, at, Some(10), None).unwrap_err();
+    let (caller, at) = (Who::default(), Timestamp(9));
+    let make = |model: &mut Model, mut op: Op| {
+        model.make(&mut op, &caller, at, Some(10), None).unwrap_err()
+    };
     let mkdir = |name: &str| Op::Mkdir { parent: ROOT, name: name.into(), mode: 0o755 };
     assert_eq!(make(&mut model, mkdir("a")), Not::Named(ROOT, b"a".to_vec()));
     model.learn_name(ROOT, b"a", Name::Is(7));
@@ -379,7 +385,7 @@ fn what_is_not_known_is_not_decided_and_nothing_is_changed() {
     assert_eq!(make(&mut model, unlink.clone()), Not::Held(vec![7]));
     model.learn_name(ROOT, b"b", Name::Absent);
     assert_eq!(
-        model.make(&mut mkdir("b"), &who, at, None, None).unwrap_err(),
+        model.make(&mut mkdir("b"), &caller, at, None, None).unwrap_err(),
         Not::Known,
         "no number"
     );
@@ -405,16 +411,16 @@ fn what_is_not_known_is_not_decided_and_nothing_is_changed() {
 }
 
 #[test]
-fn contents_are_kept_of_files_that_are_made_here_and_small() {
+fn contents_of_small_new_files_are_cached() {
     let mut model = Model::default();
     model.enter(held(ROOT, libc::S_IFDIR | 0o755), true, Names::default());
-    let (who, at) = (Who::default(), Timestamp(9));
+    let (caller, at) = (Who::default(), Timestamp(9));
     let write = |model: &mut Model, offset, data| {
         let mut write = Op::Write { fh: 1, offset, data, append: false, kill_suidgid: false };
-        model.make(&mut write, &who, at, None, Some(10)).unwrap();
+        model.make(&mut write, &caller, at, None, Some(10)).unwrap();
     };
     let mut create = Op::Create { parent: ROOT, name: b"f".to_vec(), mode: 0o644, flags: 0, fh: 1 };
-    model.make(&mut create, &who, at, Some(10), None).unwrap();
+    model.make(&mut create, &caller, at, Some(10), None).unwrap();
     let mut out = [0; 100];
     assert_eq!(model.read(10, 0, &mut out), Some(0));
     write(&mut model, 10, vec![7; CONTENTS_MAX as usize - 10]);
@@ -435,7 +441,7 @@ fn contents_are_kept_of_files_that_are_made_here_and_small() {
 }
 
 #[test]
-fn what_was_used_longest_ago_is_given_back_first() {
+fn least_recently_used_leases_are_returned_first() {
     let mut model = Model::default();
     for ino in 0..=HELD_INODES_MAX as Ino {
         model.enter(held(ino + 10, libc::S_IFREG), true, Names::default());

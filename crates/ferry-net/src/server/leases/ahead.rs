@@ -13,10 +13,6 @@ use ferry_fs::Ino;
 
 use super::table::{Coarse, Hold, Progress, Recalls, SessionId, Table, Wants};
 
-/// An inode is in use so long after its holder was given it, or has changed it. In tests things
-/// happen sooner after each other.
-pub(super) const IN_USE_TIME: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });
-
 impl Table {
     /// Whether there is nothing to be waited for any more. Whatever the answer, some may not be
     /// had.
@@ -58,7 +54,7 @@ impl Table {
     /// It comes back soon, if it is asked for.
     fn is_idle(&self, hold: &Hold, now: Duration) -> bool {
         let silent = self.holders.get(&hold.session).is_none_or(|holder| holder.until <= now);
-        let used = Coarse::of(now.saturating_sub(IN_USE_TIME)) < hold.used;
+        let used = Coarse::of(now.saturating_sub(self.in_use_time)) < hold.used;
         !silent && (hold.recalled || hold.returning || !used && hold.telling == 0)
     }
 

@@ -97,10 +97,17 @@ pub(super) enum Begin {
 
 impl Leases {
     /// `hold`: how long nothing is changed.
-    pub(super) fn new(clock: Arc<dyn Clock>, term: Duration, hold: Duration) -> Self {
+    /// `in_use`: clients that walk ahead take nothing away that its holder used so recently.
+    pub(super) fn new(
+        clock: Arc<dyn Clock>,
+        term: Duration,
+        hold: Duration,
+        in_use: Duration,
+    ) -> Self {
         let held_until = clock.monotonic() + hold;
         let mut shared = Shared::default();
         shared.table.term = term;
+        shared.table.in_use_time = in_use;
         let shared = Mutex::new(shared);
         Self { shared, clock, term, held_until, on_fence: OnceLock::new() }
     }

@@ -189,6 +189,8 @@ pub(super) struct Table {
     pub(super) to_fence: Vec<SessionId>,
     /// How long a lease lasts after the last sign of life.
     pub(super) term: Duration,
+    /// An inode is in use so long after its holder was given it, or has changed it.
+    pub(super) in_use_time: Duration,
 }
 
 impl Table {

@@ -5,6 +5,8 @@ use std::task::{Context, Poll, Waker};
 
 use super::*;
 
+const IN_USE: Duration = Duration::from_millis(20);
+
 /// A clock that stands still until it is set.
 #[derive(Default)]
 struct Hand(Mutex<Duration>);
@@ -26,7 +28,7 @@ impl Hand {
 
 fn leases() -> (Arc<Leases>, Arc<Hand>) {
     let hand = Arc::new(Hand::default());
-    let leases = Leases::new(hand.clone(), Duration::from_secs(5), Duration::ZERO);
+    let leases = Leases::new(hand.clone(), Duration::from_secs(5), Duration::ZERO, IN_USE);
     for session in 1..=3 {
         leases.begin(session, session);
     }
@@ -198,7 +200,7 @@ fn turns_come_in_order_and_never_wait_for_each_other() {
 fn nothing_is_changed_while_leases_of_an_earlier_server_may_last() {
     let hand = Arc::new(Hand::default());
     let leases =
-        Arc::new(Leases::new(hand.clone(), Duration::from_secs(5), Duration::from_secs(5)));
+        Arc::new(Leases::new(hand.clone(), Duration::from_secs(5), Duration::from_secs(5), IN_USE));
     leases.begin(1, 1);
     drop(leases.line(1, &[1]));
     let (runtime, place) = (runtime(), leases.ask(1, Wants::Lease, vec![1]));

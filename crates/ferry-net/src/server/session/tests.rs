@@ -12,7 +12,12 @@ fn greeting() -> Greeting {
 }
 
 fn leases() -> Leases {
-    Leases::new(ferry_env::Env::real().clock, Duration::from_secs(1), Duration::ZERO)
+    Leases::new(
+        ferry_env::Env::real().clock,
+        Duration::from_secs(1),
+        Duration::ZERO,
+        Duration::ZERO,
+    )
 }
 
 fn session() -> Session {
@@ -95,7 +100,12 @@ fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() 
     ferry_fs::mkfs(&dev, &ferry_fs::MkfsOptions::default(), &env()).expect("it is new");
     let fs =
         ferry_fs::LocalFs::open(dev, ferry_fs::FsOptions::default(), env()).expect("it is there");
-    let leases = Arc::new(Leases::new(env().clock, Duration::from_millis(1), Duration::ZERO));
+    let leases = Arc::new(Leases::new(
+        env().clock,
+        Duration::from_millis(1),
+        Duration::ZERO,
+        Duration::ZERO,
+    ));
     let (session, locks, greeting) = (Arc::new(session()), Locks::default(), greeting());
     let (line, _frames) = crate::lanes::line();
     let epoch =

@@ -9,7 +9,7 @@ use super::*;
 const CASE: Plan = Plan {
     clients: 0,
     steps: 0,
-    faults: Faults { cut: 0, swallow: 0, hold: 0, rate: 0 },
+    faults: Faults { cut: 0, swallow: 0, hold: 0, rate: 0, latency: 0 },
     ..Plan::GENTLE
 };
 
@@ -17,7 +17,7 @@ const CASE: Plan = Plan {
 struct Lab {
     sim: Arc<Sim>,
     random: SimRng,
-    _news: Receiver<News>,
+    _news: UnboundedReceiver<News>,
 }
 
 struct Mounted {
@@ -38,14 +38,14 @@ impl Lab {
     }
 
     fn with(seed: u64, plan: Plan) -> Self {
-        let (to, from) = channel();
-        Self { sim: Sim::new(seed, plan, &to), random: SimRng::new(seed), _news: from }
+        let (to, from) = unbounded_channel();
+        Self { sim: Sim::new(seed, plan, &to, Env::real()), random: SimRng::new(seed), _news: from }
     }
 
     fn mount(&self, asynchronous: bool) -> Mounted {
         let who = self.sim.whos.fetch_add(1, Ordering::SeqCst);
         let way = Way::new(&self.sim.net, who);
-        let client = mount(&way, who, asynchronous);
+        let client = mount(&way, who, asynchronous, &self.sim.env);
         Mounted { way, client }
     }
 

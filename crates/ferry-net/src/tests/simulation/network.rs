@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicBool;
 use ferry_sim::device::SimRng;
 
 use super::super::*;
+use crate::rt::{runtime, sim, task, thread, time};
 
 /// Of so many frames so many meet this.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,6 +22,8 @@ pub(super) struct Faults {
     pub(super) hold: u64,
     /// What a client sends arrives at so many bytes a second; 0: as it comes.
     pub(super) rate: u64,
+    /// A frame takes up to so many microseconds.
+    pub(super) latency: u64,
 }
 
 const OF: u64 = 10_000;
@@ -49,7 +52,7 @@ pub(super) struct Net {
     pub(super) ended: Box<dyn Fn() + Send + Sync>,
     swallow_ms: u64,
     /// A thread of a client may be the last to let go of it, and must not wait for its end.
-    runtime: Option<tokio::runtime::Runtime>,
+    runtime: Option<runtime::Runtime>,
 }
 
 impl Drop for Net {
@@ -67,7 +70,7 @@ impl Net {
         swallow_ms: u64,
         ended: impl Fn() + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let mut runtime = runtime::Builder::new_multi_thread();
         Arc::new(Self {
             server: Mutex::default(),
             seed,
@@ -95,7 +98,7 @@ impl Net {
                 Ok(server) => return server,
                 Err(shared) => server = shared,
             }
-            std::thread::yield_now();
+            thread::yield_now();
         }
     }
 
@@ -134,6 +137,13 @@ impl Net {
                 Fate::Late(Duration::from_millis(random.below(HOLD_TIME_MAX_MS)))
             }
             _ => Fate::Arrives,
+        }
+    }
+
+    async fn arrive(&self, random: &mut SimRng) {
+        match self.faults.latency {
+            0 => task::yield_now().await,
+            latency => time::sleep(Duration::from_micros(random.below(latency))).await,
         }
     }
 }
@@ -224,24 +234,25 @@ async fn relay(a: DuplexStream, b: DuplexStream, [up, down]: [(SimRng, Ends); 2]
         let Ends { cuts, vanished, number, mut silent_below } = ends;
         let max = crate::message::FRAME_MAX;
         while let Ok(Some((kind, bytes))) = crate::frame::read_frame(&mut from, max).await {
+            sim::note(|| format!("frame {} {} bytes up {is_up}", bytes[0], bytes.len()));
             if net.ends_here() {
                 return;
             }
             match net.fate(&mut random) {
-                Fate::Arrives => tokio::task::yield_now().await,
-                Fate::Late(time) => tokio::time::sleep(time).await,
+                Fate::Arrives => net.arrive(&mut random).await,
+                Fate::Late(time) => time::sleep(time).await,
                 Fate::Cut => return,
                 Fate::Swallowed(time) => {
                     let nowhere =
                         async { tokio::io::copy(&mut from, &mut tokio::io::sink()).await };
-                    let _silence = tokio::time::timeout(time, nowhere).await;
+                    let _silence = time::timeout(time, nowhere).await;
                     return;
                 }
             }
             if let Some(taken) =
                 (bytes.len() as u64 * 1000).checked_div(net.faults.rate).filter(|_| is_up)
             {
-                tokio::time::sleep(Duration::from_millis(taken)).await;
+                time::sleep(Duration::from_millis(taken)).await;
             }
             for below in &mut silent_below {
                 let _heard = below.wait_for(|below| number >= *below).await.map(drop);
@@ -265,7 +276,7 @@ async fn relay(a: DuplexStream, b: DuplexStream, [up, down]: [(SimRng, Ends); 2]
     }
     let ((ar, aw), (br, bw)) = (tokio::io::split(a), tokio::io::split(b));
     let mut ended = up.1.cuts.clone();
-    tokio::select! {
+    crate::rt::select! {
         () = one(ar, bw, up, (&net, true)) => {}
         () = one(br, aw, down, (&net, false)) => {}
         _ = ended.changed() => {}

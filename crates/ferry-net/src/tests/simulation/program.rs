@@ -13,6 +13,7 @@ use ferry_sim::device::SimRng;
 use super::super::*;
 use super::network::Way;
 use super::{Ledger, PLACES, Sim, State, records};
+use crate::rt::thread;
 
 /// Names of a program's own in each directory.
 const NAMES: u64 = 3;
@@ -58,7 +59,8 @@ impl Program {
     pub(super) fn new(sim: &Arc<Sim>, who: u64, random: SimRng) -> Self {
         let way = Way::new(&sim.net, who);
         let waiting_of = sim.plan.waiting_of;
-        let client = super::mount(&way, who, waiting_of == 0 || !who.is_multiple_of(waiting_of));
+        let client =
+            super::mount(&way, who, waiting_of == 0 || !who.is_multiple_of(waiting_of), &sim.env);
         let names =
             (0..PLACES).flat_map(|dir| (0..NAMES).map(move |n| ((dir, n), vec![None]))).collect();
         let (sim, next, done) = (Arc::clone(sim), 0, String::new());
@@ -520,10 +522,10 @@ impl Program {
     pub(super) fn vanish(self) -> Left {
         self.say_gone();
         self.sim.ledger.lock().doubt(self.who);
-        let Self { who, names, durable, way, client, .. } = self;
+        let Self { sim, who, names, durable, way, client, .. } = self;
         way.vanish();
         // It would say goodbye, which nobody hears.
-        std::thread::spawn(move || drop(client));
+        sim.ending.lock().push(thread::spawn(move || drop(client)));
         Left { who, names, durable }
     }
 

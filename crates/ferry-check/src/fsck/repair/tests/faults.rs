@@ -1,7 +1,7 @@
 //! Planted faults, one by one.
 
 use super::*;
-use ferry_fs::volume::SUPERBLOCK_PLACES;
+use ferry_fs::volume::SUPERBLOCK_OFFSETS;
 
 /// A fault, the code that finds it, and the paths that it may change (those that begin so).
 type Case = (&'static str, Code, fn(&mut Image), &'static [&'static str]);
@@ -30,8 +30,8 @@ fn cases() -> Vec<Case> {
             |v| v.put(keys::counters(), Counters { next_ino: 500, inodes: 6 }.encode()),
             &[],
         ),
-        ("unwritten count", ReservedCount, |v| v.put(keys::reserved(), Number(77).encode()), &[]),
-        ("unwritten count unreadable", BadRecord, |v| v.put(keys::reserved(), [9]), &[]),
+        ("unwritten count", ReservedCount, |v| v.put(keys::unwritten(), Number(77).encode()), &[]),
+        ("unwritten count unreadable", BadRecord, |v| v.put(keys::unwritten(), [9]), &[]),
         ("mark unreadable", BadRecord, |v| v.put(keys::mark(7), [9]), &[]),
         ("mark of a sync unreadable", BadRecord, |v| v.put(keys::synced(7), [9]), &[]),
         ("root gone", NoRoot, |v| v.remove(&keys::inode(ROOT)), &[]),
@@ -218,7 +218,7 @@ fn cases() -> Vec<Case> {
         (
             "extent of a directory",
             ExtentOwner,
-            |v| v.put(keys::extent(v.at("d"), 0), Extent::Reserved { blocks: 1 }.encode()),
+            |v| v.put(keys::extent(v.at("d"), 0), Extent::Unwritten { blocks: 1 }.encode()),
             &[],
         ),
         (
@@ -235,7 +235,7 @@ fn cases() -> Vec<Case> {
         (
             "overlap",
             ExtentOverlap,
-            |v| v.put(keys::extent(v.at("e"), 2 * BLOCK), Extent::Reserved { blocks: 3 }.encode()),
+            |v| v.put(keys::extent(v.at("e"), 2 * BLOCK), Extent::Unwritten { blocks: 3 }.encode()),
             &[],
         ),
         (
@@ -279,7 +279,7 @@ fn cases() -> Vec<Case> {
             |v| {
                 v.put(
                     keys::extent(v.at("p"), 20 * BLOCK),
-                    Extent::Reserved { blocks: u64::MAX }.encode(),
+                    Extent::Unwritten { blocks: u64::MAX }.encode(),
                 )
             },
             &[],
@@ -290,7 +290,7 @@ fn cases() -> Vec<Case> {
             |v| {
                 v.put(
                     keys::extent(v.at("p"), 1023 * BLOCK),
-                    Extent::Reserved { blocks: 3 }.encode(),
+                    Extent::Unwritten { blocks: 3 }.encode(),
                 )
             },
             &[],
@@ -474,7 +474,7 @@ fn a_directory_that_counts_too_few_can_be_emptied() {
 
 #[test]
 fn either_superblock_is_written_anew_from_the_other() {
-    for offset in SUPERBLOCK_PLACES {
+    for offset in SUPERBLOCK_OFFSETS {
         let volume = Volume::new();
         let sound = volume.snapshot();
         volume.spoil(offset);
@@ -509,7 +509,7 @@ fn session_records_stay_unless_something_is_lost() {
         v.put(keys::synced(8), Number(79).encode());
         v.put(keys::locker(8), Number(0).encode());
         v.put(keys::evicted(9), Number(1).encode());
-        v.put(keys::reserved(), Number(77).encode());
+        v.put(keys::unwritten(), Number(77).encode());
     });
     assert_eq!(volume.repaired("a count").repaired, 1);
     assert_eq!((marks(&volume), synced(&volume), lockers(&volume)), (vec![7, 8], 79, vec![8]));

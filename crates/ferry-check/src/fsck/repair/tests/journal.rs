@@ -2,7 +2,7 @@
 
 use super::*;
 use ferry_device::HookedDevice;
-use ferry_fs::volume::SUPERBLOCK_PLACES;
+use ferry_fs::volume::SUPERBLOCK_OFFSETS;
 
 /// The block at `at`.
 fn block(dev: &Arc<dyn BlockDevice>, at: u64) -> AlignedBuf {
@@ -220,7 +220,7 @@ fn a_bad_superblock_is_found_after_a_crash_too() {
     let volume = Volume::new();
     let fs = mount(&volume.dev, false);
     make_file(&fs, ROOT, "late", &pattern(1, 5000));
-    for offset in SUPERBLOCK_PLACES {
+    for offset in SUPERBLOCK_OFFSETS {
         let crashed = volume.copy();
         assert!(crashed.check().clean);
         crashed.spoil(offset);

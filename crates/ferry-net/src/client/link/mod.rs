@@ -1,0 +1,252 @@
+//! The way to the server: operations that wait for their answers, and the connection, which is made
+//! again when it is lost.
+//!
+//! * LINK-1: a change keeps its number until it is answered or its session ends. After a
+//!   reconnect to the same session everything unanswered is sent again, in order.
+//! * LINK-2: if a program has stopped waiting for an operation, it is not applied, unless it was
+//!   applied before: `Nothing` is sent in its place. Two kinds of operations are applied in any
+//!   case: those that give something back (a lock, an open file), and those that restore a session.
+//! * LINK-3: if the session has ended, changes that were never sent go to the new one, behind what
+//!   restores its state. A change that was sent goes there, too, if it was not applied, if a second
+//!   time makes no difference (`replay_log::Unanswered`), or after a goodbye. Else it fails with
+//!   `EIO`: it may have been applied. Early-acknowledged changes are replayed, with the answered
+//!   ones that are not durable (`replay_log`); or they are lost, and programs are told (`losses`).
+//! * LINK-4: `answer`, `fail` and `moved` are called without the lock held, and nothing that has a
+//!   [`Touch`] is dropped under it.
+//!
+//! Layers; each uses those below it:
+//!
+//! ```text
+//!  connection          greeting, reading, pings, reconnecting
+//!  early_ack           answers to changes, leases that are returned
+//!  mod (Link)          what the file system calls
+//!  epoch    anew       the end of an epoch; a new session
+//!  state               all that the lock protects
+//!  restore             what the file system is asked and told
+//!  ordered  phase  window  unclaimed  flow
+//! ```
+//!
+//! [`Touch`]: super::cache::Touch
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::rt::Mutex;
+use ferry_env::Clock;
+use ferry_fs::{Errno, Ino, ToForget};
+use serde_json::Value;
+use tokio::sync::Notify;
+
+use self::restore::Restore;
+use self::state::State;
+use super::cache::Cache;
+use super::change::{Key, Pending};
+use super::kernel::Kernel;
+use crate::message::{Claim, Numbers, Op, ToServer};
+use crate::transport::Connector;
+
+mod anew;
+mod connection;
+mod early_ack;
+mod epoch;
+mod flow;
+mod ordered;
+mod phase;
+pub(super) mod restore;
+mod state;
+mod unclaimed;
+mod window;
+
+/// The way to one server.
+pub(super) struct Link {
+    connector: Arc<dyn Connector>,
+    clock: Arc<dyn Clock>,
+    path: Vec<u8>,
+    name: Vec<u8>,
+    /// How long operations wait for a server that cannot be reached.
+    timeout: Duration,
+    cache: Arc<Cache>,
+    kernel: Arc<Kernel>,
+    this: Weak<Link>,
+    state: Mutex<State>,
+    owner: Mutex<Option<Arc<dyn Restore>>>,
+    closed: Notify,
+    ended: Notify,
+    /// Notified when no early-acknowledged change is unanswered, and when the phase changes.
+    drained: Notify,
+}
+
+impl Link {
+    pub(super) fn new(
+        connector: Arc<dyn Connector>,
+        clock: Arc<dyn Clock>,
+        (path, name): (Vec<u8>, Vec<u8>),
+        timeout: Duration,
+        (cache, kernel): (Arc<Cache>, Arc<Kernel>),
+    ) -> Arc<Self> {
+        let state = State::new(Arc::clone(&clock));
+        Arc::new_cyclic(|this| Self {
+            connector,
+            clock,
+            path,
+            name,
+            timeout,
+            cache,
+            kernel,
+            this: this.clone(),
+            state: Mutex::new(state),
+            owner: Mutex::default(),
+            closed: Notify::new(),
+            ended: Notify::new(),
+            drained: Notify::new(),
+        })
+    }
+
+    /// Sends a change behind all before it, or keeps it until it can be sent. Write leases on what
+    /// it touches are returned behind it.
+    pub(super) fn change(&self, mut pending: Pending) -> Option<Key> {
+        debug_assert!(pending.op.is_ordered(), "{:?}", pending.op);
+        let mut cache = self.cache.lock();
+        let mut state = self.state.lock();
+        if let Some(errno) = self.errno(&state) {
+            drop((state, cache));
+            pending.waiter.fail(errno);
+            return None;
+        }
+        if state.lossy && state.is_damaged(&pending, self.owner.lock().as_deref()) {
+            drop((state, cache));
+            pending.waiter.fail(Errno(libc::EIO));
+            return None;
+        }
+        let mut returned = std::mem::take(&mut pending.borrowed);
+        if let Op::Open { ino, .. } = &pending.op {
+            pending.touched = vec![*ino];
+        }
+        pending.effect = self.cache.begin(&mut cache, &pending.op, |fh| pending.file(fh));
+        if let Some(effect) = &mut pending.effect {
+            pending.touched.clone_from(&effect.inos().to_vec());
+            returned.extend(effect.take_held());
+        }
+        let seq = state.push(pending);
+        if !returned.is_empty() {
+            returned.sort_unstable();
+            returned.dedup();
+            cache.recall(&returned, false, self.cache.now());
+            let to_forget = cache.take_to_forget();
+            if to_forget == ToForget::default() {
+                state.give_back(&returned, seq);
+                cache.given_back();
+                state.pump();
+            } else {
+                cache.withdraw(&returned);
+                state.pump();
+                drop((state, cache));
+                self.return_withdrawn(returned, to_forget, seq);
+            }
+            return Some(Key::Change(seq));
+        }
+        state.pump();
+        Some(Key::Change(seq))
+    }
+
+    /// Sends a request, or keeps it until it can be sent.
+    pub(super) fn request(&self, pending: Pending) -> Option<Key> {
+        debug_assert!(!pending.op.is_ordered(), "{:?}", pending.op);
+        let mut state = self.state.lock();
+        if let Some(errno) = self.errno(&state) {
+            drop(state);
+            pending.waiter.fail(errno);
+            return None;
+        }
+        Some(Key::Request(state.ask(pending)))
+    }
+
+    /// The server has reserved inode numbers for this client.
+    pub(super) fn numbered(&self, numbers: Numbers) {
+        self.state.lock().log.add_numbers(numbers);
+    }
+
+    /// The kernel has forgotten an inode: a replay may need it. Whether the session knows it,
+    /// or will.
+    pub(super) fn remember(&self, claim: Claim) -> bool {
+        let mut state = self.state.lock();
+        let newest = state.changes.last();
+        state.log.remember(claim, newest);
+        state.unclaimed.take(claim.ino).is_none()
+    }
+
+    /// Nobody waits for it any more.
+    pub(super) fn abandon(&self, key: Key) {
+        let mut state = self.state.lock();
+        match key {
+            Key::Change(seq) => {
+                if let Some(change) = state.changes.get_mut(seq) {
+                    change.abandon();
+                }
+            }
+            Key::Request(id) => {
+                if let Some(request) = state.requests.by_id.get_mut(&id) {
+                    request.cancelled = true;
+                    state.send(&ToServer::Cancel { id });
+                }
+            }
+        }
+    }
+
+    /// A file is lost: changes of it that are not sent yet fail.
+    pub(super) fn fail_unsent(&self, ino: Ino) {
+        let mut waiters = Vec::new();
+        {
+            let mut state = self.state.lock();
+            for change in state.changes.unsent_mut() {
+                let Pending { touched, files, .. } = &change.pending;
+                let names_it = touched.contains(&ino) || files.iter().any(|(_, file)| *file == ino);
+                if names_it && !change.is_abandoned() && change.abandon() {
+                    waiters.push(Arc::clone(&change.pending.waiter));
+                }
+            }
+        }
+        waiters.iter().for_each(|waiter| waiter.fail(Errno(libc::EIO)));
+    }
+
+    /// The error with which operations fail now, if they do.
+    fn errno(&self, state: &State) -> Option<Errno> {
+        state.phase.errno(self.clock.monotonic(), self.timeout)
+    }
+
+    /// What the server's first welcome says.
+    pub(super) fn set_read_only(&self, read_only: bool) {
+        self.state.lock().read_only = read_only;
+    }
+
+    /// Whether the server lets this client change anything.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.state.lock().read_only
+    }
+
+    /// For `ferry stats`.
+    pub(super) fn json(&self) -> Value {
+        let state = self.state.lock();
+        let (changes, bytes, oldest) = state.log.figures(self.clock.monotonic());
+        Value::from_iter([
+            ("replay_log_changes", Value::from(changes)),
+            ("replay_log_bytes", bytes.into()),
+            ("replay_log_oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
+            ("connected", Value::from(state.phase.is_connected())),
+            ("refused", state.phase.refusal().cloned().into()),
+            ("reconnects", state.reconnects.into()),
+            ("changes", state.changes.last().into()),
+            ("unanswered_changes", state.changes.len().into()),
+            ("unanswered_ms", (state.age().as_millis() as u64).into()),
+            ("unanswered_requests", state.requests.by_id.len().into()),
+            ("early_acknowledged", state.changes.early().into()),
+            ("epoch", state.changes.epoch().into()),
+            ("unclaimed", state.unclaimed.len().into()),
+            ("bytes_in_flight", state.flow.as_ref().map(|flow| flow.figures().0).into()),
+            ("bytes_in_flight_max", state.flow.as_ref().map(|flow| flow.figures().1).into()),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests;

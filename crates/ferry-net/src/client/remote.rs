@@ -1,0 +1,173 @@
+//! The parts of a mount, and what several kinds of requests need of them.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::rt::Mutex;
+use crate::rt::runtime::Runtime;
+use ferry_fs::{Cx, Ino};
+
+use super::cache::Cache;
+use super::change::Pending;
+use super::clock_reading::ClockReading;
+use super::kernel::Kernel;
+use super::link::Link;
+use super::losses::{self, Loss};
+use super::tables::{Node, Tables};
+use super::walks::Walking;
+use crate::codec::List;
+use crate::message::{Claim, Forgotten, Known, Op, Who};
+
+/// So many forgotten inodes are told at once, or what there is at each ping.
+const FORGET_BATCH: usize = 64;
+/// The file system.
+pub struct RemoteFs {
+    pub(super) this: Weak<RemoteFs>,
+    pub(super) link: Arc<Link>,
+    pub(super) cache: Arc<Cache>,
+    pub(super) tables: Mutex<Tables>,
+    pub(super) forgotten: Mutex<Vec<Forgotten>>,
+    /// Space is lacking: until then what the kernel forgets is told at once.
+    pub(super) hurries: Mutex<Option<ClockReading>>,
+    pub(super) walking: Mutex<Walking>,
+    pub(super) kernel: Arc<Kernel>,
+    pub(super) asynchronous: bool,
+    /// What all files are opened with, besides what programs say.
+    pub(super) open_flags: i32,
+    /// How long an unmount waits until early-acknowledged changes are applied.
+    pub(super) timeout: Duration,
+    /// Changes that programs were told of and that are lost, and inodes that were not as was
+    /// decided here.
+    pub(super) lost: AtomicU64,
+    /// Those that the log does not name yet.
+    pub(super) losses: Mutex<Vec<Loss>>,
+    pub(super) differences: AtomicU64,
+    pub(super) runtime: Mutex<Option<Runtime>>,
+    /// Some file's pages were read by the kernel.
+    pub(super) some_mapped: AtomicBool,
+    pub(super) abandoned: AtomicBool,
+}
+
+impl RemoteFs {
+    /// Whether the server lets this client change anything.
+    pub fn is_read_only(&self) -> bool {
+        self.link.is_read_only()
+    }
+
+    /// What this side counts (`connection`, `client_cache` and `fuse` of `ferry stats`), without
+    /// asking the server.
+    pub fn figures(&self) -> serde_json::Value {
+        let mut connection = self.link.json();
+        connection["lost_changes"] = self.lost.load(Ordering::Relaxed).into();
+        connection["differences"] = self.differences.load(Ordering::Relaxed).into();
+        serde_json::Value::from_iter([
+            ("connection", connection),
+            ("client_cache", self.cache.json()),
+            ("fuse", self.kernel.stats()),
+        ])
+    }
+
+    /// Of the connection, without asking the server.
+    #[cfg(test)]
+    pub(crate) fn connection(&self) -> serde_json::Value {
+        self.link.json()
+    }
+
+    /// Bytes and inodes that are reserved.
+    #[cfg(test)]
+    pub(crate) fn reserved(&self) -> (u64, u64) {
+        match self.cache.lock().reservation.remaining() {
+            Some(Op::Spare { bytes, inodes }) => (bytes, inodes),
+            _ => (0, 0),
+        }
+    }
+
+    /// Sends a change that nobody waits for.
+    pub(super) fn tell(&self, op: Op) {
+        self.link.change(Pending::unattended(op));
+    }
+
+    /// The answer to an early-acknowledged change has named an inode, or never will.
+    pub(super) fn confirm(&self, ino: Ino, known: Option<&Known>) {
+        let node = self.tables.lock().confirm(ino, known);
+        self.removed_from_tables(ino, node);
+    }
+
+    /// The kernel does not know an inode any more.
+    pub(super) fn removed_from_tables(&self, ino: Ino, node: Option<Node>) {
+        let Some(Node { stamp, ticket, .. }) = node else { return };
+        let known = ticket.is_none_or(|ticket| self.link.remember(Claim { ino, ticket }));
+        if known {
+            self.forgotten(Forgotten { ino, stamp });
+        }
+    }
+
+    /// A replayed change has created or named an inode.
+    pub(super) fn known_again(&self, ino: Ino, known: &Known) {
+        if !self.tables.lock().known_again(ino, known) {
+            let _known = self.link.remember(Claim { ino, ticket: known.ticket });
+        }
+    }
+
+    /// Changes of these are lost.
+    pub(super) fn report_lost(&self, touched: &[Ino], losses: Vec<Loss>) {
+        self.lost.fetch_add(losses.len() as u64, Ordering::Relaxed);
+        self.losses.lock().extend(losses);
+        self.tables.lock().damage(touched.iter().copied());
+    }
+
+    /// Names in the log what is lost.
+    pub(super) fn tell_losses(&self) {
+        let losses = std::mem::take(&mut *self.losses.lock());
+        losses::tell(&losses, &self.tables.lock());
+    }
+
+    /// The kernel takes lookups back, or a request that it will not hear of.
+    pub(super) fn forget_known(&self, ino: Ino, count: u64) {
+        let node = {
+            let mut cache = self.cache.lock();
+            let node = self.tables.lock().forget(ino, count);
+            if node.is_some() {
+                cache.unsee(ino);
+            }
+            node
+        };
+        self.removed_from_tables(ino, node);
+    }
+
+    /// The server is told of it, with others.
+    pub(super) fn forgotten(&self, one: Forgotten) {
+        let full = {
+            let mut forgotten = self.forgotten.lock();
+            forgotten.push(one);
+            forgotten.len() >= FORGET_BATCH || self.hurries()
+        };
+        if full {
+            self.tell_forgotten();
+        }
+    }
+
+    /// It may be the last thing that keeps a removed file there.
+    pub(super) fn tell_forgotten(&self) {
+        let batch = std::mem::take(&mut *self.forgotten.lock());
+        if batch.is_empty() {
+            return;
+        }
+        self.link.give_back(&batch.iter().map(|one| one.ino).collect::<Vec<_>>());
+        self.tell(Op::Forget { inodes: List(batch) });
+    }
+
+    pub(super) fn release_handle(&self, fh: u64) {
+        let ended = self.tables.lock().remove_handle(fh);
+        if let Some((ino, locks)) = ended {
+            locks.into_iter().for_each(|lock| self.tell(Op::Unlock { ino, lock }));
+        }
+        self.tell(Op::Release { fh });
+    }
+}
+
+/// The program of a request.
+pub(super) fn caller(cx: &Cx<'_>) -> Who {
+    Who { uid: cx.uid, gid: cx.gid, pid: cx.pid, umask: cx.umask }
+}

@@ -1,0 +1,146 @@
+//! A volume in a simulation: a call of it happens at once, as far as others can see.
+//!
+//! The volume waits with the means of the operating system, of which a simulation knows nothing. So
+//! no thread may stop inside it. Answers that it completes meanwhile are passed on when the call
+//! has come back, for they run the server's code.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+
+use super::super::*;
+use crate::rt::sim;
+
+pub(super) struct Undivided(pub(super) Arc<LocalFs>);
+
+type Outcome = Result<Reply, Errno>;
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    static COMPLETED: RefCell<Vec<(Complete, Outcome)>> = const { RefCell::new(Vec::new()) };
+}
+
+fn undivided<T>(call: impl FnOnce() -> T) -> T {
+    if INSIDE.replace(true) {
+        return call();
+    }
+    let value = sim::undivided(call);
+    INSIDE.set(false);
+    for (complete, outcome) in COMPLETED.take() {
+        complete(outcome);
+    }
+    value
+}
+
+/// Passes answers on later.
+struct Later<'c>(&'c dyn Park);
+
+impl Park for Later<'_> {
+    fn park(&self, interrupt: Option<Interrupt>) -> Complete {
+        let complete = self.0.park(interrupt);
+        Box::new(move |outcome| match INSIDE.get() {
+            true => COMPLETED.with_borrow_mut(|completed| completed.push((complete, outcome))),
+            false => complete(outcome),
+        })
+    }
+
+    fn may_wait(&self) -> bool {
+        self.0.may_wait()
+    }
+
+    fn early_ack(&self) -> Option<EarlyAck> {
+        self.0.early_ack()
+    }
+}
+
+macro_rules! requests {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
+        $(fn $name(&self, cx: &Cx, $($arg: $type),*) -> $out {
+            let Cx { uid, gid, pid, umask, park } = *cx;
+            undivided(|| self.0.$name(&Cx { uid, gid, pid, umask, park: &Later(park) }, $($arg),*))
+        })*
+    };
+}
+
+macro_rules! calls {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
+        $(fn $name(&self, $($arg: $type),*) -> $out {
+            undivided(|| self.0.$name($($arg),*))
+        })*
+    };
+}
+
+impl Filesystem for Undivided {
+    requests! {
+        lookup(parent: Ino, name: &[u8]) -> Answer<Entry>;
+        getattr(ino: Ino, fh: Option<u64>) -> Answer<(Attr, Duration)>;
+        setattr(ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)>;
+        readlink(ino: Ino) -> Answer<Vec<u8>>;
+        mknod(parent: Ino, name: &[u8], mode: Mode, rdev: u32) -> Answer<Entry>;
+        mkdir(parent: Ino, name: &[u8], mode: u32) -> Answer<Entry>;
+        symlink(parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry>;
+        link(ino: Ino, parent: Ino, name: &[u8]) -> Answer<Entry>;
+        unlink(parent: Ino, name: &[u8]) -> Answer<()>;
+        rmdir(parent: Ino, name: &[u8]) -> Answer<()>;
+        rename(parent: Ino, name: &[u8], to: Ino, new: &[u8], flags: RenameFlags) -> Answer<()>;
+        open(ino: Ino, flags: i32, kill_suidgid: bool) -> Answer<Opened>;
+        create(parent: Ino, name: &[u8], mode: Mode, flags: i32) -> Answer<(Entry, Opened)>;
+        tmpfile(parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)>;
+        read(ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize>;
+        read_pages(ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize>;
+        write(ino: Ino, fh: u64, offset: u64, data: &[u8], append: bool, kill: bool) -> Answer<u64>;
+        flush(ino: Ino, fh: u64, lock_owner: u64) -> Answer<()>;
+        release(ino: Ino, fh: u64) -> ();
+        fsync(ino: Ino, fh: u64, data_only: bool) -> Answer<()>;
+        fallocate(ino: Ino, fh: u64, mode: i32, offset: u64, len: u64) -> Answer<()>;
+        lseek(ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64>;
+        copy_file_range(ino: Ino, fh: u64, at: u64, to: Ino, to_fh: u64, to_at: u64, len: u64)
+            -> Answer<u64>;
+        opendir(ino: Ino) -> Answer<Opened>;
+        readdir(ino: Ino, fh: u64, at: u64, plus: bool, sink: &mut dyn FnMut(&DirEntry) -> bool)
+            -> Answer<()>;
+        releasedir(ino: Ino, fh: u64) -> ();
+        fsyncdir(ino: Ino, fh: u64, data_only: bool) -> Answer<()>;
+        statfs() -> Answer<Statfs>;
+        setxattr(ino: Ino, name: &[u8], value: &[u8], flags: XattrFlags) -> Answer<()>;
+        getxattr(ino: Ino, name: &[u8]) -> Answer<Vec<u8>>;
+        listxattr(ino: Ino) -> Answer<Vec<u8>>;
+        removexattr(ino: Ino, name: &[u8]) -> Answer<()>;
+        getlk(ino: Ino, fh: u64, lock: &FileLock) -> Answer<FileLock>;
+        setlk(ino: Ino, fh: u64, lock: &FileLock, wait: bool) -> Answer<()>;
+        ioctl(ino: Ino, cmd: u32, input: &[u8], out_max: usize) -> Answer<Vec<u8>>;
+    }
+    calls! {
+        attach(host: Arc<dyn Host>) -> ();
+        detach() -> ();
+        forget(ino: Ino, count: u64) -> ();
+        birth_time(ino: Ino) -> Option<Timestamp>;
+        loses_privileges(ino: Ino) -> bool;
+        keeps_pages(ino: Ino, fh: u64) -> bool;
+        is_shared() -> bool;
+        kernel_caches() -> bool;
+        writeback_cache() -> bool;
+    }
+}
+
+impl SessionStore for Undivided {
+    calls! {
+        reserve_numbers(count: u32) -> Result<Range<Ino>, Errno>;
+        reserve_space(bytes: u64, inodes: u64) -> Result<Box<dyn Reservation>, Errno>;
+        add_session(session: u128) -> Result<(), Errno>;
+        remove_session(session: u128) -> ();
+        sessions() -> Result<Vec<u128>, Errno>;
+        last_applied(session: u128) -> Result<Option<u64>, Errno>;
+        sync_sessions(upto: &[SessionSeq]) -> Result<(), Errno>;
+        durable_watermark(session: u128) -> Result<u64, Errno>;
+        add_lock_holder(session: u128) -> Result<(), Errno>;
+        lock_holders() -> Result<Vec<u128>, Errno>;
+        remove_lock_holders(sessions: &[u128]) -> Result<(), Errno>;
+        evict(sessions: &[SessionSeq], forgotten: &[u128]) -> Result<(), Errno>;
+        evicted() -> Result<Vec<SessionSeq>, Errno>;
+        is_plain(ino: Ino) -> Result<bool, Errno>;
+        keep_removed() -> ();
+        reclaim_removed() -> ();
+        hand_over() -> Result<(), Errno>;
+        was_handed_over() -> bool;
+    }
+}

@@ -1,0 +1,88 @@
+//! What a client mounts: `ferry://HOST[:PORT]/[PATH]`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::NetError;
+
+/// How an address begins.
+const SCHEME: &str = "ferry://";
+/// The port where none is said.
+const PORT: u16 = 7373;
+
+/// A server, and a directory on its volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// A name or number; an IPv6 address without its brackets.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+    /// An absolute path.
+    pub path: String,
+}
+
+impl Address {
+    /// The port where none is said.
+    pub const PORT: u16 = PORT;
+
+    /// Whether `source` means a server, not a volume on this machine.
+    pub fn is_meant(source: &str) -> bool {
+        source.starts_with(SCHEME)
+    }
+}
+
+impl FromStr for Address {
+    type Err = NetError;
+
+    fn from_str(text: &str) -> Result<Self, NetError> {
+        let wrong = || NetError::Address(text.into());
+        let rest = text.strip_prefix(SCHEME).ok_or_else(wrong)?;
+        let (place, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
+        let (host, port) = match place.strip_prefix('[') {
+            Some(rest) => {
+                let (host, port) = rest.split_once(']').ok_or_else(wrong)?;
+                let port = if port.is_empty() {
+                    None
+                } else {
+                    Some(port.strip_prefix(':').ok_or_else(wrong)?)
+                };
+                (host, port)
+            }
+            None => place.split_once(':').map_or((place, None), |(host, port)| (host, Some(port))),
+        };
+        let port = port.map_or(Ok(PORT), str::parse).map_err(|_| wrong())?;
+        if host.is_empty() || path.contains('\0') {
+            return Err(wrong());
+        }
+        Ok(Self { host: host.into(), port, path: path.into() })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (open, close) = if self.host.contains(':') { ("[", "]") } else { ("", "") };
+        write!(f, "{SCHEME}{open}{}{close}:{}{}", self.host, self.port, self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_parsed_and_printed() {
+        for (text, shown) in [
+            ("ferry://box", "ferry://box:7373/"),
+            ("ferry://box:1/", "ferry://box:1/"),
+            ("ferry://[::1]/a/b", "ferry://[::1]:7373/a/b"),
+            ("ferry://[::1]:9/a", "ferry://[::1]:9/a"),
+        ] {
+            assert_eq!(text.parse::<Address>().expect("an address").to_string(), shown);
+        }
+        for text in
+            ["box:/x", "ferry://", "ferry://:5/", "ferry://a:b/", "ferry://[::1", "ferry://[::1]x/"]
+        {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+}
