@@ -155,7 +155,7 @@ one_order() {
   local mounts
   at_three one-order
   python3 "$repo/scripts/suites/oneorder.py" 4 "${FERRY_SEED:-$RANDOM}" "${mounts[@]/%//one-order}"
-  [ "$(stat_of "${mounts[1]}" kept hits)" -gt 50 ]
+  [ "$(stat_of "${mounts[1]}" client_cache hits)" -gt 50 ]
   remote_over "${mounts[@]}"
 }
 
@@ -702,7 +702,7 @@ slow_connection() {
     rm "$b/whole-$round"
   done
   fails grep -F 'it has lost its write leases' "$scratch/server.log"
-  [ "$(stat_of "$a" connection series)" = 0 ]
+  [ "$(stat_of "$a" connection epoch)" = 0 ]
   [ "$(stat_of "$a" connection lost_changes)" = 0 ]
   "$ferry" umount "$a"; "$ferry" umount "$b"
   kill "$(cat "$scratch/relay.pid")"
