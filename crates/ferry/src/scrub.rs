@@ -46,7 +46,10 @@ fn look(args: &ScrubArgs) -> Result<ExitCode, CliError> {
         control::scrub_stop(&control).map_err(|e| refused(&control, e))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let control = control.map_err(|error| CliError::CouldNotCheck(error.to_string()))?;
+    let control = control.map_err(|error| match error {
+        CliError::Path { .. } => CliError::CouldNotCheck(error.to_string()),
+        other => other,
+    })?;
     let stop = stop_on_signals()?;
     let bar = progress_bar(args.json);
     let report = match &control {

@@ -114,7 +114,7 @@ fn a_scrub_says_what_was_verified_and_what_is_damaged() {
     assert_eq!(code(&ferry(&["scrub", &text(&volume.mnt())]), 4).lines().count(), 2);
     volume.umount();
 
-    code(&ferry(&["scrub", "/no/such/volume"]), 1);
+    code(&ferry(&["scrub", "/no/such/volume"]), 8);
     let foreign = volume.dir.path().join("foreign");
     fs::write(&foreign, vec![1; 8192]).expect("writes");
     code(&ferry(&["scrub", &text(&foreign)]), 8);
