@@ -1,12 +1,13 @@
-//! Rates of the data half alone, on a device in memory: `cargo run --release -p ferry-fs --example
+//! Rates of the data half alone, on a device in memory: `open run --release -p ferry-fs --example
 //! contents [FILES] [BYTES]`.
 
 use ferry_device::{BlockDevice, MemDevice};
 use ferry_env::Env;
 use ferry_fs::error::FsError;
 use ferry_fs::inode::incore::Inode;
+use ferry_fs::inode::table::InodeSource;
 use ferry_fs::keys::{self, InodeRecord};
-use ferry_fs::store::data_store::{At, DataOptions, DataStore, InodeSource, Touch};
+use ferry_fs::store::data_store::{At, Busy, DataOptions, DataStore, Dirty, Touch};
 use ferry_journal::{
     Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalOptions, LogOptions, Seq,
 };
@@ -141,7 +142,7 @@ fn main() -> Result<(), Any> {
             let inode = run.create(ino)?;
             run.store.write(&inode, At::Offset(0), &data[..bytes], Touch::Nothing)?;
         }
-        let seq = run.store.write_back_all()?;
+        let seq = run.store.write_back(Dirty::All, Busy::Wait)?;
         run.force(seq)
     })?;
     println!("{:?}", run.store.stats());
@@ -165,7 +166,7 @@ fn main() -> Result<(), Any> {
         for ino in 0..syncs {
             let inode = run.create(1_000_000 + ino)?;
             run.store.write(&inode, At::Offset(0), &data[..4096], Touch::Nothing)?;
-            run.force(run.store.write_back(&inode)?)?;
+            run.force(run.store.write_back(Dirty::File(&inode), Busy::Wait)?)?;
         }
         Ok(())
     })?;
@@ -180,7 +181,7 @@ fn large(run: &Run, data: &[u8]) -> Result<(), Any> {
         for i in 0..mib {
             run.store.write(&inode, At::Offset(i * MIB), data, Touch::Nothing)?;
         }
-        run.force(run.store.write_back(&inode)?)
+        run.force(run.store.write_back(Dirty::File(&inode), Busy::Wait)?)
     })?;
     let mut out = vec![0; 1 << 20];
     run.time("read 2 GiB by 1 MiB", mib, mib * MIB, || {

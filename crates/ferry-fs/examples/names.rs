@@ -1,4 +1,4 @@
-//! How fast names come and go in process, on a device in memory: `cargo run --release -p ferry-fs
+//! How fast names come and go in process, on a device in memory: `open run --release -p ferry-fs
 //! --example names [FILES]`.
 //!
 //! Prints, for each step, the time of one operation. The steps are those of unpacking a tree and

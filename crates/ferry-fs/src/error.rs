@@ -10,7 +10,7 @@ pub enum FsError {
     /// What a program is told.
     #[error("{0}")]
     Errno(Errno),
-    /// It would have to wait, and its caller must not. No program is told: whoever is, has it done
+    /// It would have to wait, and its caller must not. No program is told: the request is done
     /// by a thread that may wait.
     #[error("it would have to wait")]
     WouldWait,
@@ -41,7 +41,7 @@ impl From<Errno> for FsError {
 impl FsError {
     /// One file's own data or records are damaged; it says nothing of the others.
     pub fn is_of_one_file(&self) -> bool {
-        // A failed checkpoint is damage too, but to who changes something it is a journal that is
+        // A failed checkpoint is damage too, but for a change it is a journal that is
         // read-only.
         matches!(
             self,

@@ -1,9 +1,9 @@
-//! An error sequence, as Linux has it (`errseq_t`): what happened behind the programs' backs, and
-//! who was told of it.
+//! An error sequence, as Linux has it (`errseq_t`): errors of writes that programs did not wait
+//! for, and which descriptors were told of them.
 //!
 //! * Each descriptor has a cursor. It is told of each error that came behind its cursor, once; of
 //!   several the newest.
-//! * Whoever is told changes nothing for the others: each has its own cursor.
+//! * A descriptor that is told changes nothing for the others: each has its own cursor.
 //! * A new descriptor begins behind the errors that somebody was told of. One that nobody was told
 //!   of is its business, too.
 
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_descriptor_is_told_of_what_nobody_was_told() {
+    fn a_new_descriptor_is_told_of_an_untold_error() {
         let errors = ErrorSequence::default();
         errors.add(EIO);
         let (first, end) = (errors.sample(), errors.end());
@@ -109,9 +109,9 @@ mod tests {
         assert_eq!(errors.tell(&errors.sample()), None);
     }
 
-    /// Whoever asks with what it saw of the errors before the newest one came.
+    /// A descriptor asks with what it saw before the newest error came.
     #[test]
-    fn an_error_that_was_told_is_not_told_again_by_who_saw_an_older_one() {
+    fn an_error_is_not_told_again_by_an_older_cursor() {
         let errors = ErrorSequence::default();
         let cursor = errors.sample();
         errors.add(EIO);

@@ -20,22 +20,22 @@ const MERGE_BLOCKS: usize = 64;
 
 /// Device block number of what is not mapped (block 0 is the superblock's).
 const HOLE: u64 = 0;
-/// Device block number of what is promised but not written.
-const RESERVED: u64 = u64::MAX;
+/// Device block number of an unwritten extent.
+const UNWRITTEN: u64 = u64::MAX;
 /// Device block number of what was lost to damage.
 const LOST: u64 = u64::MAX - 1;
 
 /// No volume has data behind this block. A place behind the end of this one is found out by the
 /// device.
-const PLACE_MAX: u64 = i64::MAX as u64 / BLOCK;
+const DEVICE_BLOCK_MAX: u64 = i64::MAX as u64 / BLOCK;
 
 /// Where one block of a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Mapping {
     /// Nowhere: it reads as zeros.
     Hole,
-    /// Space is promised; it reads as zeros.
-    Reserved,
+    /// In an unwritten extent: it has space and reads as zeros.
+    Unwritten,
     /// Its contents were lost to damage: it cannot be read, and takes no space.
     Lost,
     /// On the device: block number and CRC32C.
@@ -65,8 +65,8 @@ pub struct Delta {
     /// Change of live blocks: so many from this device block on became live, or (negative) are so
     /// no more.
     pub live: Vec<(u64, i64)>,
-    /// Change of promised blocks.
-    pub reserved: i64,
+    /// Change of unwritten blocks.
+    pub unwritten: i64,
     /// Change of lost blocks.
     pub lost: i64,
 }
@@ -85,12 +85,12 @@ impl Delta {
     }
     /// Change of blocks that take space.
     pub fn mapped(&self) -> i64 {
-        self.reserved + self.live.iter().map(|(_, by)| by).sum::<i64>()
+        self.unwritten + self.live.iter().map(|(_, by)| by).sum::<i64>()
     }
     /// Adds another edit's.
     pub fn add(&mut self, other: &Delta) {
         self.live.extend_from_slice(&other.live);
-        self.reserved += other.reserved;
+        self.unwritten += other.unwritten;
         self.lost += other.lost;
     }
 }
@@ -136,7 +136,7 @@ impl Window {
         self.slots.resize(start as usize, EMPTY);
         match extent {
             Extent::Data { block, crcs } => {
-                if block == HOLE || block > PLACE_MAX {
+                if block == HOLE || block > DEVICE_BLOCK_MAX {
                     return Err(format!(
                         "the extent at byte {offset} lies where no volume has data"
                     ));
@@ -145,7 +145,7 @@ impl Window {
                     (block..).zip(&crcs).map(|(dev, &crc)| Slot { dev, crc, start: dev == block });
                 self.slots.extend(slots);
             }
-            Extent::Reserved { blocks } => self.extend_without_data(RESERVED, blocks),
+            Extent::Unwritten { blocks } => self.extend_without_data(UNWRITTEN, blocks),
             Extent::Lost { blocks } => self.extend_without_data(LOST, blocks),
         }
         Ok(())
@@ -161,12 +161,12 @@ impl Window {
     }
 
     /// Where block `at` is.
-    pub fn place(&self, at: u64) -> Place {
+    pub fn mapping(&self, at: u64) -> Mapping {
         match self.slots.get(at as usize) {
-            None | Some(Slot { dev: HOLE, .. }) => Place::Hole,
-            Some(Slot { dev: RESERVED, .. }) => Place::Reserved,
-            Some(Slot { dev: LOST, .. }) => Place::Lost,
-            Some(slot) => Place::Data(slot.dev, slot.crc),
+            None | Some(Slot { dev: HOLE, .. }) => Mapping::Hole,
+            Some(Slot { dev: UNWRITTEN, .. }) => Mapping::Unwritten,
+            Some(Slot { dev: LOST, .. }) => Mapping::Lost,
+            Some(slot) => Mapping::Data(slot.dev, slot.crc),
         }
     }
 
@@ -189,7 +189,7 @@ impl Window {
     fn extent(&self, start: usize) -> Extent {
         let slots = &self.slots[start..self.extent_end(start)];
         match slots[0].dev {
-            RESERVED => Extent::Reserved { blocks: slots.len() as u64 },
+            UNWRITTEN => Extent::Unwritten { blocks: slots.len() as u64 },
             LOST => Extent::Lost { blocks: slots.len() as u64 },
             block => Extent::Data { block, crcs: slots.iter().map(|s| s.crc).collect() },
         }
@@ -239,7 +239,7 @@ impl Edit {
             let slot = self.window.slots[i];
             match slot.dev {
                 HOLE => {}
-                RESERVED => self.delta.reserved -= 1,
+                UNWRITTEN => self.delta.unwritten -= 1,
                 LOST => self.delta.lost -= 1,
                 dev => self.delta.dead(dev),
             }
@@ -277,8 +277,8 @@ impl Edit {
         }
     }
 
-    /// Promises the holes in `[at, to)` that `skip` does not name.
-    pub fn promise(&mut self, at: u64, to: u64, skip: &dyn Fn(u64) -> bool) {
+    /// Fills the holes in `[at, to)` that `skip` does not name with unwritten extents.
+    pub fn add_unwritten(&mut self, at: u64, to: u64, skip: &dyn Fn(u64) -> bool) {
         self.room(to as usize);
         let mut in_run = false;
         for i in at as usize..to as usize {
@@ -286,14 +286,14 @@ impl Edit {
                 in_run = false;
                 continue;
             }
-            let start = i == 0 || self.window.slots[i - 1].dev != RESERVED;
+            let start = i == 0 || self.window.slots[i - 1].dev != UNWRITTEN;
             if start {
                 self.touch(i);
             } else if !in_run {
                 self.touch(self.window.extent_start(i - 1));
             }
-            self.window.slots[i] = Slot { dev: RESERVED, crc: 0, start };
-            self.delta.reserved += 1;
+            self.window.slots[i] = Slot { dev: UNWRITTEN, crc: 0, start };
+            self.delta.unwritten += 1;
             in_run = true;
         }
     }
@@ -307,7 +307,7 @@ impl Edit {
     /// The extent before `from` goes on at device block `dev`, and both together are short.
     fn joins(&self, from: usize, dev: u64, len: usize) -> bool {
         let before = from.checked_sub(1).map(|i| self.window.slots[i].dev);
-        before.is_some_and(|b| ![HOLE, RESERVED, LOST].contains(&b) && b + 1 == dev)
+        before.is_some_and(|b| ![HOLE, UNWRITTEN, LOST].contains(&b) && b + 1 == dev)
             && from - self.window.extent_start(from - 1) + len <= MERGE_BLOCKS
     }
 

@@ -4,7 +4,7 @@ use crate::api::*;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 
-/// Who calls, and a way to wait. Every call has its own.
+/// The caller, and a way to wait. Every call has its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InProcess {
     /// User id of the caller.

@@ -1,7 +1,30 @@
-//! The file system itself: inodes, dentries, extents, segments, page cache, locks.
+//! The file system itself: a volume's inodes, names, contents, space and locks.
 //!
-//! [`Filesystem`] is what a transport (FUSE, later the server) calls; [`LocalFs`] implements it on
-//! a volume.
+//! [`Filesystem`] is what a transport calls (FUSE, or the server of `ferry-net`). [`SessionStore`]
+//! is what the server asks beyond that. [`LocalFs`] implements both on a volume.
+//!
+//! Each module is a layer: it uses what stands below it, and nothing above.
+//!
+//! ```text
+//! requests     the traits implemented: open, read, write, fsync, scrub, tune, statistics
+//! namespace    lookup, create, remove, rename, link, listing, attributes, xattrs, ACLs, orphans
+//! local        LocalFs: options, inode numbers, open files, transactions, threads
+//! scrub        reading and verifying all of a volume
+//! file         contents: read, write, truncate, fallocate
+//! writeback    write batches, the cleaner, finding space, the background thread
+//! store        DataStore: the extent maps, fetching and dropping blocks, what waits for write-back
+//! inode        the inode in memory, its locks, the inode table, cached directory entries
+//! space        free blocks and their wait queue, reservations, segments, summaries
+//! cache        folios, frames (sequence locks), eviction, what is in flight to the device
+//! extents      the extent map of a file
+//! volume       superblock, mkfs
+//! keys         what is stored: records of inodes, names, extents, segments, sessions
+//! api posix    the requests; the rules of POSIX as pure functions
+//! ```
+//!
+//! Beside them stand `error`, `errseq` (deferred errors), `order` (the order of locks, asserted),
+//! `credits` (log space), `inprocess` (calls without a transport), `session_store` (the trait),
+//! `sync` (what model checkers replace), and `compare` (locks that only benchmarks use).
 
 /// Asserts what costs too much where it is used: in debug builds and in this crate's own tests.
 macro_rules! checked {
@@ -26,6 +49,7 @@ pub mod api;
 mod cache;
 #[cfg(feature = "compare")]
 mod compare;
+mod credits;
 pub mod error;
 pub mod errseq;
 pub mod extents;

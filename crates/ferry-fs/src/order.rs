@@ -15,8 +15,8 @@ pub enum Rank {
     Compared,
     /// `FileData::tail`.
     Tail,
-    /// The row of those who wait for space.
-    Row,
+    /// The wait queue for space.
+    SpaceQueue,
     /// `DataStore::room`.
     Room,
     /// The right to change a file's extents. One that is tried and not waited for may join others.
@@ -50,7 +50,7 @@ mod held {
                 let behind = held.iter().find(|held| **held >= rank);
                 assert!(
                     behind.is_none(),
-                    "{rank:?} is waited for by who holds {behind:?}, of {held:?}"
+                    "{rank:?} is waited for while this thread holds {behind:?}, of {held:?}"
                 );
             });
             Self::tried(rank)
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "Inode(3) is waited for by who holds Some(Inode(4))")]
+    #[should_panic(expected = "Inode(3) is waited for while this thread holds Some(Inode(4))")]
     fn inodes_are_locked_by_ascending_number() {
         let _held = Held::wait(Rank::Inode(4));
         Held::wait(Rank::Inode(3));
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "Extents is waited for")]
-    fn nobody_who_holds_an_inode_lock_waits_for_an_extents_right() {
+    fn a_thread_with_an_inode_lock_does_not_wait_for_an_extents_right() {
         let _held = Held::wait(Rank::Inode(1));
         Held::wait(Rank::Extents);
     }

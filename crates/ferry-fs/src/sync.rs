@@ -1,6 +1,6 @@
 //! The locks and atomics of the code that is model-checked: `tests/frame_model.rs`,
-//! `tests/wait_queue_model.rs` and `tests/rwsem_model.rs` compile `frame.rs`, `free_blocks.rs` and `rwsem.rs`
-//! against the model checkers' versions of the same names.
+//! `tests/wait_queue_model.rs` and `tests/rwsem_model.rs` compile `frame.rs`, `free_blocks.rs` and
+//! `rwsem.rs` against the model checkers' versions of the same names.
 
 pub use parking_lot::{Condvar, Mutex, MutexGuard};
 pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
@@ -22,7 +22,7 @@ pub fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     mutex.try_lock()
 }
 
-/// Gives the lock up, to whoever has waited longest for it.
+/// Gives the lock up, to the thread that has waited longest for it.
 pub fn hand_over<T>(guard: MutexGuard<'_, T>) {
     MutexGuard::unlock_fair(guard);
 }

@@ -185,7 +185,7 @@ fn a_read_beside_a_truncation_never_shows_what_was_cut_as_zeros() {
 
 /// A truncation holds the inode lock alone, a write inside the size shares it, a read takes none.
 #[test]
-fn what_a_truncation_cuts_no_write_brings_back_and_no_read_tears() {
+fn no_write_brings_back_truncated_bytes_and_no_read_is_torn() {
     bounded().check(|| {
         let (frames, pages, size) =
             (frames(1), Arc::new(Mutex::new(())), Arc::new(AtomicU64::new(8)));

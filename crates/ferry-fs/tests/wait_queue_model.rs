@@ -1,4 +1,4 @@
-//! Models of the row of those who wait for space, under loom (`docs/locking.md`, rules SPACE-1 to
+//! Models of the wait queue for space, under loom (`docs/locking.md`, rules SPACE-1 to
 //! SPACE-3): writers overwrite blocks of a volume that has room for few dirty ones; each dirty
 //! block that is written back gives its old place back.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
@@ -57,7 +57,7 @@ impl Volume {
         true
     }
 
-    /// The same without the row: take, write back, take again.
+    /// The same without the wait queue: take, write back, take again.
     fn overwrite_alone(&self, blocks: i64) -> bool {
         let want = Want { blocks, leave: 0 };
         if !self.free.take(want) {
@@ -93,19 +93,19 @@ fn writers(first: i64, write: impl Fn(&Volume, i64) -> bool + Send + Sync + Copy
 }
 
 #[test]
-fn no_writer_is_told_enospc_because_another_was_faster() {
+fn no_writer_gets_enospc_because_another_was_faster() {
     writers(1, Volume::overwrite);
     writers(2, Volume::overwrite);
 }
 
 #[test]
 #[should_panic(expected = "an ENOSPC that is not true")]
-fn without_the_row_the_model_finds_a_false_error() {
+fn without_the_wait_queue_the_model_finds_a_false_error() {
     writers(2, Volume::overwrite_alone);
 }
 
 #[test]
-fn who_asks_for_more_than_there_is_hears_it_and_takes_nothing_along() {
+fn a_reservation_beyond_the_free_space_is_refused_whole() {
     bounded().check(|| {
         let volume = Volume::new(1, 0);
         let other = {

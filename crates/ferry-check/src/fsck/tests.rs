@@ -72,7 +72,7 @@ impl Volume {
         v.set(keys::xattr(D, b"user.a"), b"1");
         v.record(F, &file(3 * BLOCK + 1, 6, 1));
         v.data(F, 0, FIRST_BLOCK + 1, 4);
-        v.set(keys::extent(F, 8 * BLOCK), &Extent::Reserved { blocks: 2 }.encode());
+        v.set(keys::extent(F, 8 * BLOCK), &Extent::Unwritten { blocks: 2 }.encode());
         v.record(G, &inline(libc::S_IFREG | 0o600, 2, b"small"));
         v.record(S, &inline(libc::S_IFLNK | 0o777, 1, b"target"));
         v.name(ROOT, b"d", D, libc::S_IFDIR);
@@ -81,7 +81,7 @@ impl Volume {
         v.name(D, b"f", F, libc::S_IFREG);
         v.name(D, b"g", G, libc::S_IFREG);
         v.set(keys::segment(0), &Segment { filled: 5, live: 4 }.encode());
-        v.set(keys::reserved(), &Number(2).encode());
+        v.set(keys::unwritten(), &Number(2).encode());
         v
     }
     fn set(&mut self, key: Vec<u8>, value: &[u8]) {
@@ -251,7 +251,7 @@ fn each_damage_has_its_code() {
         (
             "extent of a directory",
             |v| {
-                v.set(keys::extent(D, 0), &Extent::Reserved { blocks: 1 }.encode());
+                v.set(keys::extent(D, 0), &Extent::Unwritten { blocks: 1 }.encode());
                 let d = InodeRecord { flags: INODE_HAS_XATTRS, blocks: 1, ..dir(ROOT, 2, 2) };
                 v.record(D, &d);
             },
@@ -260,7 +260,7 @@ fn each_damage_has_its_code() {
         (
             "overlap",
             |v| {
-                v.set(keys::extent(F, 2 * BLOCK), &Extent::Reserved { blocks: 1 }.encode());
+                v.set(keys::extent(F, 2 * BLOCK), &Extent::Unwritten { blocks: 1 }.encode());
                 v.record(F, &file(3 * BLOCK + 1, 7, 1));
             },
             &[ExtentOverlap, ReservedCount],
@@ -268,7 +268,7 @@ fn each_damage_has_its_code() {
         (
             "endless extent",
             |v| {
-                v.set(keys::extent(F, 8 * BLOCK), &Extent::Reserved { blocks: u64::MAX }.encode());
+                v.set(keys::extent(F, 8 * BLOCK), &Extent::Unwritten { blocks: u64::MAX }.encode());
                 v.record(F, &file(3 * BLOCK + 1, u64::MAX, 1));
             },
             &[ExtentOverlap, ReservedCount],
@@ -277,20 +277,20 @@ fn each_damage_has_its_code() {
         (
             "outside",
             |v| v.data(F, 0, FIRST_BLOCK + SEGMENT_BLOCKS * 8, 4),
-            &[ExtentPlace, SegmentLive],
+            &[ExtentLocation, SegmentLive],
         ),
         (
             "across",
             |v| v.data(F, 0, FIRST_BLOCK + SEGMENT_BLOCKS - 1, 4),
-            &[ExtentPlace, SegmentLive],
+            &[ExtentLocation, SegmentLive],
         ),
-        ("before", |v| v.data(F, 0, 3, 4), &[ExtentPlace, SegmentLive]),
+        ("before", |v| v.data(F, 0, 3, 4), &[ExtentLocation, SegmentLive]),
         (
             "shared block",
             |v| {
                 v.data(F, 9 * BLOCK, FIRST_BLOCK + 4, 1);
                 v.0.remove(&keys::extent(F, 8 * BLOCK));
-                v.0.remove(&keys::reserved());
+                v.0.remove(&keys::unwritten());
                 v.record(F, &file(10 * BLOCK, 5, 1));
             },
             &[BlockShared],
@@ -323,7 +323,7 @@ fn each_damage_has_its_code() {
             &[SegmentRecord],
         ),
         ("entries", |v| v.record(ROOT, &dir(ROOT, 3, 4)), &[DirectorySize]),
-        ("promises", |v| drop(v.0.remove(&keys::reserved())), &[ReservedCount]),
+        ("unwritten count", |v| drop(v.0.remove(&keys::unwritten())), &[ReservedCount]),
         (
             "no root",
             |v| {
@@ -341,7 +341,7 @@ fn each_damage_has_its_code() {
                                 | Key::Xattr(..)
                                 | Key::Orphan(_)
                                 | Key::Segment(_)
-                                | Key::Reserved
+                                | Key::Unwritten
                         )
                     )
                 });
@@ -358,7 +358,7 @@ fn each_damage_has_its_code() {
 }
 
 #[test]
-fn codes_have_distinct_names_and_texts() {
+fn finding_codes_have_distinct_names_and_texts() {
     let names: std::collections::BTreeSet<_> = Code::ALL.iter().map(|code| code.name()).collect();
     assert_eq!(names.len(), Code::ALL.len());
     assert!(Code::ALL.iter().all(|code| !code.means().is_empty() && !code.advice().is_empty()));

@@ -9,30 +9,30 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Data that is being written. Its pages stay in memory until it has landed *and* been logged: in
-/// between, the extent map still says where the old data is.
+/// Data that is being written. Its pages stay in memory until it has completed *and* been logged:
+/// in between, the extent map still says where the old data is.
 pub struct Batch {
     /// Where it goes, in device blocks.
-    place: Range<u64>,
-    landed: AtomicBool,
-    /// The device does not have it: its pages are the only place where it can be read, and stay.
+    range: Range<u64>,
+    completed: AtomicBool,
+    /// The device does not have it: its pages are the only copy, and stay in memory.
     failed: AtomicBool,
     logged: AtomicBool,
     files: Mutex<Vec<Arc<dyn CachedFile>>>,
-    traffic: Arc<Traffic>,
+    writes: Arc<Transfers>,
 }
 
 impl Batch {
-    /// Starts a batch to device blocks `place`; counts in `traffic` until it lands.
-    pub fn start(place: Range<u64>, traffic: &Arc<Traffic>) -> Arc<Self> {
-        traffic.flying.lock().push(place.clone());
+    /// Starts a batch to device blocks `range`; counts in `writes` until it completes.
+    pub fn start(range: Range<u64>, writes: &Arc<Transfers>) -> Arc<Self> {
+        writes.in_flight.lock().push(range.clone());
         Arc::new(Self {
-            place,
-            landed: AtomicBool::new(false),
+            range,
+            completed: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             logged: AtomicBool::new(false),
             files: Mutex::default(),
-            traffic: Arc::clone(traffic),
+            writes: Arc::clone(writes),
         })
     }
 
@@ -43,7 +43,7 @@ impl Batch {
 
     /// It needs its pages no longer.
     pub fn is_over(&self) -> bool {
-        self.landed.load(Ordering::Acquire)
+        self.completed.load(Ordering::Acquire)
             && self.logged.load(Ordering::Acquire)
             && !self.failed.load(Ordering::Acquire)
     }
@@ -55,55 +55,55 @@ impl Batch {
 
     /// The device has written it, or failed. Called wherever that is found out: takes no lock that
     /// is ever held over a call of the journal.
-    pub fn land(&self, result: Result<(), JournalError>) {
+    pub fn complete(&self, result: Result<(), JournalError>) {
         let files = std::mem::take(&mut *self.files.lock());
         if let Err(error) = result {
             self.failed.store(true, Ordering::Release);
             files.iter().for_each(|file| file.write_failed(&error));
         }
-        if !self.landed.swap(true, Ordering::AcqRel) {
-            let mut flying = self.traffic.flying.lock();
-            if let Some(at) = flying.iter().position(|place| *place == self.place) {
-                flying.swap_remove(at);
+        if !self.completed.swap(true, Ordering::AcqRel) {
+            let mut in_flight = self.writes.in_flight.lock();
+            if let Some(at) = in_flight.iter().position(|range| *range == self.range) {
+                in_flight.swap_remove(at);
             }
-            drop(flying);
-            self.traffic.landed.notify_all();
+            drop(in_flight);
+            self.writes.completed.notify_all();
         }
     }
 }
 
 /// Data on its way to the device, and the buffers it travels in.
 #[derive(Default)]
-pub struct Traffic {
+pub struct Transfers {
     /// Places that are being written, in device blocks. No two overlap.
-    flying: Mutex<Vec<Range<u64>>>,
-    landed: Condvar,
+    in_flight: Mutex<Vec<Range<u64>>>,
+    completed: Condvar,
     buffers: Mutex<Vec<Arc<AlignedBuf>>>,
 }
 
 /// Large buffers that are kept for later use.
 const BUFFERS_KEPT: usize = 8;
 
-impl Traffic {
-    /// Waits until less than `most` bytes fly.
+impl Transfers {
+    /// Waits until less than `most` bytes are in flight.
     pub fn wait_below(&self, most: usize) {
-        let mut flying = self.flying.lock();
-        while bytes(&flying) >= most {
-            self.landed.wait(&mut flying);
+        let mut in_flight = self.in_flight.lock();
+        while bytes(&in_flight) >= most {
+            self.completed.wait(&mut in_flight);
         }
     }
 
     /// Waits while any of these device blocks is being written.
     pub fn wait_for(&self, blocks: Range<u64>) {
-        let mut flying = self.flying.lock();
-        while flying.iter().any(|place| place.start < blocks.end && blocks.start < place.end) {
-            self.landed.wait(&mut flying);
+        let mut in_flight = self.in_flight.lock();
+        while in_flight.iter().any(|range| range.start < blocks.end && blocks.start < range.end) {
+            self.completed.wait(&mut in_flight);
         }
     }
 
     /// Bytes on their way.
-    pub fn flying(&self) -> usize {
-        bytes(&self.flying.lock())
+    pub fn in_flight(&self) -> usize {
+        bytes(&self.in_flight.lock())
     }
 
     /// A buffer of `len` bytes with any contents; one of `large` bytes or less may be an old one.
@@ -131,6 +131,6 @@ impl Traffic {
     }
 }
 
-fn bytes(flying: &[Range<u64>]) -> usize {
-    flying.iter().map(|place| (place.end - place.start) as usize * BLOCK as usize).sum()
+fn bytes(in_flight: &[Range<u64>]) -> usize {
+    in_flight.iter().map(|range| (range.end - range.start) as usize * BLOCK as usize).sum()
 }

@@ -1,11 +1,11 @@
 //! Copies between the buffers of programs and frames.
 //!
-//! A range is cut into parts, one for each folio. A write makes room in all folios, begins, copies, and
-//! finishes; a read without locks copies from frames that were steady meanwhile.
+//! A range is cut into parts, one for each folio. A write makes room in all folios, begins, copies,
+//! and finishes; a read without locks copies from frames that were steady meanwhile.
 
 use crate::cache::eviction::CachedFile;
 use crate::cache::file_data::FileData;
-use crate::cache::folio::{FOLIO_BYTES, PIECE, mask};
+use crate::cache::folio::{CHUNK_BYTES, FOLIO_BYTES, mask};
 use crate::cache::frame::{Frame, copied};
 use crate::cache::pages::{Pages, folios};
 use crate::keys::BLOCK;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Most folios that a piece covers.
-pub(crate) const FOLIOS_MAX: usize = PIECE / FOLIO_BYTES + 1;
+pub(crate) const FOLIOS_MAX: usize = CHUNK_BYTES / FOLIO_BYTES + 1;
 
 /// How often a read tries without a lock.
 pub(crate) const READ_TRIES: u32 = 3;
@@ -145,7 +145,7 @@ pub(crate) fn copy_free<const N: usize>(file: &FileData, offset: u64, out: &mut 
             frame.note_use();
         }
         copied();
-        // While the frames are still: the bytes were the file's at this moment only if they lay
+        // While the frames are still: the bytes are the file's only if they lay
         // inside its size.
         let inside = end <= file.readable.load(Ordering::Relaxed);
         let still = sampled.iter().flatten().all(|(frame, seq)| frame.is_still(*seq));

@@ -1,7 +1,7 @@
-//! Memory for cached contents: one bound for all files, and the clock that decides what goes.
+//! Memory for cached contents: one bound for all files, and the clock that decides what is evicted.
 //!
 //! A hit sets a flag on its folio and takes no shared lock. Folios and windows stand in the clock
-//! from the moment at which they could go; dirty folios are not in it.
+//! from when they can be evicted; dirty folios are not in it.
 
 use ferry_journal::JournalError;
 use parking_lot::Mutex;
@@ -22,7 +22,7 @@ pub enum Item {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It is gone; nothing is left to remember.
-    Gone,
+    Removed,
     /// It was used since, or is busy: ask again later.
     Later,
 }
@@ -51,7 +51,7 @@ struct Clock {
     queue: VecDeque<Entry>,
     /// The length at which stale entries are looked for: twice what was left the last time.
     sweep_at: usize,
-    /// The newest place.
+    /// The newest position.
     last: u64,
 }
 
@@ -73,8 +73,8 @@ impl Clock {
                 self.sweep_at = CLOCK_MIN.max(2 * self.queue.len());
                 return false;
             };
-            let (inode, item, place) = &entry;
-            if inode.upgrade().is_some_and(|inode| inode.may_evict(*item, *place)) {
+            let (inode, item, position) = &entry;
+            if inode.upgrade().is_some_and(|inode| inode.may_evict(*item, *position)) {
                 self.swept.push_back(entry);
             }
         }
@@ -141,17 +141,17 @@ impl Cache {
         change(&self.dirty, more, less);
     }
 
-    /// Puts `item` into the clock; its place there, which the caller notes in it.
+    /// Puts `item` into the clock; its position there, which the caller notes in it.
     pub fn enter(&self, file: &Arc<impl CachedFile>, item: Item) -> u64 {
         let mut clock = self.clock.lock();
         clock.last += 1;
-        let place = clock.last;
+        let position = clock.last;
         let file: Weak<dyn CachedFile> = Arc::downgrade(file) as _;
-        clock.queue.push_back((file, item, place));
+        clock.queue.push_back((file, item, position));
         if clock.len() > clock.sweep_at {
             self.sweeping.store(true, Ordering::Relaxed);
         }
-        place
+        position
     }
 
     /// Looks for stale entries, if there may be many. Called without any lock of a file.
@@ -177,13 +177,13 @@ impl Cache {
         let mut left = 2 * self.clock.lock().len();
         while self.used() > self.limit && left > 0 {
             left -= 1;
-            let Some((weak, item, place)) = self.clock.lock().pop() else { return };
+            let Some((weak, item, position)) = self.clock.lock().pop() else { return };
             let Some(inode) = weak.upgrade() else { continue };
-            match inode.evict(item, place) {
-                Verdict::Gone => {
+            match inode.evict(item, position) {
+                Verdict::Removed => {
                     self.evicted.fetch_add(1, Ordering::Relaxed);
                 }
-                Verdict::Later => self.clock.lock().queue.push_back((weak, item, place)),
+                Verdict::Later => self.clock.lock().queue.push_back((weak, item, position)),
             }
         }
     }
@@ -215,14 +215,14 @@ mod tests {
             false
         }
         fn evict(&self, _item: Item, _position: u64) -> Verdict {
-            Verdict::Gone
+            Verdict::Removed
         }
         fn write_failed(&self, _error: &JournalError) {}
     }
 
     /// However many entries lead nowhere, nobody waits while all of them are looked at.
     #[test]
-    fn what_leads_nowhere_goes_a_few_at_a_time() {
+    fn stale_clock_entries_are_removed_a_few_at_a_time() {
         let cache = Cache::new(1 << 20);
         let inode = Arc::new(File);
         let mut most = 0;

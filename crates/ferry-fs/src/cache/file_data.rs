@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 /// What the data half keeps for each inode.
 #[derive(Default)]
 pub struct FileData {
-    /// Held by whoever changes the file's extents: write-back, truncation, allocation, the cleaner.
-    /// Taken before a journal reservation and before the inode lock, never while holding either.
+    /// Held by the thread that changes the file's extents: write-back, truncation, allocation, the
+    /// cleaner. Taken before a journal reservation and before the inode lock, never while holding
+    /// either.
     pub(crate) extents: ExtentsLock,
     /// Taken inside the inode lock, for memory copies only.
     pub(crate) pages: PagesLock,
@@ -26,8 +27,8 @@ pub struct FileData {
     pub(crate) readable: AtomicU64,
     /// Held by an append, all of it: before any other lock of the file, and over waits for space.
     pub(crate) tail: Mutex<()>,
-    /// Place in the write-back queue; 0: not in it.
-    pub(crate) ticket: AtomicU64,
+    /// Position in the write-back queue; 0: not in it.
+    pub(crate) queue_position: AtomicU64,
     /// Dirty blocks, for guesses without a lock.
     pub(crate) dirty_hint: AtomicU32,
     /// Writes of this file's data that failed.
@@ -37,7 +38,7 @@ pub struct FileData {
     /// Where reading got, in bytes; whether it goes from front to back; up to which block it is
     /// being read ahead.
     pub(crate) read_end: AtomicU64,
-    pub(crate) row: AtomicU32,
+    pub(crate) sequential: AtomicU32,
     pub(crate) ahead_to: AtomicU64,
     /// Blocks that are being read ahead now.
     pub(crate) fetching: Fetching,
@@ -77,22 +78,22 @@ pub(crate) struct ExtentsLock {
 }
 
 impl FileData {
-    /// Notes the number of dirty blocks for those who only guess.
+    /// Notes the number of dirty blocks for guesses without a lock.
     pub(crate) fn set_hint(&self, dirty_blocks: u64) {
         self.dirty_hint.store(u32::try_from(dirty_blocks).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
-    /// `item` is there and has this place in the clock (or somebody is at it). Waits for nobody.
-    pub(crate) fn may_evict(&self, item: Item, place: u64) -> bool {
-        self.pages.try_read().is_none_or(|pages| pages.clock(item) == place)
+    /// `item` is there and has this position in the clock (or somebody is at it). Waits for nobody.
+    pub(crate) fn may_evict(&self, item: Item, position: u64) -> bool {
+        self.pages.try_read().is_none_or(|pages| pages.clock(item) == position)
     }
 
     /// Takes `item` away if it is clean and was not used since the clock last came by. Waits for
     /// nobody.
-    pub(crate) fn evict(&self, item: Item, place: u64) -> Verdict {
+    pub(crate) fn evict(&self, item: Item, position: u64) -> Verdict {
         let Some(mut pages) = self.pages.try_write() else { return Verdict::Later };
         match item {
-            _ if pages.clock(item) != place => Verdict::Gone,
+            _ if pages.clock(item) != position => Verdict::Removed,
             Item::Folio(index) => pages.evict_folio(index),
             Item::Window(index) => match self.extents.busy.try_lock() {
                 Some(busy) if !*busy => pages.evict_window(index),

@@ -10,7 +10,7 @@ pub const FOLIO_BLOCKS: u64 = 16;
 /// Bytes in a full folio.
 pub const FOLIO_BYTES: usize = (FOLIO_BLOCKS * BLOCK) as usize;
 /// Largest piece of a read or write that happens under one lock, in bytes.
-pub const PIECE: usize = 1 << 20;
+pub const CHUNK_BYTES: usize = 1 << 20;
 const BLOCK_BYTES: usize = BLOCK as usize;
 
 /// The bits of blocks `[from, to)` of a folio.
@@ -36,14 +36,14 @@ pub struct Folio {
     valid: u16,
     /// Blocks that the journal does not have yet.
     pub dirty: u16,
-    /// Dirty blocks over space that `fallocate` promised: they hold none of their own.
-    pub promised: u16,
+    /// Dirty blocks over unwritten extents: they hold no space of their own.
+    pub over_unwritten: u16,
     /// Dirty blocks over holes.
     pub over_hole: u16,
     /// Its place in the clock; 0: none.
     pub clock: u64,
     /// Batches that are writing blocks of it.
-    flying: Vec<Arc<Batch>>,
+    in_flight: Vec<Arc<Batch>>,
 }
 
 impl Folio {
@@ -53,10 +53,10 @@ impl Folio {
             frame: Arc::new(Frame::new(index, 0, 0)),
             valid: 0,
             dirty: 0,
-            promised: 0,
+            over_unwritten: 0,
             over_hole: 0,
             clock: 0,
-            flying: Vec::new(),
+            in_flight: Vec::new(),
         }
     }
 
@@ -140,12 +140,12 @@ impl Folio {
     /// Makes blocks clean.
     pub fn clean(&mut self, blocks: u16) -> Undirtied {
         let dirty = self.dirty & blocks;
-        let (promised, over_hole) = (dirty & self.promised, dirty & self.over_hole);
+        let (over_unwritten, over_hole) = (dirty & self.over_unwritten, dirty & self.over_hole);
         self.dirty &= !blocks;
-        self.promised &= !blocks;
+        self.over_unwritten &= !blocks;
         self.over_hole &= !blocks;
         let count = |bits: u16| u64::from(bits.count_ones());
-        Undirtied { held: count(dirty) - count(promised), over_hole: count(over_hole) }
+        Undirtied { held: count(dirty) - count(over_unwritten), over_hole: count(over_hole) }
     }
 
     /// Forgets blocks.
@@ -165,17 +165,17 @@ impl Folio {
     }
 
     /// `batch` writes blocks of it.
-    pub fn fly(&mut self, batch: &Arc<Batch>) {
-        self.flying.retain(|b| !b.is_over());
-        if !self.flying.iter().any(|b| Arc::ptr_eq(b, batch)) {
-            self.flying.push(Arc::clone(batch));
+    pub fn add_batch(&mut self, batch: &Arc<Batch>) {
+        self.in_flight.retain(|b| !b.is_over());
+        if !self.in_flight.iter().any(|b| Arc::ptr_eq(b, batch)) {
+            self.in_flight.push(Arc::clone(batch));
         }
     }
 
     /// Nothing of it is dirty or being written.
     pub fn is_idle(&mut self) -> bool {
-        self.flying.retain(|b| !b.is_over());
-        self.dirty == 0 && self.flying.is_empty()
+        self.in_flight.retain(|b| !b.is_over());
+        self.dirty == 0 && self.in_flight.is_empty()
     }
 }
 
@@ -225,7 +225,7 @@ mod tests {
         folio.validate(mask(0, 3));
         folio.dirty = mask(1, 3);
         folio.over_hole = mask(1, 2);
-        folio.promised = mask(2, 3);
+        folio.over_unwritten = mask(2, 3);
         assert_eq!(folio.forget(mask(1, 2)), Undirtied { held: 1, over_hole: 1 });
         let mut out = [9; 2];
         folio.get(BLOCK_BYTES - 1, &mut out);

@@ -1,6 +1,6 @@
 //! A frame: the bytes of a folio, which readers copy without a lock.
 //!
-//! It is a sequence lock. Who changes bytes makes the number odd, copies, and makes it even again;
+//! It is a sequence lock. A writer makes the number odd, copies, and makes it even again;
 //! a reader samples the number, copies, and looks whether it is still the same (H. Boehm, "Can
 //! seqlocks get along with programming language memory models?", 2012). Bytes are relaxed atomics,
 //! eight at a time, so that a copy that must be thrown away is no data race. A change that covers
@@ -91,7 +91,7 @@ impl Frame {
         self.seq.store(seq + 1, Ordering::Release);
     }
 
-    /// The folio has it no more: whoever still reads it must look again.
+    /// The folio has it no more: a thread that still reads it must look again.
     pub fn give_up(&self) {
         let seq = self.seq.load(Ordering::Relaxed);
         self.seq.store(seq | 1, Ordering::Release);

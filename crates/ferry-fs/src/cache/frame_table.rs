@@ -1,7 +1,7 @@
 //! How readers find frames without a lock that they all share: a table of frames by folio, each
 //! slot with a lock of its own.
 //!
-//! It is a cache of what `Pages` says and nothing more. Readers who had to look there put frames
+//! It is a cache of what `Pages` says and nothing more. Readers that had to look there put frames
 //! in; a slot may be taken by another folio of the same remainder. A frame that its folio has given
 //! up is found out by its number, wherever it still stands.
 

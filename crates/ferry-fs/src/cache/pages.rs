@@ -4,7 +4,7 @@ use crate::cache::eviction::{Cache, CachedFile, Item, Verdict};
 use crate::cache::folio::{FOLIO_BLOCKS, FOLIO_BYTES, Folio, mask};
 use crate::cache::frame::Frame;
 use crate::cache::frame_table::Front;
-use crate::extents::{Place, WINDOW_BLOCKS, Window};
+use crate::extents::{Mapping, WINDOW_BLOCKS, Window};
 use crate::keys::BLOCK;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -22,14 +22,14 @@ pub struct Pages {
     /// Those of them that lie over holes.
     pub delayed: u64,
     /// Blocks over holes that write-back has taken and not yet mapped.
-    pub flying: u64,
+    pub in_flight: u64,
     /// Loaded windows, by number.
     windows: Vec<(u64, LoadedWindow)>,
     /// Counts changes of the extent map, so that a window read meanwhile is not taken for the
     /// newest.
     pub map_version: u64,
     /// Blocks whose extents are being dropped, step by step: they read as holes already. Where that
-    /// was interrupted by an error, whoever next gets the right to change extents goes on with it.
+    /// was interrupted by an error, the next thread with the right to change extents goes on.
     pub void: Option<Range<u64>>,
     /// The journal has an intent for it.
     pub intent: bool,
@@ -52,7 +52,7 @@ struct LoadedWindow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
     /// This.
-    Is(Place),
+    Is(Mapping),
     /// The window with this number must be loaded first.
     Load(u64),
 }
@@ -101,12 +101,12 @@ impl Pages {
 
     /// Where `block` is. `mapped` is the number of blocks that the file maps at all: without any,
     /// there is nothing to load.
-    pub fn place(&self, block: u64, mapped: u64) -> Known {
+    pub fn mapping(&self, block: u64, mapped: u64) -> Known {
         if mapped == 0 || self.void.as_ref().is_some_and(|v| v.contains(&block)) {
-            return Known::Is(Place::Hole);
+            return Known::Is(Mapping::Hole);
         }
         match self.window(block / WINDOW_BLOCKS) {
-            Some(window) => Known::Is(window.place(block % WINDOW_BLOCKS)),
+            Some(window) => Known::Is(window.mapping(block % WINDOW_BLOCKS)),
             None => Known::Load(block / WINDOW_BLOCKS),
         }
     }
@@ -153,33 +153,33 @@ impl Pages {
 
     pub(crate) fn evict_window(&mut self, index: u64) -> Verdict {
         let Ok(at) = self.windows.binary_search_by_key(&index, |w| w.0) else {
-            return Verdict::Gone;
+            return Verdict::Removed;
         };
         if self.windows[at].1.referenced.swap(false, Ordering::Relaxed) {
             return Verdict::Later;
         }
-        let (_, gone) = self.windows.remove(at);
-        self.charge(0, gone.window.memory());
-        Verdict::Gone
+        let (_, evicted) = self.windows.remove(at);
+        self.charge(0, evicted.window.memory());
+        Verdict::Removed
     }
 
     pub(crate) fn evict_folio(&mut self, index: u64) -> Verdict {
-        let Some(folio) = self.folios.get_mut(&index) else { return Verdict::Gone };
+        let Some(folio) = self.folios.get_mut(&index) else { return Verdict::Removed };
         if folio.dirty != 0 {
             folio.clock = 0; // it comes back when it is clean
-            return Verdict::Gone;
+            return Verdict::Removed;
         }
         if folio.second_chance() || !folio.is_idle() {
             return Verdict::Later;
         }
         self.remove(index);
-        Verdict::Gone
+        Verdict::Removed
     }
 
     /// Blocks of space that dirty blocks hold.
     #[cfg(test)]
     pub fn held(&self) -> u64 {
-        self.folios.values().map(|f| u64::from((f.dirty & !f.promised).count_ones())).sum()
+        self.folios.values().map(|f| u64::from((f.dirty & !f.over_unwritten).count_ones())).sum()
     }
 
     /// Evicts all that is clean.
@@ -207,11 +207,11 @@ impl Pages {
             .is_some_and(|f| f.dirty >> (block % FOLIO_BLOCKS) & 1 == 1)
     }
 
-    /// A dirty block's space was promised by `fallocate`.
-    pub fn is_promised(&self, block: u64) -> bool {
+    /// A dirty block lies over an unwritten extent.
+    pub fn is_over_unwritten(&self, block: u64) -> bool {
         self.folios
             .get(&(block / FOLIO_BLOCKS))
-            .is_some_and(|f| f.promised >> (block % FOLIO_BLOCKS) & 1 == 1)
+            .is_some_and(|f| f.over_unwritten >> (block % FOLIO_BLOCKS) & 1 == 1)
     }
 
     /// A dirty block lies over a hole.
@@ -222,23 +222,23 @@ impl Pages {
     }
 
     /// Blocks `range` are mapped to data now: those that have been dirtied again lie over data.
-    /// Returns how many of them counted on a promise.
+    /// Returns how many of them lay over unwritten extents.
     pub fn now_mapped(&mut self, range: Range<u64>) -> i64 {
-        let mut promised = 0;
+        let mut over_unwritten = 0;
         let mut at = range.start;
         while at < range.end {
             let base = at / FOLIO_BLOCKS * FOLIO_BLOCKS;
             let to = range.end.min(base + FOLIO_BLOCKS);
             let blocks = mask(at - base, to - base);
             if let Some(folio) = self.folios.get_mut(&(at / FOLIO_BLOCKS)) {
-                promised += i64::from((folio.promised & blocks).count_ones());
+                over_unwritten += i64::from((folio.over_unwritten & blocks).count_ones());
                 self.delayed -= u64::from((folio.over_hole & blocks).count_ones());
-                folio.promised &= !blocks;
+                folio.over_unwritten &= !blocks;
                 folio.over_hole &= !blocks;
             }
             at = to;
         }
-        promised
+        over_unwritten
     }
 
     /// A cached folio.
@@ -305,15 +305,15 @@ impl Pages {
         if new == 0 {
             return;
         }
-        let (mut over_hole, mut promised) = (0_u16, 0_u16);
+        let (mut over_hole, mut over_unwritten) = (0_u16, 0_u16);
         if mapped == 0 {
             over_hole = new;
         } else {
             for bit in (0..FOLIO_BLOCKS).filter(|b| new >> b & 1 == 1) {
-                match self.place(index * FOLIO_BLOCKS + bit, mapped) {
-                    Known::Is(Place::Hole) => over_hole |= 1 << bit,
-                    Known::Is(Place::Reserved) => promised |= 1 << bit,
-                    Known::Is(Place::Data(..) | Place::Lost) | Known::Load(_) => {}
+                match self.mapping(index * FOLIO_BLOCKS + bit, mapped) {
+                    Known::Is(Mapping::Hole) => over_hole |= 1 << bit,
+                    Known::Is(Mapping::Unwritten) => over_unwritten |= 1 << bit,
+                    Known::Is(Mapping::Data(..) | Mapping::Lost) | Known::Load(_) => {}
                 }
             }
         }
@@ -321,7 +321,7 @@ impl Pages {
         self.with_folio(index, |f| {
             f.dirty |= new;
             f.over_hole |= over_hole;
-            f.promised |= promised;
+            f.over_unwritten |= over_unwritten;
         });
     }
 
@@ -378,14 +378,14 @@ impl Pages {
 
     /// Drops the windows `[from, to)`, which a change has made wrong.
     pub fn drop_windows(&mut self, from: u64, to: u64) {
-        let gone: usize = self
+        let freed: usize = self
             .windows
             .iter()
             .filter(|(i, _)| (from..to).contains(i))
             .map(|(_, w)| w.window.memory())
             .sum();
         self.windows.retain(|(i, _)| !(from..to).contains(i));
-        self.charge(0, gone);
+        self.charge(0, freed);
     }
 }
 

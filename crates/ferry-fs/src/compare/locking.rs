@@ -8,7 +8,7 @@ use crate::order::{Guard, Rank};
 /// Locks of [`Locking::Inode`]: inodes share them by their number.
 const INODE_LOCKS: usize = 64;
 
-/// Who excludes whom on one file.
+/// Which readers and writers of one file exclude each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Locking {
     /// Those that touch the same folios. What FerryFS does.

@@ -2,18 +2,18 @@
 //! readers starve of is not that a writer excludes them, but how Linux's read-write semaphore picks
 //! who is next, and a fair lock in its place would not show it.
 //!
-//! As in `kernel/locking/rwsem.c` (6.18): a writer that runs takes the lock past all who wait.
+//! As in `kernel/locking/rwsem.c` (6.18): a writer that runs takes the lock past all that wait.
 //! Readers that wait get it, all at once, when no writer runs to take it as it is given up; and no
-//! reader joins others past a writer that waits. Whoever has waited for 4 ms (`RWSEM_WAIT_TIMEOUT`)
-//! is the next, with all other readers if it is one.
+//! reader joins others past a writer that waits. A thread that has waited for 4 ms
+//! (`RWSEM_WAIT_TIMEOUT`) is the next, with all other readers if it is one.
 
 use crate::sync::{AtomicBool, Condvar, LOOKS, Mutex, Ordering, lock, pause, wait_at_most};
 use std::time::Duration;
 
-/// Who has waited for so long is the next.
+/// A thread that has waited for so long is the next.
 const PATIENCE: Duration = Duration::from_millis(4);
 
-/// Who has lost patience: nobody else is let in before.
+/// The thread that has lost patience: no other is let in before.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Next {
     #[default]
@@ -24,11 +24,11 @@ enum Next {
 
 #[derive(Default)]
 struct State {
-    /// Who holds it: a writer,
+    /// The holder: a writer,
     writer: bool,
     /// or so many readers.
     readers: u32,
-    /// Readers that wait, and how often all who waited were let in.
+    /// Readers that wait, and how often all that waited were let in.
     waiting: u32,
     rounds: u64,
     next: Next,
@@ -41,7 +41,7 @@ struct State {
 #[derive(Default)]
 pub struct Rwsem {
     state: Mutex<State>,
-    /// A writer has it; read by those who look.
+    /// A writer has it; read by the threads that look.
     written: AtomicBool,
     let_in: Condvar,
     free: Condvar,

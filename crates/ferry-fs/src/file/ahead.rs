@@ -1,8 +1,8 @@
-//! Reading ahead: who reads a file from front to back finds the next part in memory.
+//! Reading ahead: a program that reads a file from front to back finds the next part in memory.
 //!
 //! A thread of its own reads it, so that the device works while the reader does. The kernel's own
 //! read-ahead asks for small pieces, several at a time and not always in order: reads near each
-//! other count as one row.
+//! other count as one sequence.
 
 use crate::cache::file_data::FileData;
 use crate::error::FsError;
@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Reads no further apart than this, in bytes, are one row.
+/// Reads no further apart than this, in bytes, are one sequence.
 const NEAR: u64 = 512 << 10;
 /// How far to read ahead, in blocks.
 const AHEAD_BLOCKS: u64 = 1024;
@@ -39,7 +39,7 @@ pub fn start(store: &Arc<DataStore>) {
 
 /// Notes a read that ended; returns the blocks that should be read ahead now. `missed`: it had to
 /// wait for the device.
-fn row(
+fn next_range(
     file: &FileData,
     offset: u64,
     len: usize,
@@ -47,18 +47,18 @@ fn row(
     ahead: u64,
     missed: bool,
 ) -> Option<Range<u64>> {
-    if !missed && file.row.load(Ordering::Relaxed) == 0 {
-        return None; // in memory, and in no row: nothing shared is written
+    if !missed && file.sequential.load(Ordering::Relaxed) == 0 {
+        return None; // in memory, and not sequential: nothing shared is written
     }
     let (end, seen) = (offset + len as u64, file.read_end.load(Ordering::Relaxed));
     if offset > seen + NEAR || offset + NEAR < seen {
-        file.row.store(0, Ordering::Relaxed);
+        file.sequential.store(0, Ordering::Relaxed);
         file.read_end.store(end, Ordering::Relaxed);
         file.ahead_to.store(0, Ordering::Relaxed);
         return None;
     }
     let reached = file.read_end.fetch_max(end, Ordering::Relaxed).max(end).div_ceil(BLOCK);
-    if file.row.swap(1, Ordering::Relaxed) == 0 {
+    if file.sequential.swap(1, Ordering::Relaxed) == 0 {
         return None;
     }
     let asked = file.ahead_to.load(Ordering::Relaxed);
@@ -70,7 +70,7 @@ fn row(
 }
 
 impl DataStore {
-    /// Notes a read that ended, and reads ahead if it stands in a row with others.
+    /// Notes a read that ended, and reads ahead if it is sequential.
     pub(crate) fn read_on(
         &self,
         inode: &Arc<Inode>,
@@ -84,7 +84,7 @@ impl DataStore {
             return;
         }
         let ahead = (self.cache.limit() as u64 / 8 / BLOCK).clamp(CHUNK_BLOCKS / 8, AHEAD_BLOCKS);
-        if let Some(blocks) = row(&inode.file, offset, len, size, ahead, missed) {
+        if let Some(blocks) = next_range(&inode.file, offset, len, size, ahead, missed) {
             if self.options.background {
                 self.ahead.push(inode, blocks);
             } else {
@@ -93,7 +93,7 @@ impl DataStore {
         }
     }
 
-    /// Brings blocks into the cache. Errors are nobody's yet: who wants the block finds it again.
+    /// Brings blocks into the cache. Errors are nobody's yet: a read of the block finds it again.
     fn prefetch(&self, inode: &Arc<Inode>, blocks: Range<u64>) {
         let mut at = blocks.start;
         while at < blocks.end {

@@ -4,18 +4,18 @@ use crate::api::Errno;
 use crate::cache::folio::mask;
 use crate::cache::pages::{Known, Pages};
 use crate::error::FsError;
-use crate::extents::{Changes, Delta, Edit, Place, WINDOW_BLOCKS, Window};
+use crate::extents::{Changes, Delta, Edit, Mapping, WINDOW_BLOCKS, Window};
 use crate::inode::extents_right::ExtentsGuard;
 use crate::inode::incore::Inode;
 use crate::keys::{self, BLOCK, InodeRecord};
 use crate::space::free_blocks::{Claim, Want};
-use crate::store::data_store::{AttrEdit, DataStore};
+use crate::store::data_store::{AttrEdit, Busy, DataStore, Dirty};
 use crate::store::drop::put_all;
 use ferry_journal::Journal;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Windows whose promises one transaction takes.
+/// Windows of unwritten extents that one transaction takes.
 const WINDOWS_AT_ONCE: u64 = 64;
 
 impl DataStore {
@@ -37,11 +37,11 @@ impl DataStore {
         }
         let keep = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
         match mode & !libc::FALLOC_FL_KEEP_SIZE {
-            0 => self.promise(inode, offset..end, keep, edit),
+            0 => self.allocate_unwritten(inode, offset..end, keep, edit),
             libc::FALLOC_FL_PUNCH_HOLE if keep => self.punch(inode, offset..end, edit),
             libc::FALLOC_FL_ZERO_RANGE => {
                 self.punch(inode, offset..end, edit)?;
-                self.promise(inode, offset..end, keep, edit)
+                self.allocate_unwritten(inode, offset..end, keep, edit)
             }
             _ => Err(Errno(libc::EOPNOTSUPP).into()),
         }
@@ -80,8 +80,8 @@ impl DataStore {
         Ok(())
     }
 
-    /// Promises space for all holes of a range, and extends the file over it.
-    fn promise(
+    /// Fills all holes of a range with unwritten extents, and extends the file over it.
+    fn allocate_unwritten(
         &self,
         inode: &Arc<Inode>,
         range: Range<u64>,
@@ -99,7 +99,7 @@ impl DataStore {
             }
             let need = self.holes(&journal, inode, blocks.clone())?;
             if claim.take(Want::new(need)) {
-                self.promise_blocks(&guard, &journal, blocks, need, edit)?;
+                self.add_unwritten(&guard, &journal, blocks, need, edit)?;
                 break guard;
             }
             drop(guard);
@@ -139,7 +139,7 @@ impl DataStore {
                 self.dirtied(inode, &mut state, &pages);
             }
             drop((state, pages));
-            self.write_back(inode)?;
+            self.write_back(Dirty::File(inode), Busy::Wait)?;
         }
     }
 
@@ -159,7 +159,7 @@ impl DataStore {
             let base = index * WINDOW_BLOCKS;
             let window = self.window(inode, index)?;
             let inside = blocks.start.max(base)..blocks.end.min(base + WINDOW_BLOCKS);
-            taken += inside.filter(|b| window.place(b - base) != Place::Hole).count() as u64;
+            taken += inside.filter(|b| window.mapping(b - base) != Mapping::Hole).count() as u64;
             at = base + WINDOW_BLOCKS;
         }
         let pages = inode.file.pages.read();
@@ -172,9 +172,9 @@ impl DataStore {
         Ok((blocks.end - blocks.start).saturating_sub(taken + dirty))
     }
 
-    /// Puts the promises into the extent map, some windows at a time; `held` blocks are reserved
-    /// for them.
-    fn promise_blocks(
+    /// Puts unwritten extents into the extent map, some windows at a time; `held` blocks are
+    /// reserved for them.
+    fn add_unwritten(
         &self,
         guard: &ExtentsGuard,
         journal: &Journal,
@@ -187,9 +187,9 @@ impl DataStore {
         let mut result = Ok(());
         while at < blocks.end && result.is_ok() {
             let to = blocks.end.min((at / WINDOW_BLOCKS + step) * WINDOW_BLOCKS);
-            match self.promise_windows(guard, journal, at..to, edit) {
-                Ok(Some(promised)) => {
-                    held = held.saturating_sub(promised);
+            match self.add_unwritten_windows(guard, journal, at..to, edit) {
+                Ok(Some(added)) => {
+                    held = held.saturating_sub(added);
                     at = to;
                 }
                 Ok(None) => step = (step / 2).max(1),
@@ -197,13 +197,13 @@ impl DataStore {
             }
             self.cache.shrink();
         }
-        self.space.release(held); // what was written meanwhile needs no promise
+        self.space.release(held); // what was written meanwhile needs none
         result
     }
 
-    /// The promises of some windows, in one transaction. Returns the number of blocks; `None`: that
-    /// is too much for one transaction, or writes came between: again, with fewer.
-    fn promise_windows(
+    /// The unwritten extents of some windows, in one transaction. Returns the number of blocks;
+    /// `None`: that is too much for one transaction, or writes came between: again, with fewer.
+    fn add_unwritten_windows(
         &self,
         guard: &ExtentsGuard,
         journal: &Journal,
@@ -215,9 +215,10 @@ impl DataStore {
         let windows = indices
             .map(|i| Ok((i, self.window(inode, i)?)))
             .collect::<Result<Vec<_>, FsError>>()?;
-        let (_, changes, delta) = plan_promises(inode, &windows, &blocks, &inode.file.pages.read());
+        let (_, changes, delta) =
+            plan_unwritten(inode, &windows, &blocks, &inode.file.pages.read());
         let mut room = self.credits(&changes, &delta, false);
-        // Blocks that become dirty before the commit split the promises further.
+        // Blocks that become dirty before the commit split the unwritten extents further.
         room.keys += 64;
         room.bytes += 64 * 64;
         if windows.len() > 1 && u64::from(room.bytes) > journal.max_transaction_bytes() / 4 {
@@ -226,20 +227,20 @@ impl DataStore {
         let mut txn = journal.begin(room)?;
         let mut state = inode.state.write();
         let mut pages = inode.file.pages.write();
-        let (edits, changes, delta) = plan_promises(inode, &windows, &blocks, &pages);
+        let (edits, changes, delta) = plan_unwritten(inode, &windows, &blocks, &pages);
         if changes.len() as u32 + 16 > room.keys {
             return Ok(None);
         }
         put_all(&mut txn, &changes);
-        let promised = delta.reserved.unsigned_abs();
+        let added = delta.unwritten.unsigned_abs();
         edit(&mut state.rec);
-        state.logged.blocks += promised;
+        state.logged.blocks += added;
         self.set_windows(inode, &mut pages, edits);
         state.count_blocks(&pages);
         txn.put(&keys::inode(inode.ino), &state.record().encode());
-        let seq = self.table.commit(txn, &delta, promised, None, &self.space);
+        let seq = self.table.commit(txn, &delta, added, None, &self.space);
         self.note_seq(Some(inode), seq);
-        Ok(Some(promised))
+        Ok(Some(added))
     }
 
     /// The first byte of data, or of a hole, at or behind `offset`: `SEEK_DATA` and `SEEK_HOLE`,
@@ -299,7 +300,7 @@ impl DataStore {
                 if at == window_end {
                     break pages.next_cached(at);
                 }
-                let is_data = match pages.place(at, mapped) {
+                let is_data = match pages.mapping(at, mapped) {
                     _ if pages.has(at) => true,
                     _ if at == 0 && state.logged.inline.as_ref().is_some_and(|i| !i.is_empty()) => {
                         true
@@ -309,7 +310,7 @@ impl DataStore {
                         self.load_window(inode, window)?;
                         return Ok(Step::From(at));
                     }
-                    Known::Is(place) => matches!(place, Place::Data(..) | Place::Lost),
+                    Known::Is(mapping) => matches!(mapping, Mapping::Data(..) | Mapping::Lost),
                 };
                 if is_data == data {
                     return Ok(Step::Found(at));
@@ -337,9 +338,9 @@ enum Step {
     End,
 }
 
-/// What promising the holes of `blocks` changes, except where blocks are dirty: those have space of
-/// their own.
-fn plan_promises(
+/// What filling the holes of `blocks` with unwritten extents changes, except where blocks are
+/// dirty: those have space of their own.
+fn plan_unwritten(
     inode: &Inode,
     windows: &[(u64, Arc<Window>)],
     blocks: &Range<u64>,
@@ -350,7 +351,7 @@ fn plan_promises(
         let base = index * WINDOW_BLOCKS;
         let inside = blocks.start.max(base) - base..blocks.end.min(base + WINDOW_BLOCKS) - base;
         let mut edit = Edit::new(*index, (**window).clone());
-        edit.promise(inside.start, inside.end, &|b| pages.is_dirty(base + b));
+        edit.add_unwritten(inside.start, inside.end, &|b| pages.is_dirty(base + b));
         edit.changes(inode.ino, &mut changes);
         delta.add(&edit.delta);
         edits.push(edit);

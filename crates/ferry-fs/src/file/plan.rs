@@ -3,24 +3,56 @@
 use crate::cache::copy::{begin, fill_in, finish, parts};
 use crate::cache::folio::{FOLIO_BLOCKS, mask};
 use crate::cache::pages::{Known, Pages};
-use crate::extents::Place;
+use crate::error::FsError;
+use crate::extents::Mapping;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::keys::{BLOCK, INLINE_MAX};
-use crate::space::free_blocks::Want;
+use crate::space::free_blocks::{Claim, Want};
 use crate::space::pool::Space;
+use crate::store::data_store::{Busy, DataStore};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What a change of cached contents must wait for, or what it will do.
-pub(crate) enum Ready {
-    /// Everything needed is in memory.
-    Yes(Plan),
-    /// A window of the extent map is not loaded.
-    Load(u64),
-    /// A block of the file must be read first.
-    Fetch(u64),
+/// What a change of cached contents needs before it can be made.
+pub(crate) enum Needs {
+    /// This window of the extent map must be loaded.
+    Window(u64),
+    /// This block of the file must be read.
+    Block(u64),
+    /// So much space must be found.
+    Space(Want),
+    /// The change cannot be made.
+    Refused(FsError),
+}
+
+impl From<FsError> for Needs {
+    fn from(error: FsError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl DataStore {
+    /// Changes cached contents. `attempt` makes the change, or says what the change needs and holds
+    /// no lock then. This provides what is needed, and `attempt` is called again.
+    pub(crate) fn change_contents<T>(
+        &self,
+        inode: &Arc<Inode>,
+        busy: Busy,
+        claim: &mut Claim<'_>,
+        mut attempt: impl FnMut(&mut Claim<'_>) -> Result<T, Needs>,
+    ) -> Result<T, FsError> {
+        loop {
+            match attempt(claim) {
+                Ok(made) => return Ok(made),
+                Err(Needs::Window(window)) => self.load_window(inode, window)?,
+                Err(Needs::Block(block)) => self.fetch_block(inode, block)?,
+                Err(Needs::Space(want)) => self.find_space_or_refuse(busy, want, claim)?,
+                Err(Needs::Refused(error)) => return Err(error),
+            }
+        }
+    }
 }
 
 /// A change of cached contents that can be made now.
@@ -49,7 +81,7 @@ impl Plan {
 }
 
 /// Finds out what writing bytes `range` needs. An empty range at the new end is an extension.
-pub(crate) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> Ready {
+pub(crate) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> Result<Plan, Needs> {
     let (size, mapped) = (state.rec.size, state.logged.blocks);
     let first = range.start / BLOCK;
     let last = if range.is_empty() { first } else { range.end.div_ceil(BLOCK) };
@@ -61,9 +93,9 @@ pub(crate) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> R
     for block in [head, tail].into_iter().flatten() {
         let in_memory = pages.has(block) || (block == 0 && inline);
         if !in_memory && block * BLOCK < size {
-            match pages.place(block, mapped) {
-                Known::Load(window) => return Ready::Load(window),
-                Known::Is(Place::Data(..) | Place::Lost) => return Ready::Fetch(block),
+            match pages.mapping(block, mapped) {
+                Known::Load(window) => return Err(Needs::Window(window)),
+                Known::Is(Mapping::Data(..) | Mapping::Lost) => return Err(Needs::Block(block)),
                 Known::Is(_) => {}
             }
         }
@@ -73,10 +105,12 @@ pub(crate) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> R
     // the device too.
     let old_last = size / BLOCK;
     if range.end > size && !size.is_multiple_of(BLOCK) && !(first..last).contains(&old_last) {
-        match pages.place(old_last, mapped) {
-            Known::Load(window) => return Ready::Load(window),
-            Known::Is(Place::Data(..)) if !pages.has(old_last) => return Ready::Fetch(old_last),
-            Known::Is(Place::Data(..)) if !pages.is_dirty(old_last) => extra.push(old_last),
+        match pages.mapping(old_last, mapped) {
+            Known::Load(window) => return Err(Needs::Window(window)),
+            Known::Is(Mapping::Data(..)) if !pages.has(old_last) => {
+                return Err(Needs::Block(old_last));
+            }
+            Known::Is(Mapping::Data(..)) if !pages.is_dirty(old_last) => extra.push(old_last),
             Known::Is(_) => {}
         }
     }
@@ -87,13 +121,10 @@ pub(crate) fn prepare(state: &InodeState, pages: &Pages, range: Range<u64>) -> R
         extra.push(0);
     }
     match needed(pages, first..last, mapped) {
-        Ok(Needed { blocks, fills_hole }) => Ready::Yes(Plan {
-            offset: range.start,
-            need: blocks + extra.len() as u64,
-            fills_hole,
-            extra,
-        }),
-        Err(window) => Ready::Load(window),
+        Ok(Needed { blocks, fills_hole }) => {
+            Ok(Plan { offset: range.start, need: blocks + extra.len() as u64, fills_hole, extra })
+        }
+        Err(window) => Err(Needs::Window(window)),
     }
 }
 
@@ -118,12 +149,12 @@ pub(crate) fn needed(pages: &Pages, blocks: Range<u64>, mapped: u64) -> Result<N
             need.fills_hole |= clean != 0;
         } else {
             for block in (at..to).filter(|b| clean >> (b - base) & 1 == 1) {
-                match pages.place(block, mapped) {
+                match pages.mapping(block, mapped) {
                     Known::Load(window) => return Err(window),
-                    Known::Is(Place::Reserved) => {}
-                    Known::Is(place) => {
+                    Known::Is(Mapping::Unwritten) => {}
+                    Known::Is(mapping) => {
                         need.blocks += 1;
-                        need.fills_hole |= place == Place::Hole;
+                        need.fills_hole |= mapping == Mapping::Hole;
                     }
                 }
             }

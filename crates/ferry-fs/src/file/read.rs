@@ -2,11 +2,11 @@
 
 use crate::cache::copy::WAITS_MAX as WAITS_FOR_FRAMES;
 use crate::cache::file_data::PagesShared;
-use crate::cache::folio::{FOLIO_BLOCKS, FOLIO_BYTES, PIECE, mask};
+use crate::cache::folio::{CHUNK_BYTES, FOLIO_BLOCKS, FOLIO_BYTES, mask};
 use crate::cache::frame::Frame;
 use crate::cache::pages::{Known, Pages};
 use crate::error::FsError;
-use crate::extents::Place;
+use crate::extents::Mapping;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::inode::state_lock::Shared;
@@ -39,13 +39,13 @@ impl DataStore {
         let _compared = self.inode_locks.read(inode.ino);
         let mut done = 0;
         while done < out.len() {
-            let want = (out.len() - done).min(PIECE);
-            let (pos, piece) = (offset + done as u64, &mut out[done..done + want]);
-            let got = if self.read_free(inode, pos, piece) {
+            let want = (out.len() - done).min(CHUNK_BYTES);
+            let (pos, chunk) = (offset + done as u64, &mut out[done..done + want]);
+            let got = if self.read_free(inode, pos, chunk) {
                 self.read_on(inode, pos, want, inode.file.readable.load(Ordering::Relaxed), false);
                 want
             } else {
-                self.read_piece(inode, pos, piece)?
+                self.read_chunk(inode, pos, chunk)?
             };
             done += got;
             if got < want {
@@ -61,7 +61,7 @@ impl DataStore {
     pub fn read_cached(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> Option<usize> {
         #[cfg(feature = "compare")]
         let _compared = self.inode_locks.read(inode.ino);
-        if out.len() <= PIECE && self.read_free(inode, offset, out) {
+        if out.len() <= CHUNK_BYTES && self.read_free(inode, offset, out) {
             self.read_on(
                 inode,
                 offset,
@@ -76,7 +76,7 @@ impl DataStore {
             let size = state.rec.size;
             let len =
                 out.len().min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
-            if len > PIECE {
+            if len > CHUNK_BYTES {
                 return None;
             }
             match copy_out(inode, &state, &pages, offset, &mut out[..len], &[]) {
@@ -104,7 +104,8 @@ impl DataStore {
         len: usize,
     ) -> Result<Option<Arc<AlignedBuf>>, FsError> {
         let wanted = offset / BLOCK..(offset + len as u64) / BLOCK;
-        let whole = offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK_BYTES) && len <= PIECE;
+        let whole =
+            offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK_BYTES) && len <= CHUNK_BYTES;
         if !whole
             || wanted.end - wanted.start < DIRECT_BLOCKS
             || inode.file.fetching.wait(wanted.start)
@@ -120,7 +121,7 @@ impl DataStore {
         Ok(fetched.pop().filter(|f| unchanged && f.bad.is_empty()).map(|f| f.buf))
     }
 
-    fn read_piece(
+    fn read_chunk(
         &self,
         inode: &Arc<Inode>,
         offset: u64,
@@ -192,8 +193,8 @@ fn steady(inode: &Inode, waits: u32) -> (Shared<'_>, PagesShared<'_>) {
 }
 
 /// Fills `out` from memory and from what was fetched, or says what it lacks. Under both locks no
-/// write begins; the frame of one that has begun is waited for. So what it copies is the file of
-/// one moment.
+/// write begins; the frame of one that has begun is waited for. So what it copies is the file as
+/// it was at one time.
 fn copy_out(
     inode: &Inode,
     state: &InodeState,
@@ -214,7 +215,7 @@ fn copy_out(
         let pos = offset + at as u64;
         let (index, inside) = (pos / FOLIO_BYTES as u64, (pos % FOLIO_BYTES as u64) as usize);
         let len = (out.len() - at).min(FOLIO_BYTES - inside);
-        let piece = &mut out[at..at + len];
+        let chunk = &mut out[at..at + len];
         at += len;
         let blocks = mask(inside as u64 / BLOCK, ((inside + len) as u64).div_ceil(BLOCK));
         if let Some(folio) = pages.folio(index) {
@@ -223,12 +224,12 @@ fn copy_out(
                 return Some(Lack::Busy(Arc::clone(folio.frame())));
             }
             if folio.valid() & blocks == blocks {
-                folio.get(inside, piece);
+                folio.get(inside, chunk);
                 pages.show(folio, state.rec.size);
                 continue;
             }
         }
-        if let Err(lack) = copy_blocks(state, pages, pos, piece, fetched, &mut missing) {
+        if let Err(lack) = copy_blocks(state, pages, pos, chunk, fetched, &mut missing) {
             return Some(lack);
         }
     }
@@ -249,29 +250,29 @@ fn copy_blocks(
     while at < out.len() {
         let (block, inside) = ((pos + at as u64) / BLOCK, ((pos + at as u64) % BLOCK) as usize);
         let len = (out.len() - at).min(BLOCK_BYTES - inside);
-        let piece = &mut out[at..at + len];
+        let chunk = &mut out[at..at + len];
         at += len;
         if pages.has(block) {
             if let Some(folio) = pages.folio(block / FOLIO_BLOCKS) {
-                folio.get((block % FOLIO_BLOCKS) as usize * BLOCK_BYTES + inside, piece);
+                folio.get((block % FOLIO_BLOCKS) as usize * BLOCK_BYTES + inside, chunk);
             }
             continue;
         }
         if let Some(inline) = state.logged.inline.as_ref().filter(|_| block == 0) {
-            let (held, behind) = piece.split_at_mut(inline.len().saturating_sub(inside).min(len));
+            let (held, behind) = chunk.split_at_mut(inline.len().saturating_sub(inside).min(len));
             if !held.is_empty() {
                 held.copy_from_slice(&inline[inside..inside + held.len()]);
             }
             behind.fill(0);
             continue;
         }
-        match pages.place(block, state.logged.blocks) {
+        match pages.mapping(block, state.logged.blocks) {
             Known::Load(window) => return Err(Lack::Window(window)),
-            Known::Is(Place::Lost) => return Err(Lack::Lost(block)),
-            Known::Is(Place::Hole | Place::Reserved) => piece.fill(0),
-            Known::Is(Place::Data(dev, crc)) => {
+            Known::Is(Mapping::Lost) => return Err(Lack::Lost(block)),
+            Known::Is(Mapping::Hole | Mapping::Unwritten) => chunk.fill(0),
+            Known::Is(Mapping::Data(dev, crc)) => {
                 match fetched.iter().find_map(|f| f.get(block, dev, crc)) {
-                    Some(data) => piece.copy_from_slice(&data[inside..inside + len]),
+                    Some(data) => chunk.copy_from_slice(&data[inside..inside + len]),
                     None => lacks(missing, block, dev, crc),
                 }
             }

@@ -5,13 +5,13 @@
 use crate::api::{Errno, ReservationId};
 use crate::cache::pages::zero_tail;
 use crate::error::FsError;
-use crate::file::plan::{Ready, apply, prepare};
+use crate::file::plan::{apply, prepare};
 use crate::inode::extents_right::ExtentsGuard;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::keys::{self, BLOCK, InodeRecord};
 use crate::space::free_blocks::{Claim, Want};
-use crate::store::data_store::{AttrEdit, DataStore, RECORD_BYTES};
+use crate::store::data_store::{AttrEdit, Busy, DataStore, Dirty, RECORD_BYTES};
 use crate::store::drop::BLOCKS_END;
 use ferry_journal::{Credits, Seq};
 use std::sync::Arc;
@@ -40,7 +40,13 @@ impl DataStore {
         if size > i64::MAX as u64 {
             return Err(Errno(libc::EFBIG).into());
         }
-        self.resize(self.space.claim_from(self.purse(reservation)), inode, size, true, edit)
+        self.resize(
+            self.space.claim_from(self.reserved_space(reservation)),
+            inode,
+            size,
+            true,
+            edit,
+        )
     }
 
     /// Extends the file to `size`; one that is as long already stays as it is.
@@ -65,7 +71,7 @@ impl DataStore {
                 Extended::Logged(seq) => return Ok(seq),
                 Extended::Dirty => {
                     drop(guard);
-                    return self.write_back(inode);
+                    return self.write_back(Dirty::File(inode), Busy::Wait);
                 }
                 Extended::NoSpace(blocks) => {
                     drop(guard);
@@ -83,26 +89,16 @@ impl DataStore {
         claim: &mut Claim<'_>,
     ) -> Result<Extended, FsError> {
         let (inode, journal) = (guard.inode(), self.journal()?);
-        loop {
-            let mut txn = journal.begin(Credits { keys: 1, bytes: RECORD_BYTES, urgent: false })?;
+        self.change_contents(inode, Busy::Wait, claim, |claim| {
+            let credits = Credits { keys: 1, bytes: RECORD_BYTES, urgent: false };
+            let mut txn = journal.begin(credits).map_err(FsError::from)?;
             let mut state = inode.state.write();
             let size = size.max(state.rec.size);
             let mut pages = inode.file.pages.write();
             pages.attach(&self.cache, &inode.file.front);
-            let plan = match prepare(&state, &pages, size..size) {
-                Ready::Yes(plan) => plan,
-                Ready::Load(window) => {
-                    drop((state, pages, txn));
-                    self.load_window(inode, window)?;
-                    continue;
-                }
-                Ready::Fetch(block) => {
-                    drop((state, pages, txn));
-                    self.fetch_block(inode, block)?;
-                    continue;
-                }
-            };
+            let plan = prepare(&state, &pages, size..size)?;
             if !claim.take(Want::new(plan.need)) {
+                // Nobody waits for space with the right to change extents.
                 return Ok(Extended::NoSpace(plan.need));
             }
             apply(inode, &state, &mut pages, &plan, &[], size);
@@ -124,8 +120,8 @@ impl DataStore {
             let seq = txn.commit();
             self.note_seq(Some(inode), seq);
             self.leave_if_clean(inode, &state, &pages);
-            return Ok(Extended::Logged(seq));
-        }
+            Ok(Extended::Logged(seq))
+        })
     }
 
     fn truncate(

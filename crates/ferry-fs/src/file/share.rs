@@ -1,38 +1,34 @@
-//! Reads and writes that exclude only who touches the same bytes.
+//! Reads and writes that exclude only those of the same bytes.
 //!
 //! A read of what is in memory takes no lock at all: it copies from frames and looks whether they
 //! were steady meanwhile. A write inside the file's size shares the inode lock; the page lock it
 //! holds only while it looks up and marks, not while it copies. Whatever does not fit (holes,
-//! contents in the record, growth) is left to the exclusive path, which also helps who comes to
-//! nothing here.
+//! contents in the record, growth) is left to the exclusive path, which also serves an attempt
+//! that fails here.
 
+#[cfg(feature = "compare")]
+use crate::cache::copy::parts;
 use crate::cache::copy::{
-    FOLIOS_MAX, WAITS_MAX, begin, copy_free, fill_in, finish, make_room, parts, settle,
+    FOLIOS_MAX, WAITS_MAX, begin, copy_free, fill_in, finish, make_room, settle,
 };
 use crate::cache::folio::FOLIO_BYTES;
 use crate::cache::frame::Frame;
 use crate::error::FsError;
-use crate::file::plan::{Ready, prepare};
+use crate::file::plan::{Needs, prepare};
 use crate::inode::incore::Inode;
 use crate::keys::INLINE_MAX;
-use crate::space::free_blocks::{Claim, Purse, Want};
+use crate::space::free_blocks::{Claim, ReservedSpace};
 use crate::store::data_store::{Busy, DataStore, Touch};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What a try to write under the shared lock came to.
-enum Try {
+/// How an attempt to write under the shared lock ended.
+enum Attempt {
     /// All is written.
     Done,
-    /// Somebody copies into this frame.
+    /// A thread copies into this frame.
     Busy(Arc<Frame>),
-    /// A window of the extent map is not loaded.
-    Load(u64),
-    /// A block of the file must be read first.
-    Fetch(u64),
-    /// So much space is lacking.
-    Space(Want),
-    /// It needs the exclusive lock.
+    /// The write needs the exclusive lock.
     Exclusive,
 }
 
@@ -60,7 +56,7 @@ impl DataStore {
     pub(crate) fn write_shared(
         &self,
         busy: Busy,
-        purse: &Option<Arc<Purse>>,
+        reserved_space: &Option<Arc<ReservedSpace>>,
         inode: &Arc<Inode>,
         offset: u64,
         data: &[u8],
@@ -70,15 +66,15 @@ impl DataStore {
         if !self.options.locking.shares(parts(offset, data.len()).count()) {
             return Ok(false);
         }
-        let (mut waits, mut claim) = (0, self.space.claim_from(purse.clone()));
+        let (mut waits, mut claim) = (0, self.space.claim_from(reserved_space.clone()));
         while waits < WAITS_MAX {
-            match self.try_shared(inode, offset, data, touch, &mut claim) {
-                Try::Done => return Ok(true),
-                Try::Exclusive => return Ok(false),
-                Try::Load(window) => self.load_window(inode, window)?,
-                Try::Fetch(block) => self.fetch_block(inode, block)?,
-                Try::Space(want) => self.find_space_or_refuse(busy, want, &mut claim)?,
-                Try::Busy(frame) => {
+            let attempt = self.change_contents(inode, busy, &mut claim, |claim| {
+                self.try_shared(inode, offset, data, touch, claim)
+            })?;
+            match attempt {
+                Attempt::Done => return Ok(true),
+                Attempt::Exclusive => return Ok(false),
+                Attempt::Busy(frame) => {
                     waits += 1;
                     frame.wait();
                 }
@@ -94,36 +90,32 @@ impl DataStore {
         data: &[u8],
         touch: &Touch<'_>,
         claim: &mut Claim<'_>,
-    ) -> Try {
+    ) -> Result<Attempt, Needs> {
         let state = inode.state.share();
         let end = offset + data.len() as u64;
         let plain = state.rec.size > INLINE_MAX as u64 && state.logged.inline.is_none();
         if end > state.rec.size || !plain || inode.file.dead.load(Ordering::Acquire) {
-            return Try::Exclusive;
+            return Ok(Attempt::Exclusive);
         }
         let mut pages = inode.file.pages.write();
         pages.attach(&self.cache, &inode.file.front);
-        let plan = match prepare(&state, &pages, offset..end) {
-            Ready::Yes(plan) => plan,
-            Ready::Load(window) => return Try::Load(window),
-            Ready::Fetch(block) => return Try::Fetch(block),
-        };
+        let plan = prepare(&state, &pages, offset..end)?;
         if pages.inline_taken || plan.needs_exclusive() {
-            return Try::Exclusive;
+            return Ok(Attempt::Exclusive);
         }
         let frames = match make_room(&mut pages, inode, offset, data.len()) {
             Ok(frames) => frames,
-            Err(frame) => return Try::Busy(frame),
+            Err(frame) => return Ok(Attempt::Busy(frame)),
         };
         let reserved: Vec<_> = frames.iter().map_while(|frame| frame.reserve()).collect();
         if let Some(busy) = frames.get(reserved.len()) {
             settle(&mut pages, inode, offset, data.len());
-            return Try::Busy(Arc::clone(busy));
+            return Ok(Attempt::Busy(Arc::clone(busy)));
         }
         let want = plan.wants(&self.space);
         if !claim.take(want) {
             settle(&mut pages, inode, offset, data.len());
-            return Try::Space(want);
+            return Err(Needs::Space(want));
         }
         begin(&mut pages, state.logged.blocks, offset, data.len());
         inode.file.set_hint(pages.dirty_blocks);
@@ -136,6 +128,6 @@ impl DataStore {
             Touch::Nothing | Touch::Edit(_) => {}
         }
         self.mark_dirty(inode);
-        Try::Done
+        Ok(Attempt::Done)
     }
 }

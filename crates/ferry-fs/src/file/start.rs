@@ -1,12 +1,10 @@
 //! The beginning and the end of a mount, for the contents of files.
 
 use crate::error::FsError;
-use ferry_journal::{Journal, JournalClient, Recovered};
+use crate::inode::table::InodeSource;
+use crate::store::data_store::{Busy, DataStore, Dirty};
+use ferry_journal::{Journal, Recovered};
 use std::sync::Arc;
-
-use crate::store::data_store::InodeSource;
-
-use crate::store::data_store::DataStore;
 
 impl DataStore {
     /// Loads the segment table, finishes interrupted truncations and starts the background thread.
@@ -18,7 +16,7 @@ impl DataStore {
         inodes: Arc<dyn InodeSource>,
     ) -> Result<(), FsError> {
         let (used, blocks) = self.table.load(&journal)?;
-        self.space.stamped(journal.stamped());
+        self.space.stamped(journal.durable_point());
         self.space.start(&used, &recovered.home_segments, blocks, self.options.read_only);
         let once = self.journal.set(Arc::downgrade(&journal)).is_ok()
             && self.inodes.set(Arc::downgrade(&inodes)).is_ok();
@@ -52,7 +50,7 @@ impl DataStore {
         if self.writable().is_err() {
             return Ok(());
         }
-        self.write_back_all()?;
+        self.write_back(Dirty::All, Busy::Wait)?;
         self.name_everything()?;
         self.give_back_at_unmount()
     }

@@ -4,8 +4,8 @@
 //! or missing a name never reaches the home store. It is born complete with its directory, or by a
 //! whole listing of a directory of at most [`LOAD_MAX`] entries; the owner of the inodes drops it
 //! when all caches together are too large. Names of a directory without a cache are looked up one
-//! by one in the journal until that has cost what a listing does: whoever uses more directories
-//! than the caches hold pays at most twice what each way alone would have cost.
+//! by one in the journal until that has cost what a listing does: a program that uses more
+//! directories than the caches hold pays at most twice what each way alone would have cost.
 
 use crate::api::Ino;
 use crate::keys::Dentry;

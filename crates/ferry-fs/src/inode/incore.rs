@@ -35,15 +35,15 @@ pub struct Inode {
     /// Those of them that write past the kernel's page cache.
     pub bypassing: AtomicU32,
     /// Writes of the kernel's own cache that failed (`requests/deferred_errors.rs`).
-    pub failed_behind: ErrorSequence,
+    pub kernel_write_errors: ErrorSequence,
     flags: AtomicU32,
 }
 
 impl Inode {
     /// It is in the queue of those that nobody knows.
     pub const COLD: u32 = 1;
-    /// It has no name and nobody knows it: whoever sets this flag gives its space back.
-    pub const GONE: u32 = 2;
+    /// It has no name and nobody knows it: the thread that sets this flag gives its space back.
+    pub const RECLAIMING: u32 = 2;
     /// Made without a name: it may be given one.
     pub const LINKABLE: u32 = 4;
     /// Its entries are cached, and it is in the queue of such directories.
@@ -66,7 +66,7 @@ impl Inode {
             lookups: AtomicU64::new(0),
             opens: AtomicU32::new(0),
             bypassing: AtomicU32::new(0),
-            failed_behind: ErrorSequence::default(),
+            kernel_write_errors: ErrorSequence::default(),
             flags: AtomicU32::new(0),
         }
     }

@@ -64,8 +64,8 @@ impl InodeState {
     /// Brings the number of blocks that programs see in line with the cache.
     pub(crate) fn count_blocks(&mut self, pages: &Pages) {
         let inline = self.logged.inline.as_ref().is_some_and(|i| !i.is_empty())
-            && pages.delayed + pages.flying == 0;
-        self.rec.blocks = self.logged.blocks + pages.delayed + pages.flying + u64::from(inline);
+            && pages.delayed + pages.in_flight == 0;
+        self.rec.blocks = self.logged.blocks + pages.delayed + pages.in_flight + u64::from(inline);
     }
 
     /// As programs see it.
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_damaged_record_can_be_counted_with() {
+    fn sizes_of_a_damaged_record_are_clamped() {
         let state = InodeState::from_record(InodeRecord {
             blocks: u64::MAX,
             size: u64::MAX,

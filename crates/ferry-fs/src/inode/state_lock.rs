@@ -1,8 +1,8 @@
 //! The inode lock, and the times that are noted beside it.
 //!
 //! Reads change the access time and writes that share the lock the others; neither may take the
-//! lock exclusively for that. They leave the time in an atomic; whoever takes the lock to look at
-//! attributes or to change them brings them in line first.
+//! lock exclusively for that. They leave the time in an atomic; a thread that takes the lock to
+//! look at attributes or to change them brings them in line first.
 
 use crate::api::{Ino, Timestamp};
 use crate::inode::state::InodeState;

@@ -5,7 +5,6 @@ use crate::error::FsError;
 use crate::inode::dir_cache::DirName;
 use crate::inode::incore::Inode;
 use crate::keys::{self, Dentry, InodeRecord, Key};
-use crate::store::data_store::InodeSource;
 use ferry_journal::Journal;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -22,6 +21,14 @@ const DIR_ENTRIES_MAX: usize = 1 << 19;
 const CACHED_DIRS_TIDY: usize = 1024;
 /// A name for a message is looked for in so many keys.
 const HINT_KEYS_MAX: usize = 1 << 20;
+
+/// How the store finds inodes that it knows only by number.
+pub trait InodeSource: Send + Sync {
+    /// The inode, loaded if nobody has it; `None`: it does not exist.
+    fn inode(&self, ino: Ino) -> Result<Option<Arc<Inode>>, FsError>;
+    /// A path or a name, for log messages.
+    fn name_hint(&self, ino: Ino) -> String;
+}
 
 /// Inode numbers are dense: spreading their low bits is enough.
 #[derive(Default)]
@@ -210,9 +217,9 @@ impl InodeTable {
         }
     }
 
-    /// `gone` entries fewer are cached.
-    pub(crate) fn dir_entries_shrank(&self, gone: usize) {
-        self.dir_entries.fetch_sub(gone, Ordering::Relaxed);
+    /// `removed` entries fewer are cached.
+    pub(crate) fn dir_entries_shrank(&self, removed: usize) {
+        self.dir_entries.fetch_sub(removed, Ordering::Relaxed);
     }
 
     fn uncache_dir(&self, inode: &Inode) {
@@ -260,7 +267,7 @@ impl InodeSource for InodeTable {
             && let Some(stale) = self.cool(inode)
             && !stale.set_flag(Inode::COLD)
         {
-            self.cold.lock().push_back(stale.ino); // its times are logged when somebody comes by who may
+            self.cold.lock().push_back(stale.ino); // a later caller logs its times
         }
         Ok(found)
     }

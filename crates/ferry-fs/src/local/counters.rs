@@ -5,9 +5,9 @@
 //! stored limit runs ahead of them. A number that anybody saw before a crash is not given to
 //! another inode after it, for none is handed out that is not below a *durable* limit. That as many
 //! operations make the limit durable does not follow: what is made and removed again leaves nothing
-//! in the log, and a flush may take long. So whoever is about to make an inode, and holds nothing
-//! yet, looks how far the durable limit is and raises it where that is near; whoever reserves
-//! numbers does the same.
+//! in the log, and a flush may take long. So a thread that is about to make an inode, and holds
+//! nothing yet, looks how far the durable limit is and raises it where that is near; a thread that
+//! reserves numbers does the same.
 
 use crate::api::{Errno, Ino};
 use crate::error::FsError;
@@ -126,8 +126,8 @@ impl VolumeCounters {
             self.durable.store(INO_END, Ordering::SeqCst);
         }
         loop {
-            // Half of what it runs ahead stays for who takes one number at a time, and looks
-            // before.
+            // Half of what it runs ahead stays for operations that take one number at a time, and
+            // looks before.
             while self.next.load(Ordering::Relaxed) + count + AHEAD / 2
                 > self.durable.load(Ordering::SeqCst)
             {
@@ -190,7 +190,7 @@ impl VolumeCounters {
     }
 
     /// Puts into `txn` that one inode is gone. The guard is held until `txn` is committed.
-    pub(crate) fn put_gone(&self, txn: &mut Transaction<'_>) -> MutexGuard<'_, Counters> {
+    pub(crate) fn put_removed(&self, txn: &mut Transaction<'_>) -> MutexGuard<'_, Counters> {
         let mut counters = self.logged.lock();
         counters.inodes = counters.inodes.saturating_sub(1);
         txn.put(&keys::counters(), &counters.encode());

@@ -12,7 +12,7 @@ const SHARDS: usize = 8;
 /// An open file.
 pub(crate) struct Handle {
     pub(crate) inode: Arc<Inode>,
-    /// Who opened it.
+    /// The user that opened it.
     pub(crate) uid: u32,
     /// Which write error this handle was told last.
     pub(crate) error_cursor: ErrorCursor,
@@ -24,8 +24,8 @@ pub(crate) struct Handle {
     pub(crate) bypassing: bool,
     /// Not for reading only.
     pub(crate) writes: bool,
-    /// What it was told of [`Inode::failed_behind`].
-    pub(crate) failed_behind: ErrorCursor,
+    /// What it was told of [`Inode::kernel_write_errors`].
+    pub(crate) kernel_write_errors: ErrorCursor,
 }
 
 #[derive(Default)]
@@ -56,20 +56,20 @@ impl Handles {
         ((slot + 1) * SHARDS + shard) as u64
     }
 
-    fn place(fh: u64) -> Option<(usize, usize)> {
+    fn slot_of(fh: u64) -> Option<(usize, usize)> {
         let fh = usize::try_from(fh).ok()?;
         Some((fh % SHARDS, (fh / SHARDS).checked_sub(1)?))
     }
 
     /// The handle, if it is one of this inode.
     pub(crate) fn get(&self, ino: Ino, fh: u64) -> Option<Arc<Handle>> {
-        let (shard, slot) = Self::place(fh)?;
+        let (shard, slot) = Self::slot_of(fh)?;
         let handle = self.shards[shard].lock().handles.get(slot)?.clone()?;
         (handle.inode.ino == ino).then_some(handle)
     }
 
     pub(crate) fn remove(&self, fh: u64) -> Option<Arc<Handle>> {
-        let (shard, slot) = Self::place(fh)?;
+        let (shard, slot) = Self::slot_of(fh)?;
         let mut slots = self.shards[shard].lock();
         let handle = slots.handles.get_mut(slot)?.take()?;
         slots.free.push(slot);

@@ -13,26 +13,20 @@ use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::inode::table::InodeTable;
-use crate::keys::{self, Counters};
-use crate::local::change::Change;
+use crate::keys::{self};
 use crate::local::counters::VolumeCounters;
 use crate::local::handles::Handles;
-use crate::local::late::Late;
-use crate::local::long::Long;
+use crate::local::jobs::{BlockingChange, BlockingDrop, BlockingFsync, PooledRead};
+use crate::local::name_hash::NameHash;
 use crate::local::pool::Pool;
-use crate::local::readers::Wanted;
-use crate::namespace::names::NameHash;
-use crate::namespace::orphans::Reclaimer;
+use crate::local::reclaimer::Reclaimer;
 use crate::posix;
 use crate::scrub::live::Scrubs;
-use crate::store::data_store::{DataOptions, DataStore, InodeSource};
-use crate::volume::{Superblock, VolumeError, read_superblock, settle_copies};
+use crate::store::data_store::DataStore;
+use crate::volume::{Superblock, VolumeError, read_superblock};
 use ferry_device::BlockDevice;
 use ferry_env::Env;
-use ferry_journal::{
-    Credits, FAST_FLUSH, FlushPolicy, Journal, JournalError, JournalOptions, LogOptions, Recovered,
-    Seq, Transaction,
-};
+use ferry_journal::{FAST_FLUSH, FlushPolicy, Journal, LogOptions, Recovered, Seq, Transaction};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -41,7 +35,7 @@ use std::time::Duration;
 /// The kernel itself makes every change to a local mount: what it cached stays right.
 pub(crate) const VALID: Duration = Duration::from_secs(24 * 60 * 60);
 /// Dirty data is written back at this age, or that of the commit interval where that is longer.
-const WRITEBACK_AGE: Duration = Duration::from_secs(5);
+pub(crate) const WRITEBACK_AGE: Duration = Duration::from_secs(5);
 
 /// When a read moves the access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,10 +94,10 @@ pub struct FsOptions {
     pub log: LogOptions,
     /// `false`: no threads; everything happens on the caller's thread.
     pub background: bool,
-    /// Who excludes whom on one file.
+    /// Which readers and writers of one file exclude each other.
     #[cfg(feature = "compare")]
     pub locking: Locking,
-    /// Who has mounted it: may do beside root what concerns the volume as a whole.
+    /// The user that has mounted it: may act, as root may, on the volume as a whole.
     pub owner: u32,
     /// Programs outlive the mount: what was removed while they had it open stays, with its
     /// contents, until [`SessionStore::reclaim_removed`](crate::SessionStore::reclaim_removed) is
@@ -140,7 +134,7 @@ pub struct LocalFs {
     pub(crate) options: FsOptions,
     pub(crate) env: Env,
     pub(crate) dev: Arc<dyn BlockDevice>,
-    recovered: Recovered,
+    pub(crate) recovered: Recovered,
     pub(crate) was_handed_over: bool,
     pub(crate) journal: Arc<Journal>,
     pub(crate) data: Arc<DataStore>,
@@ -148,7 +142,7 @@ pub struct LocalFs {
     pub(crate) counters: VolumeCounters,
     pub(crate) handles: Handles,
     pub(crate) hash: NameHash,
-    /// Taken by whoever moves a directory to another one, before any inode lock.
+    /// Taken by the thread that moves a directory to another one, before any inode lock.
     pub(crate) rename_lock: Mutex<()>,
     /// Newest context that holds a change made here.
     pub(crate) newest: AtomicU64,
@@ -162,151 +156,21 @@ pub struct LocalFs {
     pub(crate) reclaimer: Arc<Reclaimer>,
     /// The mount ends: what has no name stays for the next one.
     pub(crate) keeping_removed: AtomicBool,
-    pub(crate) readers: Arc<Pool<Wanted>>,
+    pub(crate) read_pool: Arc<Pool<LocalFs, PooledRead>>,
     pub(crate) scrubs: Scrubs,
     /// Held while marks of sessions are removed, or what is said beside them, behind the
     /// reservation.
     pub(crate) marking: Mutex<()>,
     /// Held while the log grows.
     pub(crate) growing: Arc<Mutex<()>>,
-    pub(crate) late: Arc<Pool<Late>>,
-    pub(crate) long: Arc<Pool<Long>>,
-    pub(crate) changes: Arc<Pool<Change>>,
+    pub(crate) blocking_fsyncs: Arc<Pool<LocalFs, BlockingFsync<LocalFs>>>,
+    pub(crate) blocking_drops: Arc<Pool<LocalFs, BlockingDrop<LocalFs>>>,
+    pub(crate) blocking_changes: Arc<Pool<LocalFs, BlockingChange<LocalFs>>>,
     pub(crate) host: RwLock<Option<Arc<dyn Host>>>,
     pub(crate) closed: Mutex<bool>,
 }
 
 impl LocalFs {
-    /// Opens the volume on `dev`: recovers it, and begins to reclaim what was removed before.
-    pub fn open(
-        dev: Arc<dyn BlockDevice>,
-        options: FsOptions,
-        env: Env,
-    ) -> Result<Arc<Self>, VolumeError> {
-        let sb = read_superblock(&dev)?;
-        if !options.read_only {
-            settle_copies(&dev)?;
-        }
-        let name = sb.name();
-        // A quarter of the memory goes to the home store, the rest to contents.
-        let home_cache_bytes = (options.cache_bytes / 4).clamp(1 << 20, 64 << 20);
-        let data_options = DataOptions {
-            cache_bytes: options.cache_bytes.saturating_sub(home_cache_bytes).max(1 << 20),
-            writeback_age: options.commit_interval.max(WRITEBACK_AGE),
-            background: options.background,
-            read_only: options.read_only,
-            #[cfg(feature = "compare")]
-            locking: options.locking,
-        };
-        let journal_options = JournalOptions {
-            commit_interval: options.commit_interval,
-            flush: options.flush,
-            fast_flush: options.fast_flush,
-            log: options.log,
-            home_cache_bytes,
-            reads_all: false,
-            read_only: options.read_only,
-            background: options.background,
-            accept_damage: options.read_only,
-        };
-        let data = DataStore::new(dev.clone(), sb.geometry(), data_options, env.clone());
-        let opened =
-            Journal::open(dev.clone(), sb.geometry(), journal_options, env.clone(), data.clone());
-        let (journal, recovered) = opened.map_err(|error| match error {
-            JournalError::Damaged { .. } => VolumeError::NeedsRepair(error),
-            JournalError::Unreadable { .. } => VolumeError::Unreadable(error),
-            other => VolumeError::Journal(other),
-        })?;
-        if recovered.unclean {
-            tracing::info!(
-                volume = name,
-                contexts = recovered.contexts,
-                bytes = recovered.bytes,
-                "recovered from the log"
-            );
-        }
-        if let Some(damage) = &recovered.log_damage {
-            tracing::warn!(
-                volume = name,
-                offset = damage.offset,
-                from = damage.lost_from.0,
-                to = damage.lost_to.0,
-                "the log is damaged: what was changed last is missing here; run `ferry fsck --repair`"
-            );
-        }
-        let journal = Arc::new(journal);
-        let table = Arc::new(InodeTable::new(journal.clone()));
-        data.start(journal.clone(), &recovered, table.clone() as Arc<dyn InodeSource>)?;
-        let stored = journal.get(&keys::counters()).map_err(FsError::from)?;
-        let missing =
-            || VolumeError::Damaged { detail: "the counters are missing: run `ferry fsck`".into() };
-        let stored = Counters::decode(&stored.ok_or_else(missing)?).map_err(FsError::from)?;
-        let next_ino = stored.next_ino;
-        let was_handed_over = crate::requests::session_records::was_handed_over(&journal, next_ino);
-        let fs = Arc::new(Self {
-            hash: NameHash::new(&sb.hash_key),
-            sb,
-            name,
-            env,
-            dev,
-            recovered,
-            was_handed_over,
-            journal,
-            data,
-            table,
-            counters: VolumeCounters::new(stored),
-            handles: Handles::default(),
-            rename_lock: Mutex::new(()),
-            newest: AtomicU64::new(0),
-            newest_dir_move: AtomicU64::new(0),
-            lazy_times: Mutex::default(),
-            some_mapped: AtomicBool::new(false),
-            reclaimer: Arc::default(),
-            keeping_removed: AtomicBool::new(false),
-            readers: Arc::default(),
-            scrubs: Scrubs::default(),
-            marking: Mutex::default(),
-            growing: Arc::default(),
-            late: Arc::default(),
-            long: Arc::default(),
-            changes: Arc::default(),
-            host: RwLock::new(None),
-            closed: Mutex::new(false),
-            options,
-        });
-        if !fs.options.read_only {
-            fs.check_limit(next_ino)?;
-            let credits = Credits { keys: 1, bytes: 64, urgent: true };
-            let seq = fs.counters.commit_limit(fs.journal.begin(credits)?);
-            fs.force(seq)?;
-        }
-        fs.readers.serve(&fs);
-        fs.late.serve(&fs);
-        fs.long.serve(&fs);
-        fs.changes.serve(&fs);
-        fs.start_reclaimer()?;
-        Ok(fs)
-    }
-
-    /// Numbers are handed out from this one on, so nothing may have one of them.
-    fn check_limit(&self, next_ino: Ino) -> Result<(), VolumeError> {
-        let mut taken = false;
-        let looked =
-            self.journal.scan(&keys::inode(next_ino), &keys::inode_end(u64::MAX), &mut |_, _| {
-                taken = true;
-                false
-            });
-        if let Err(error) = looked {
-            // What is damaged there costs what lies there, and not the mount.
-            tracing::warn!(%error, "the newest inodes cannot be read");
-        }
-        if !taken && next_ino < keys::INO_END {
-            return Ok(());
-        }
-        let detail = "inode numbers in use would be handed out again: run `ferry fsck --repair`, or mount with `-o ro`";
-        Err(VolumeError::Damaged { detail: detail.into() })
-    }
-
     /// Reads the superblock of the volume on `dev`.
     pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeError> {
         read_superblock(dev)
@@ -348,7 +212,7 @@ impl LocalFs {
         }
     }
 
-    /// After a commit: who was changed by it.
+    /// Notes a commit, and the inodes that it changed.
     pub(crate) fn committed(&self, seq: Seq, inodes: &[&Inode]) {
         for inode in inodes {
             inode.last_seq.fetch_max(seq.0, Ordering::AcqRel);

@@ -1,11 +1,10 @@
 //! A mounted volume: its options, inode numbers, open files, transactions and threads.
 
-pub(crate) mod change;
 pub(crate) mod counters;
 pub(crate) mod handles;
-pub(crate) mod late;
+pub(crate) mod jobs;
 pub(crate) mod local_fs;
-pub(crate) mod long;
+pub(crate) mod name_hash;
 pub(crate) mod pool;
-pub(crate) mod readers;
+pub(crate) mod reclaimer;
 pub(crate) mod transaction;

@@ -1,7 +1,6 @@
 //! Threads for what would keep a transport's thread waiting: it serves many programs, and none of
 //! them waits for another one's request.
 
-use crate::local::local_fs::LocalFs;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -9,7 +8,7 @@ use std::thread::{Builder, JoinHandle};
 
 /// What a pool does. Where nobody can do it any more it is dropped, which answers its request with
 /// an error.
-pub(crate) trait Work: Send + Sized + 'static {
+pub(crate) trait Work<F>: Send + Sized + 'static {
     /// Of the threads, as the system shows it.
     const NAME: &'static str;
     /// Threads, at most.
@@ -18,7 +17,7 @@ pub(crate) trait Work: Send + Sized + 'static {
     const TOGETHER: bool;
 
     /// Does it.
-    fn run(these: Vec<Self>, fs: &LocalFs);
+    fn run(these: Vec<Self>, fs: &F);
 }
 
 struct State<W> {
@@ -30,22 +29,22 @@ struct State<W> {
 }
 
 /// The threads, started as they are needed, and what they are to do.
-pub(crate) struct Pool<W> {
+pub(crate) struct Pool<F, W> {
     state: Mutex<State<W>>,
     more: Condvar,
-    fs: Mutex<Weak<LocalFs>>,
+    fs: Mutex<Weak<F>>,
 }
 
-impl<W> Default for Pool<W> {
+impl<F, W> Default for Pool<F, W> {
     fn default() -> Self {
         let state = State { waiting: VecDeque::new(), threads: Vec::new(), idle: 0, stop: false };
-        Self { state: Mutex::new(state), more: Condvar::new(), fs: Mutex::default() }
+        Self { state: Mutex::new(state), more: Condvar::new(), fs: Mutex::new(Weak::new()) }
     }
 }
 
-impl<W: Work> Pool<W> {
+impl<F: Send + Sync + 'static, W: Work<F>> Pool<F, W> {
     /// From now on it works for `fs`.
-    pub(crate) fn serve(&self, fs: &Arc<LocalFs>) {
+    pub(crate) fn serve(&self, fs: &Arc<F>) {
         *self.fs.lock() = Arc::downgrade(fs);
     }
 
@@ -91,7 +90,7 @@ impl<W: Work> Pool<W> {
         }
     }
 
-    fn run(&self, fs: &Weak<LocalFs>) {
+    fn run(&self, fs: &Weak<F>) {
         while let Some(these) = self.next() {
             let Some(fs) = fs.upgrade() else { return };
             W::run(these, &fs);

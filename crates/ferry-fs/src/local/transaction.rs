@@ -5,28 +5,26 @@
 //! reserves log space, before any lock is taken. A change that was acknowledged early
 //! ([`EarlyAck`]) keeps what its maker was told:
 //!
-//! * Its time is the one that the client has shown.
-//! * The inode that it makes has the number that the client has shown, one of the reserved ones.
+//! * Its time is the one that the client has reported.
+//! * The inode that it makes has the number that the client has reported, one of the reserved ones.
 //! * Its sequence number joins its transaction. So if a crash leaves the number, it leaves the
 //!   change too, and all changes of the session before it.
 //! * Its space comes from a reservation (`space/reservation.rs`).
 
 use crate::api::{Cx, EarlyAck, Ino, ReservationId, SessionSeq, Timestamp};
+use crate::credits::{SESSION_BYTES, with_seq};
 use crate::error::FsError;
 use crate::keys::{self, Number};
 use crate::local::counters::Commit;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::store::data_store::Busy;
 use ferry_env::planted::{Bug, is_planted};
-use ferry_journal::{Credits, Transaction};
+use ferry_journal::{Credits, Seq, Transaction};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 
-/// Bytes of a session's record in the log: key and value.
-pub(crate) const SESSION_BYTES: u32 = 32;
-
-/// The credits of a transaction that also stores a session's last-applied sequence number.
-pub(crate) const fn with_seq(Credits { keys, bytes, urgent }: Credits) -> Credits {
-    Credits { keys: keys + 1, bytes: bytes + SESSION_BYTES, urgent }
-}
+/// Bytes of the log that dropping an extent takes, about.
+const DROP_BYTES: u64 = 128;
 
 /// How a change is made.
 #[derive(Clone, Copy)]
@@ -127,5 +125,40 @@ impl LocalFs {
     pub(crate) fn limit_made_durable(&self, commit: &mut Commit<'_>) -> Result<(), FsError> {
         let seq = commit(self.journal.begin(Credits { keys: 1, bytes: 64, urgent: false })?);
         self.force(seq)
+    }
+
+    /// What to do where putting things into contexts would have to wait: a transport's thread must
+    /// not, nor need it.
+    pub(crate) fn patience(&self, cx: &Cx) -> Busy {
+        if self.options.background && !cx.park.may_wait() { Busy::Refuse } else { Busy::Wait }
+    }
+
+    /// Waits until `seq` is durable.
+    pub(crate) fn force(&self, seq: Seq) -> Result<(), FsError> {
+        if seq <= self.journal.durable() {
+            return Ok(());
+        }
+        let outcome = Arc::new((Mutex::new(None), Condvar::new()));
+        let theirs = outcome.clone();
+        self.journal.force(
+            seq,
+            Box::new(move |forced| {
+                *theirs.0.lock() = Some(forced);
+                theirs.1.notify_one();
+            }),
+        );
+        let mut forced = outcome.0.lock();
+        loop {
+            if let Some(forced) = forced.take() {
+                return forced.map_err(FsError::from);
+            }
+            outcome.1.wait(&mut forced);
+        }
+    }
+
+    /// So many blocks, or, where the log is small, as many as can be dropped with a quarter of it:
+    /// more wait for a checkpoint.
+    pub(crate) fn fits_log(&self, blocks: u64) -> u64 {
+        blocks.min(2 * self.journal.max_transaction_bytes() / DROP_BYTES)
     }
 }

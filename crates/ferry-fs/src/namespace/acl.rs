@@ -90,8 +90,8 @@ impl Acl {
     /// entry)`. The group's digit is the mask, where there is one.
     fn digits(&self) -> [(u32, usize); 3] {
         let at = |tag| self.entries.iter().position(|e| e.tag == tag);
-        let place = |tag| at(tag).expect("a valid list has an owner, a group and others");
-        [(6, place(USER_OBJ)), (3, at(MASK).unwrap_or_else(|| place(GROUP_OBJ))), (0, place(OTHER))]
+        let entry = |tag| at(tag).expect("a valid list has an owner, a group and others");
+        [(6, entry(USER_OBJ)), (3, at(MASK).unwrap_or_else(|| entry(GROUP_OBJ))), (0, entry(OTHER))]
     }
 
     /// The permission bits that the list stands for.

@@ -1,14 +1,14 @@
 //! Reading and changing attributes.
 
 use crate::api::{Attr, Ino, SetAttr};
+use crate::credits::FULL_RECORD_BYTES;
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::keys::{self, INODE_HAS_XATTRS};
-use crate::local::change::Change;
+use crate::local::jobs::BlockingChange;
 use crate::local::local_fs::{AccessTimes, LocalFs, errno, put_inode};
 use crate::local::transaction::How;
 use crate::namespace::acl;
-use crate::namespace::create::FULL_RECORD_BYTES;
 use crate::posix::{self, is_dir, is_regular};
 use crate::store::data_store::Busy;
 use ferry_journal::Credits;
@@ -73,7 +73,8 @@ impl LocalFs {
         Ok(())
     }
 
-    /// What a write by somebody who is not privileged takes away, where the change itself does not.
+    /// A write by an unprivileged caller takes set-id bits and capabilities away, if the change
+    /// itself does not.
     pub(crate) fn take_privileges(&self, how: How, inode: &Inode) -> Result<(), FsError> {
         self.drop_capability(how, inode)?;
         if inode.state.share().rec.mode & (libc::S_ISUID | libc::S_ISGID) == 0 {
@@ -127,11 +128,11 @@ impl LocalFs {
         if overflow.is_empty() {
             return;
         }
-        // Whoever only reads waits for no log space.
+        // A program that only reads waits for no log space.
         if self.options.background {
-            self.changes.push(Change::new(move |fs| {
+            self.blocking_changes.push(BlockingChange(Box::new(move |fs: &LocalFs| {
                 fs.log_times(&overflow, Busy::Wait);
-            }));
+            })));
         } else {
             self.log_times(&overflow, Busy::Wait);
         }

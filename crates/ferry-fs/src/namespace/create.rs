@@ -1,6 +1,7 @@
 //! Making inodes: files, directories, symbolic links, device nodes, and files without a name.
 
-use crate::api::{Attr, Cx, Ino, NAME_MAX, Opened, SYMLINK_MAX};
+use crate::api::{Attr, Cx, Ino, Opened, SYMLINK_MAX};
+use crate::credits::{DENTRY_BYTES, RECORD_BYTES, SMALL_BYTES};
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
@@ -16,15 +17,6 @@ use std::sync::atomic::Ordering;
 
 /// Most names of an inode, and most subdirectories of a directory.
 pub(crate) const LINK_MAX: u32 = 1 << 31;
-/// Bytes of a key and a record without contents, at most.
-pub(crate) const RECORD_BYTES: u32 = 128;
-/// Bytes of a record with the longest contents that it can hold, and its key.
-pub(crate) const FULL_RECORD_BYTES: u32 = RECORD_BYTES + SYMLINK_MAX as u32;
-/// Bytes of the longest entry and its key.
-pub(crate) const DENTRY_BYTES: u32 = 32 + NAME_MAX as u32;
-/// Bytes of the counters, and of an orphan's key.
-pub(crate) const SMALL_BYTES: u32 = 32;
-
 /// What to make.
 #[derive(Clone, Copy)]
 pub(crate) struct New<'n> {
@@ -61,7 +53,7 @@ impl Inherited {
     }
 }
 
-fn credits(target: usize, inherit: bool) -> Credits {
+pub(crate) fn credits(target: usize, inherit: bool) -> Credits {
     let acls = if inherit { 2 * (acl::ENCODED_MAX as u32 + 64) } else { 0 };
     let bytes = DENTRY_BYTES + 2 * RECORD_BYTES + 2 * SMALL_BYTES + target as u32 + acls;
     Credits { keys: 7, bytes, urgent: false }
@@ -88,7 +80,7 @@ impl LocalFs {
             let mut state = dir.state.write();
             check_dir(&state)?;
             let cookie = match self.find(&dir, &state, name)? {
-                // Whoever was told that the name is new cannot be given what is there.
+                // A program that was told that the name is new cannot be given what is there.
                 Found::Present(..) if cx.early_ack().is_some_and(|ack| ack.ino.is_some()) => {
                     return Err(errno(libc::EEXIST));
                 }

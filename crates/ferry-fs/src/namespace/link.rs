@@ -1,15 +1,14 @@
 //! Giving an inode another name.
 
 use crate::api::{Attr, Ino};
+use crate::credits::{DENTRY_BYTES, FULL_RECORD_BYTES, RECORD_BYTES, SMALL_BYTES};
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::inode::locked::Locked;
 use crate::keys::{self, Dentry};
 use crate::local::local_fs::{LocalFs, change_entries, errno, put_inode};
 use crate::local::transaction::How;
-use crate::namespace::create::{
-    DENTRY_BYTES, FULL_RECORD_BYTES, LINK_MAX, RECORD_BYTES, SMALL_BYTES,
-};
+use crate::namespace::create::LINK_MAX;
 use crate::namespace::names::{check_dir, check_name};
 use crate::posix::is_dir;
 use ferry_journal::Credits;

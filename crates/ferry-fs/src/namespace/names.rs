@@ -8,7 +8,6 @@ use crate::inode::state::InodeState;
 use crate::keys::{self, BadRecord, Dentry, Key};
 use crate::local::local_fs::{LocalFs, VALID, errno};
 use crate::posix::{self, is_dir};
-use siphasher::sip::SipHasher13;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,21 +16,6 @@ use std::sync::atomic::Ordering;
 pub(crate) const FIRST_COOKIE: u64 = 256;
 /// Names with equal hashes that one directory can hold.
 const DISAMBIGUATORS: u64 = 256;
-
-/// The keyed hash that orders the names of this volume: nobody can choose names that collide.
-pub(crate) struct NameHash(SipHasher13);
-
-impl NameHash {
-    pub(crate) fn new(key: &[u8; 16]) -> Self {
-        Self(SipHasher13::new_with_key(key))
-    }
-
-    /// The cookie of `name` with disambiguator 0: 54 bits of hash, never all zero, and 8 of
-    /// disambiguator.
-    pub(crate) fn base(&self, name: &[u8]) -> u64 {
-        (self.0.hash(name) >> 10).max(1) << 8
-    }
-}
 
 /// What a directory has under a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,9 +167,9 @@ impl LocalFs {
         let dir = self.table.need(parent)?;
         let inode = {
             let state = dir.state.read();
-            // "." is asked of anything by who has only its number: an NFS server, a client of a
-            // server that was restarted. Of a removed file the kernel may not have taken its
-            // lookups back yet: only who has it open keeps it.
+            // "." is asked of anything by a caller that has only its number: an NFS server, a
+            // client of a server that was restarted. Of a removed file the kernel may not have
+            // taken its lookups back yet: only an open handle keeps it.
             if name == b"." && state.rec.nlink == 0 && !self.reclaimer.holds() {
                 let is_kept = if is_dir(state.rec.mode) { dir.is_known() } else { dir.is_open() };
                 if !is_kept {

@@ -13,20 +13,17 @@ use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::keys::{self, INODE_HAS_XATTRS, Key};
 use crate::local::local_fs::LocalFs;
+use crate::local::reclaimer::{Job, Queue, Reclaimer};
 use crate::posix::is_regular;
 use crate::store::data_store::Busy;
 use crate::volume::VolumeError;
 use ferry_journal::{Credits, Transaction};
-use parking_lot::{Condvar, Mutex};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 
 /// A file with more blocks than this is reclaimed in the background.
 const BLOCKS_AT_ONCE: u64 = 4096;
-/// So many inodes wait for the background; beyond that the caller does the work.
-const QUEUE_MAX: usize = 4096;
 /// So many attributes go in one transaction.
 const XATTRS_AT_ONCE: usize = 16;
 /// The record, the orphan's key and the counters.
@@ -40,102 +37,6 @@ const CHECKSUM_BYTES: u64 = 4;
 const EXTENT_BLOCKS_MAX: u64 = 256;
 /// Progress is logged after so many leftovers.
 const PROGRESS_EVERY: u64 = 10_000;
-
-#[derive(Default)]
-struct Queue {
-    /// Left over from before the mount, or removed while somebody may still know what is.
-    leftovers: BTreeSet<Ino>,
-    /// Somebody may still know them.
-    held: bool,
-    /// Removed since.
-    removed: VecDeque<Arc<Inode>>,
-    stop: bool,
-}
-
-impl Queue {
-    /// What is to be reclaimed next, if there is anything.
-    fn take(&mut self) -> Option<Job> {
-        if let Some(inode) = self.removed.pop_front() {
-            return Some(Job::Removed(inode));
-        }
-        let ino = if self.held { None } else { self.leftovers.pop_first() };
-        ino.map(|ino| Job::Leftover(ino, self.leftovers.len()))
-    }
-}
-
-/// The background's queue and thread.
-#[derive(Default)]
-pub(crate) struct Reclaimer {
-    queue: Mutex<Queue>,
-    wake: Condvar,
-    thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-enum Job {
-    Leftover(Ino, usize),
-    Removed(Arc<Inode>),
-}
-
-impl Reclaimer {
-    /// The next inode to reclaim; waits for one. `None`: the volume is being closed.
-    fn next(&self) -> Option<Job> {
-        let mut queue = self.queue.lock();
-        loop {
-            if queue.stop {
-                return None;
-            }
-            if let Some(job) = queue.take() {
-                return Some(job);
-            }
-            self.wake.wait(&mut queue);
-        }
-    }
-
-    /// Hands an inode over; `false`: the caller must reclaim it.
-    fn hand_over(&self, inode: &Arc<Inode>) -> bool {
-        let mut queue = self.queue.lock();
-        if queue.stop || queue.removed.len() >= QUEUE_MAX {
-            return false;
-        }
-        queue.removed.push_back(inode.clone());
-        self.wake.notify_one();
-        true
-    }
-
-    /// Stops the thread; what is queued stays for the next mount.
-    pub(crate) fn stop(&self) {
-        self.queue.lock().stop = true;
-        self.wake.notify_all();
-        if let Some(thread) = self.thread.lock().take()
-            && thread.thread().id() != std::thread::current().id()
-        {
-            let ended = thread.join();
-            if ended.is_err() {
-                tracing::error!("the reclaiming thread panicked");
-            }
-        }
-    }
-
-    /// Whether somebody who is not back yet may know what has no name any more.
-    pub(crate) fn holds(&self) -> bool {
-        self.queue.lock().held
-    }
-
-    /// An inode has lost its last name, and nobody knows it; `true`: somebody who is not back yet
-    /// may, so it is left over, too.
-    fn takes_in(&self, ino: Ino) -> bool {
-        let mut queue = self.queue.lock();
-        if queue.held {
-            queue.leftovers.insert(ino);
-        }
-        queue.held
-    }
-
-    pub(crate) fn waiting(&self) -> usize {
-        let queue = self.queue.lock();
-        queue.leftovers.len() + queue.removed.len()
-    }
-}
 
 fn run(reclaimer: &Reclaimer, fs: &Weak<LocalFs>) {
     let mut done = 0;
@@ -223,7 +124,7 @@ impl LocalFs {
     fn reclaim_leftover(&self, ino: Ino) {
         match self.table.get(ino) {
             Ok(Some(inode)) if inode.state.read().rec.nlink == 0 => self.reclaim_if_unknown(&inode),
-            // Who had it open has closed it meanwhile.
+            // The client that had it open has closed it meanwhile.
             Ok(_) if matches!(self.journal.get(&keys::orphan(ino)), Ok(None)) => {}
             Ok(_) => tracing::error!(
                 volume = self.name,
@@ -263,8 +164,8 @@ impl LocalFs {
         }
     }
 
-    /// Whoever needs space waits for that of a file that has just lost its last name, or its last
-    /// handle.
+    /// A change that needs space waits for that of a file that has just lost its last name, or its
+    /// last handle.
     fn expect_space_of(&self, inode: &Arc<Inode>) {
         let comes_back = inode.has_flag(Inode::NAMELESS)
             && !self.keeping_removed.load(Ordering::Acquire)
@@ -277,7 +178,7 @@ impl LocalFs {
 
     /// Reclaims an inode without names, unless somebody still knows it or has begun to.
     pub(crate) fn reclaim_if_unknown(&self, inode: &Arc<Inode>) {
-        let gone = {
+        let reclaim = {
             // Exclusive, so that a link or an unlink is either before or after.
             let state = inode.state.write();
             state.rec.nlink == 0
@@ -285,13 +186,13 @@ impl LocalFs {
                 && !self.options.read_only
                 && !self.keeping_removed.load(Ordering::Acquire)
                 && !self.reclaimer.takes_in(inode.ino)
-                && !inode.set_flag(Inode::GONE)
+                && !inode.set_flag(Inode::RECLAIMING)
         };
-        if !gone {
+        if !reclaim {
             self.expect_space_of(inode);
             return;
         }
-        self.data.removed().going(inode);
+        self.data.removed().reclaiming(inode);
         // Closing or removing a file is not to wait for log space.
         let long = self.journal.is_short(true)
             || inode.state.read().rec.blocks > self.fits_log(BLOCKS_AT_ONCE);
@@ -325,7 +226,7 @@ impl LocalFs {
         let mut finish = |txn: &mut Transaction<'_>| {
             txn.delete(&keys::inode(ino));
             txn.delete(&keys::orphan(ino));
-            counters = Some(self.counters.put_gone(txn));
+            counters = Some(self.counters.put_removed(txn));
         };
         let seq = if is_regular(mode) {
             self.data.reclaim(inode, LAST_STEP, &mut finish)?

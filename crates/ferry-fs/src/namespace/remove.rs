@@ -1,6 +1,7 @@
 //! Removing names.
 
 use crate::api::{Ino, Timestamp};
+use crate::credits::{DENTRY_BYTES, RECORD_BYTES, SMALL_BYTES};
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::inode::locked::Locked;
@@ -8,7 +9,6 @@ use crate::inode::state::InodeState;
 use crate::keys::{self, INODE_INLINE, InodeRecord};
 use crate::local::local_fs::{LocalFs, change_entries, errno, put_inode};
 use crate::local::transaction::How;
-use crate::namespace::create::{DENTRY_BYTES, RECORD_BYTES, SMALL_BYTES};
 use crate::namespace::names::{check_dir, check_name};
 use crate::posix::{self, is_regular};
 use ferry_env::planted::{Bug, is_planted};
@@ -26,10 +26,7 @@ pub(crate) enum Kind {
 /// Removing gives space back: it may use the log space that is kept for that.
 pub(crate) const UNLINK_CREDITS: Credits = Credits {
     keys: 5,
-    bytes: DENTRY_BYTES
-        + 2 * RECORD_BYTES
-        + crate::namespace::create::FULL_RECORD_BYTES
-        + 2 * SMALL_BYTES,
+    bytes: DENTRY_BYTES + 2 * RECORD_BYTES + crate::credits::FULL_RECORD_BYTES + 2 * SMALL_BYTES,
     urgent: true,
 };
 

@@ -1,19 +1,19 @@
 //! Renaming: moving, replacing and swapping names.
 
 use crate::api::{Ino, ROOT, RenameFlags, Timestamp};
+use crate::credits::{DENTRY_BYTES, FULL_RECORD_BYTES, RECORD_BYTES, SMALL_BYTES};
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::inode::locked::Locked;
 use crate::keys::{self, Dentry, InodeRecord};
 use crate::local::local_fs::{LocalFs, change_entries, errno, put_inode};
 use crate::local::transaction::How;
-use crate::namespace::create::{
-    DENTRY_BYTES, FULL_RECORD_BYTES, LINK_MAX, RECORD_BYTES, SMALL_BYTES,
-};
+use crate::namespace::create::LINK_MAX;
 use crate::namespace::names::{Found, check_dir, check_name};
 use crate::namespace::remove::{Kind, check_removable};
 use crate::order::{Guard, Rank};
 use crate::posix::{inherit_group, is_dir, is_regular};
+use crate::store::data_store::Dirty;
 use ferry_journal::{Credits, Seq, Transaction};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,7 +56,7 @@ impl LocalFs {
         (parent, name): (Ino, &[u8]),
         (new_parent, new_name): (Ino, &[u8]),
         flags: RenameFlags,
-        who: (u32, u32),
+        caller: (u32, u32),
     ) -> Result<(), FsError> {
         for name in [name, new_name] {
             if matches!(name, b"." | b"..") {
@@ -74,7 +74,7 @@ impl LocalFs {
             let to = Side { dir: &dirs.1, name: new_name, inode: self.glance(&dirs.1, new_name)? };
             let done = match flags.exchange {
                 true => self.exchange(how, &from, &to)?,
-                false => self.rename_over(how, &from, &to, flags, who)?,
+                false => self.rename_over(how, &from, &to, flags, caller)?,
             };
             if done {
                 return Ok(());
@@ -90,7 +90,7 @@ impl LocalFs {
         from: &Side<'_>,
         to: &Side<'_>,
         flags: RenameFlags,
-        who: (u32, u32),
+        caller: (u32, u32),
     ) -> Result<bool, FsError> {
         let source = from.inode.as_deref().ok_or(errno(libc::ENOENT))?;
         if flags.no_replace && to.inode.is_some() {
@@ -141,7 +141,7 @@ impl LocalFs {
         put_inode(&mut txn, source.ino, state);
         let target = Dentry { ino: source.ino, kind: state.rec.mode & libc::S_IFMT };
         if flags.whiteout {
-            let white = self.put_whiteout(&mut txn, who, &locked.state(from.dir).rec, now)?;
+            let white = self.put_whiteout(&mut txn, caller, &locked.state(from.dir).rec, now)?;
             self.set_name(&mut txn, &mut locked, from, (old_cookie, white), now);
         } else {
             self.unset_name(&mut txn, &mut locked, from, (old_cookie, source_is_dir), now);
@@ -192,7 +192,7 @@ impl LocalFs {
             && source.ino != victim.ino
             && is_regular(source.state.read().rec.mode)
         {
-            self.data.write_back_one(source, how.busy)?;
+            self.data.write_back(Dirty::File(source), how.busy)?;
         }
         Ok(())
     }
@@ -260,10 +260,10 @@ impl LocalFs {
         }
     }
 
-    /// Refuses to move directory `moved` to a place below itself. The rename lock is held, so
+    /// Refuses to move directory `moved` to a directory below itself. The rename lock is held, so
     /// nothing else moves.
-    fn check_not_below(&self, place: Ino, moved: Ino) -> Result<(), FsError> {
-        let mut at = place;
+    fn check_not_below(&self, dir: Ino, moved: Ino) -> Result<(), FsError> {
+        let mut at = dir;
         for _ in 0..DEPTH_MAX {
             if at == moved {
                 return Err(errno(libc::EINVAL));
@@ -275,7 +275,7 @@ impl LocalFs {
         }
         tracing::error!(
             volume = self.name,
-            inode = place,
+            inode = dir,
             "a directory is below itself: run `ferry fsck`"
         );
         Err(errno(libc::EIO))
@@ -289,9 +289,9 @@ impl LocalFs {
         let dirs = [ia, ib].map(|i| is_dir(i.state.read().rec.mode));
         let moves_dir = across && (dirs[0] || dirs[1]);
         let _moving = moves_dir.then(|| Guard::wait(Rank::Rename, || self.rename_lock.lock()));
-        for (inode, is_dir, place) in [(ia, dirs[0], b.dir), (ib, dirs[1], a.dir)] {
+        for (inode, is_dir, dir) in [(ia, dirs[0], b.dir), (ib, dirs[1], a.dir)] {
             if is_dir && across {
-                self.check_not_below(place.ino, inode.ino)?;
+                self.check_not_below(dir.ino, inode.ino)?;
             }
         }
         let mut locked = Locked::new([a.dir, b.dir, &**ia, &**ib]);
@@ -300,11 +300,11 @@ impl LocalFs {
             return Ok(false);
         };
         let now = self.time(how);
-        for (inode, place) in [(ia, b.dir), (ib, a.dir)] {
+        for (inode, dir) in [(ia, b.dir), (ib, a.dir)] {
             let state = locked.state(inode);
             state.rec.ctime = now;
             if is_dir(state.rec.mode) {
-                state.rec.parent = place.ino;
+                state.rec.parent = dir.ino;
             }
             put_inode(&mut txn, inode.ino, state);
         }

@@ -4,34 +4,25 @@
 //! are attributes whose changes reach the mode bits as well.
 
 use crate::api::{Ino, XATTR_SIZE_MAX, XattrFlags};
+use crate::credits::{XATTR_NAME_MAX, xattr_credits};
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::keys::{self, INODE_HAS_XATTRS, Key};
 use crate::local::local_fs::{LocalFs, errno, put_inode};
-use crate::local::transaction::{How, with_seq};
+use crate::local::transaction::How;
 use crate::namespace::acl::{self, Acl};
-use crate::namespace::create::FULL_RECORD_BYTES;
 use crate::posix::is_dir;
 use ferry_journal::{Credits, JournalError, Transaction};
 
-/// A longest name, in bytes.
-const NAME_MAX: usize = 255;
 /// Names of one inode, each with its NUL, take at most so many bytes: what listxattr(2) can return.
 const LIST_MAX: usize = 65536;
-/// No operation that is done in one transaction needs a larger one.
-pub(crate) const LARGEST_TRANSACTION: Credits = with_seq(credits(NAME_MAX, XATTR_SIZE_MAX));
-/// The attribute that gives a program privileges; whoever writes to the file takes it away.
+/// The attribute that gives a program privileges; a write to the file takes it away.
 const CAPABILITY: &[u8] = b"security.capability";
-
-/// What setting an attribute takes of the log: its key and value, and the inode's record.
-const fn credits(name: usize, value: usize) -> Credits {
-    Credits { keys: 2, bytes: FULL_RECORD_BYTES + (16 + name + value) as u32, urgent: false }
-}
 
 /// Refuses names that cannot be.
 fn check_name(name: &[u8]) -> Result<(), FsError> {
-    if name.len() > NAME_MAX {
+    if name.len() > XATTR_NAME_MAX {
         return Err(errno(libc::ERANGE));
     }
     let spaces: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
@@ -91,10 +82,10 @@ impl LocalFs {
         if value.len() > XATTR_SIZE_MAX {
             return Err(errno(libc::E2BIG));
         }
-        // Nobody sets space aside for attributes.
+        // There are no reservations for attributes.
         self.data.admit(how.busy, None, 0)?;
         let inode = self.table.need(ino)?;
-        let mut txn = match self.begin(how, credits(name.len(), value.len())) {
+        let mut txn = match self.begin(how, xattr_credits(name.len(), value.len())) {
             // A volume that an older version has made may have a smaller log.
             Err(FsError::Journal(JournalError::TooLarge { .. })) => {
                 return Err(errno(libc::ENOSPC));
@@ -213,7 +204,7 @@ impl LocalFs {
     }
 
     fn remove_xattr(&self, how: How, inode: &Inode, name: &[u8]) -> Result<(), FsError> {
-        let mut txn = self.begin(how, Credits { urgent: true, ..credits(name.len(), 0) })?;
+        let mut txn = self.begin(how, Credits { urgent: true, ..xattr_credits(name.len(), 0) })?;
         let mut state = inode.state.write();
         let has_any = state.rec.flags & INODE_HAS_XATTRS != 0;
         if !has_any || self.journal.get(&keys::xattr(inode.ino, name))?.is_none() {
@@ -226,7 +217,7 @@ impl LocalFs {
         Ok(())
     }
 
-    /// Whoever changes a program's contents takes its file capabilities away.
+    /// A change of a program's contents takes its file capabilities away.
     pub(crate) fn drop_capability(&self, how: How, inode: &Inode) -> Result<(), FsError> {
         if inode.state.read().rec.flags & INODE_HAS_XATTRS == 0 {
             return Ok(());

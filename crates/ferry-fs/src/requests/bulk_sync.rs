@@ -2,16 +2,16 @@
 //!
 //! The request names inodes, so it must not tell a program more than fsync would: it covers only
 //! files that the caller's user has open. And it cannot know which descriptor asks, so it tells
-//! write errors without marking them as told: who gets one calls fsync on the descriptor, and hears
-//! it as often as fsync says it, once.
+//! write errors without marking them as told: a program that gets one calls fsync on the
+//! descriptor, and hears it as often as fsync says it, once.
 
 use crate::api::{Answer, Cx, Errno, Ino, Parked, Stop, ioctl};
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::local::handles::Handle;
-use crate::local::late::Late;
+use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::{CacheMode, LocalFs};
-use crate::store::data_store::Busy;
+use crate::store::data_store::{Busy, Dirty};
 use ferry_journal::{JournalError, Seq};
 use std::sync::Arc;
 
@@ -61,14 +61,14 @@ impl LocalFs {
                 Some(newest) => fs.force_files(asked, newest, parked),
             }
         };
-        self.late.push(Late { files, then: Box::new(then) });
+        self.blocking_fsyncs.push(BlockingFsync { files, then: Box::new(then) });
         Err(Stop::Parked)
     }
 
     /// What is dirty of the files goes into contexts.
     fn log_files(&self, asked: &mut Asked, busy: Busy) -> Result<(), WouldWait> {
-        match self.data.write_back_many(asked.inodes(), busy) {
-            Ok(()) => {}
+        match self.data.write_back(Dirty::Files(asked.inodes()), busy) {
+            Ok(_) => {}
             Err(FsError::WouldWait) => return Err(WouldWait),
             Err(error) => drop(self.report("bulk sync", 0, error)),
         }
@@ -78,7 +78,7 @@ impl LocalFs {
             if !self.data.is_dirty(&handle.inode) {
                 continue;
             }
-            match self.data.write_back_one(&handle.inode, busy) {
+            match self.data.write_back(Dirty::File(&handle.inode), busy) {
                 Ok(_) => {}
                 Err(FsError::WouldWait) => return Err(WouldWait),
                 Err(error) => {

@@ -1,18 +1,18 @@
 //! Files that their maker writes past the kernel's page cache.
 //!
-//! Who makes a file for writing only will hardly read it through that descriptor: without the page
-//! cache, its writes are not split at page borders, and the kernel asks nothing before the first
-//! one (`docs/decisions.md` has the figures). What such a writer changes must not be cached behind
-//! its back:
+//! A program that makes a file for writing only will hardly read it through that descriptor:
+//! without the page cache, its writes are not split at page borders, and the kernel asks nothing
+//! before the first one (`docs/decisions.md` has the figures). What such a writer changes must not
+//! be cached behind its back:
 //!
 //! * BYPASS-1: a handle that caches is never open together with a writer that bypasses. The maker
-//!   bypasses only if nobody else has the file open yet; whoever opens it while such a writer has
-//!   it open bypasses the cache too.
+//!   bypasses only if nobody else has the file open yet; a program that opens it while such a
+//!   writer has it open bypasses the cache too.
 //! * BYPASS-2: the kernel drops cached pages before a bypassing write, not after it, so a mapping
-//!   could bring an old page back in between. Whoever maps the file has the kernel read pages of it
-//!   through a handle that bypasses, too. From then on writes past the cache are made beside the
-//!   mapping: the transport sees to it that no page is older than a write that was answered. The
-//!   same holds for all files where nothing goes through the cache (`cache=strict`).
+//!   could bring an old page back in between. A program that maps the file has the kernel read
+//!   pages of it through a handle that bypasses, too. From then on writes past the cache are made
+//!   beside the mapping: the transport sees to it that no page is older than a write that was
+//!   answered. The same holds for all files where nothing goes through the cache (`cache=strict`).
 
 use crate::api::Ino;
 use crate::inode::incore::Inode;
@@ -26,7 +26,7 @@ impl LocalFs {
         if self.options.cache != CacheMode::Kernel || flags & libc::O_ACCMODE != libc::O_WRONLY {
             return false;
         }
-        // Who opens the file counts its handle first and looks for us after that, we the other way
+        // An open counts its handle first and looks for us after that, we the other way
         // round: one sees the other.
         inode.bypassing.fetch_add(1, Ordering::SeqCst);
         let alone = inode.opens.load(Ordering::SeqCst) == 1;
@@ -37,7 +37,7 @@ impl LocalFs {
     }
 
     /// Whether a handle that was just counted must bypass the cache; a writer is then counted among
-    /// those who do.
+    /// those that do.
     pub(crate) fn bypass_with_others(&self, inode: &Inode, writes: bool) -> bool {
         let joined = |n: u32| (n > 0).then(|| n + u32::from(writes));
         inode.bypassing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, joined).is_ok()
@@ -49,7 +49,7 @@ impl LocalFs {
             self.some_mapped.store(true, Ordering::SeqCst);
             inode.set_flag(Inode::MAPPED);
         }
-        // Either the read that follows sees a write, or who has written sees the flag.
+        // Either the read that follows sees a write, or the writer sees the flag.
         fence(Ordering::SeqCst);
     }
 

@@ -5,8 +5,9 @@ use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::keys::InodeRecord;
 use crate::local::handles::Handle;
+use crate::local::jobs::PooledRead;
 use crate::local::local_fs::{CacheMode, LocalFs, errno};
-use crate::local::readers::Wanted;
+use crate::local::pool::Work;
 use crate::local::transaction::How;
 use crate::posix::{is_dir, without_set_ids};
 use crate::store::data_store::{At, Busy, Touch};
@@ -20,6 +21,19 @@ pub(crate) const COPY_MAX: u64 = 64 << 20;
 
 /// An open file of a process that has the volume itself. It does not keep the handle open.
 pub struct OpenFile(Arc<Handle>);
+
+impl Work<LocalFs> for PooledRead {
+    const NAME: &'static str = "ferry-read";
+    /// The device is asked for so many at the same time, beside read-ahead.
+    const THREADS_MAX: usize = 8;
+    const TOGETHER: bool = false;
+
+    fn run(these: Vec<Self>, fs: &LocalFs) {
+        for PooledRead { handle, offset, len, parked } in these {
+            parked.complete(fs.read_waiting(&handle, offset, len));
+        }
+    }
+}
 
 impl LocalFs {
     /// A handle that keeps the inode alive: its maker's, or another's.
@@ -38,7 +52,7 @@ impl LocalFs {
         let bypassing = bypass && writes;
         let direct = bypass || self.options.cache == CacheMode::Strict;
         let noatime = flags & libc::O_NOATIME != 0;
-        let failed_behind = inode.failed_behind.end();
+        let kernel_write_errors = inode.kernel_write_errors.end();
         let handle = Handle {
             inode: inode.clone(),
             uid: cx.uid,
@@ -47,7 +61,7 @@ impl LocalFs {
             direct,
             bypassing,
             writes,
-            failed_behind,
+            kernel_write_errors,
         };
         self.opened(self.handles.add(handle), direct)
     }
@@ -118,7 +132,7 @@ impl LocalFs {
         if cx.park.may_wait() || !self.options.background {
             return Ok(self.read_now(&handle, offset, out)?);
         }
-        self.readers.push(Wanted { handle, offset, len: out.len(), parked: cx.park(None) });
+        self.read_pool.push(PooledRead { handle, offset, len: out.len(), parked: cx.park(None) });
         Err(Stop::Parked)
     }
 

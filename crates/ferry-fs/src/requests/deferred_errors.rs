@@ -13,22 +13,22 @@ use crate::local::local_fs::{CacheMode, LocalFs};
 
 impl LocalFs {
     /// A write by this handle failed, perhaps one of the kernel's own.
-    pub(crate) fn failed_behind(&self, ino: Ino, fh: u64, error: Errno) {
+    pub(crate) fn note_deferred_error(&self, ino: Ino, fh: u64, error: Errno) {
         if self.options.cache != CacheMode::Writeback {
             return;
         }
         let Some(handle) = self.handles.get(ino, fh) else { return };
-        handle.inode.failed_behind.add(error);
+        handle.inode.kernel_write_errors.add(error);
         if let Some(host) = &*self.host.read() {
             host.invalidate_attributes(ino);
         }
     }
 
     /// The error of a failure that this handle was not told yet.
-    pub(crate) fn tell_of_failure_behind(&self, ino: Ino, fh: u64) -> Result<(), Errno> {
+    pub(crate) fn tell_deferred_error(&self, ino: Ino, fh: u64) -> Result<(), Errno> {
         let Some(handle) = self.handles.get(ino, fh).filter(|handle| handle.writes) else {
             return Ok(());
         };
-        handle.inode.failed_behind.tell(&handle.failed_behind).map_or(Ok(()), Err)
+        handle.inode.kernel_write_errors.tell(&handle.kernel_write_errors).map_or(Ok(()), Err)
     }
 }

@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// A longest name in the statistics, in characters; of a longer one the end is shown.
+/// A longest name in the statistics, in characters; of a longer one the statistics have the end.
 const NAME_MAX: usize = 100;
 
 /// One component, in the statistics.

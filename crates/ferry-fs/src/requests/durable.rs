@@ -4,20 +4,35 @@ use crate::api::{Answer, Cx, Errno, Ino, Parked, Reply, Stop};
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::local::handles::Handle;
-use crate::local::late::Late;
+use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::LocalFs;
-use crate::store::data_store::Busy;
+use crate::local::pool::Work;
+use crate::store::data_store::{Busy, Dirty};
 use ferry_journal::{Caller, JournalError, Seq};
-use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+impl Work<LocalFs> for BlockingFsync<LocalFs> {
+    const NAME: &'static str = "ferry-fsync";
+    /// More than one, so that small files need not wait for all of a large one.
+    const THREADS_MAX: usize = 4;
+    const TOGETHER: bool = true;
+
+    fn run(these: Vec<Self>, fs: &LocalFs) {
+        let files = these.iter().flat_map(|fsync| fsync.files.iter().cloned()).collect();
+        if let Err(error) = fs.data.write_back(Dirty::Files(files), Busy::Wait) {
+            tracing::debug!(%error, "write-back for many fsyncs failed; each is told its own error");
+        }
+        these.into_iter().for_each(|fsync| (fsync.then)(fs));
+    }
+}
 
 impl LocalFs {
     /// fsync(2): all that this file is, and its names, are in contexts that are then forced.
     pub(crate) fn do_fsync(&self, cx: &Cx, ino: Ino, fh: u64) -> Answer<()> {
         let handle = self.handles.get(ino, fh).ok_or(Errno(libc::EBADF))?;
         if !self.is_long(cx, [&handle.inode]) {
-            match self.data.write_back_one(&handle.inode, self.patience(cx)) {
+            match self.data.write_back(Dirty::File(&handle.inode), self.patience(cx)) {
                 Err(FsError::WouldWait) => {}
                 written => {
                     if let Some(seq) = self.logged(&handle, written)? {
@@ -30,17 +45,11 @@ impl LocalFs {
         }
         let (file, parked, caller) =
             (Arc::clone(&handle.inode), cx.park::<()>(None), Caller(cx.pid));
-        self.late.push(Late {
+        self.blocking_fsyncs.push(BlockingFsync {
             files: vec![file],
-            then: Box::new(move |fs| fs.fsync_late(caller, handle, parked)),
+            then: Box::new(move |fs: &LocalFs| fs.finish_fsync(caller, handle, parked)),
         });
         Err(Stop::Parked)
-    }
-
-    /// What to do where putting things into contexts would have to wait: a transport's thread must
-    /// not, nor need it.
-    pub(crate) fn patience(&self, cx: &Cx) -> Busy {
-        if self.options.background && !cx.park.may_wait() { Busy::Refuse } else { Busy::Wait }
     }
 
     /// Writing the files back would wait for the device: a job for a thread that may.
@@ -52,9 +61,9 @@ impl LocalFs {
         self.patience(cx) == Busy::Refuse && self.data.would_wait(files)
     }
 
-    /// The rest of an fsync whose data a late thread has written back.
-    fn fsync_late(&self, caller: Caller, handle: Arc<Handle>, parked: Parked<()>) {
-        match self.logged(&handle, self.data.write_back(&handle.inode)) {
+    /// The rest of an fsync whose data a thread of the blocking pool has written back.
+    fn finish_fsync(&self, caller: Caller, handle: Arc<Handle>, parked: Parked<()>) {
+        match self.logged(&handle, self.data.write_back(Dirty::File(&handle.inode), Busy::Wait)) {
             Ok(None) => parked.complete(Ok(())),
             Ok(Some(seq)) => self.force_for(caller, handle, seq, parked),
             Err(error) => parked.complete(Err(error)),
@@ -89,8 +98,8 @@ impl LocalFs {
         self.journal.force_for(caller, seq, Box::new(done));
     }
 
-    /// What who asked for durability is told. That the volume has become read-only is an I/O error
-    /// to them: what they wrote is lost.
+    /// What a caller that asked for durability is told. That the volume has become read-only is an
+    /// I/O error to them: what they wrote is lost.
     pub(crate) fn not_durable(&self, what: &'static str, ino: Ino, error: FsError) -> Errno {
         match self.report(what, ino, error) {
             Errno(libc::EROFS) => Errno(libc::EIO),
@@ -112,7 +121,7 @@ impl LocalFs {
                 fs.log_times(std::slice::from_ref(&inode), Busy::Wait);
                 fs.answer_when(caller, fs.newest_of(&inode), parked);
             };
-            self.late.push(Late { files: Vec::new(), then: Box::new(then) });
+            self.blocking_fsyncs.push(BlockingFsync { files: Vec::new(), then: Box::new(then) });
             return Err(Stop::Parked);
         }
         self.park_until(cx, self.newest_of(&inode))
@@ -164,7 +173,7 @@ impl LocalFs {
             Ok(seq) => fs.answer_when(caller, seq, parked),
             Err(error) => parked.complete(Err(fs.not_durable("sync", 0, error))),
         };
-        self.late.push(Late { files: Vec::new(), then: Box::new(then) });
+        self.blocking_fsyncs.push(BlockingFsync { files: Vec::new(), then: Box::new(then) });
         Err(Stop::Parked)
     }
 
@@ -172,7 +181,7 @@ impl LocalFs {
     /// is.
     pub(crate) fn commit_everything(&self, busy: Busy) -> Result<Seq, FsError> {
         self.log_lazy_times(busy)?;
-        let seq = self.data.write_back_everything(busy)?;
+        let seq = self.data.write_back(Dirty::All, busy)?;
         Ok(seq.max(Seq(self.newest.load(Ordering::Acquire))))
     }
 
@@ -184,30 +193,8 @@ impl LocalFs {
         self.force(self.commit_everything(Busy::Wait)?)
     }
 
-    /// Waits until `seq` is durable.
-    pub(crate) fn force(&self, seq: Seq) -> Result<(), FsError> {
-        if seq <= self.journal.durable() {
-            return Ok(());
-        }
-        let outcome = Arc::new((Mutex::new(None), Condvar::new()));
-        let theirs = outcome.clone();
-        self.journal.force(
-            seq,
-            Box::new(move |forced| {
-                *theirs.0.lock() = Some(forced);
-                theirs.1.notify_one();
-            }),
-        );
-        let mut forced = outcome.0.lock();
-        loop {
-            if let Some(forced) = forced.take() {
-                return forced.map_err(FsError::from);
-            }
-            outcome.1.wait(&mut forced);
-        }
-    }
-
-    /// Does what the threads would do now: only for [`crate::local::local_fs::FsOptions::background`] `false`.
+    /// Does what the threads would do now: only for
+    /// [`crate::local::local_fs::FsOptions::background`] `false`.
     pub fn tick(&self) -> Result<(), FsError> {
         self.data.tick()?;
         Ok(self.journal.tick()?)
@@ -222,10 +209,10 @@ impl LocalFs {
         self.scrubs.close();
         self.data.removed().stop();
         self.reclaimer.stop();
-        self.readers.stop();
-        self.late.stop();
-        self.long.stop();
-        self.changes.stop();
+        self.read_pool.stop();
+        self.blocking_fsyncs.stop();
+        self.blocking_drops.stop();
+        self.blocking_changes.stop();
         if !self.options.read_only {
             // Waiting as long as it takes: it cannot be refused.
             self.log_lazy_times(Busy::Wait)?;
@@ -253,13 +240,13 @@ impl LocalFs {
 
 impl Drop for LocalFs {
     fn drop(&mut self) {
-        // Whoever cares for the outcome closes the volume; threads must end in any case.
+        // A caller that needs the outcome closes the volume; threads must end in any case.
         self.scrubs.close();
         self.data.removed().stop();
         self.reclaimer.stop();
-        self.readers.stop();
-        self.late.stop();
-        self.long.stop();
-        self.changes.stop();
+        self.read_pool.stop();
+        self.blocking_fsyncs.stop();
+        self.blocking_drops.stop();
+        self.blocking_changes.stop();
     }
 }

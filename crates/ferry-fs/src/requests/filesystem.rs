@@ -64,7 +64,7 @@ impl Filesystem for LocalFs {
     }
 
     fn getattr(&self, _cx: &Cx, ino: Ino, fh: Option<u64>) -> Answer<(Attr, Duration)> {
-        fh.map_or(Ok(()), |fh| self.tell_of_failure_behind(ino, fh))?;
+        fh.map_or(Ok(()), |fh| self.tell_deferred_error(ino, fh))?;
         self.answer("getattr", ino, self.do_getattr(ino)).map(|attr| (attr, VALID))
     }
 
@@ -256,7 +256,7 @@ impl Filesystem for LocalFs {
             written => self.answer("write", ino, written),
         };
         if let Err(Stop::Errno(error)) = &written {
-            self.failed_behind(ino, fh, *error);
+            self.note_deferred_error(ino, fh, *error);
         }
         written
     }

@@ -2,7 +2,7 @@
 
 use crate::api::{Answer, Cx, Errno, ROOT, Stop};
 use crate::error::FsError;
-use crate::local::late::Late;
+use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::volume::{VolumeError, read_superblock, write_superblock};
 use ferry_journal::JournalError;
@@ -26,7 +26,7 @@ impl LocalFs {
             let grown = fs.grow_log(len).map_err(|error| fs.report("grow the log", ROOT, error));
             parked.complete(grown.map(|()| Vec::new()));
         };
-        self.late.push(Late { files: Vec::new(), then: Box::new(then) });
+        self.blocking_fsyncs.push(BlockingFsync { files: Vec::new(), then: Box::new(then) });
         Err(Stop::Parked)
     }
 

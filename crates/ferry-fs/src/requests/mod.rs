@@ -1,5 +1,6 @@
 //! What transports and servers ask of a mounted volume.
 
+pub(crate) mod blocking;
 pub(crate) mod bulk_sync;
 pub(crate) mod bypass;
 pub(crate) mod contents;
@@ -8,6 +9,7 @@ pub(crate) mod devices;
 pub(crate) mod durable;
 pub(crate) mod filesystem;
 pub(crate) mod grow_log;
+pub(crate) mod mount;
 pub(crate) mod scrub;
 pub(crate) mod session_records;
 pub(crate) mod stats;

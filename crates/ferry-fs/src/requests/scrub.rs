@@ -4,8 +4,9 @@ use crate::api::Cx;
 use crate::error::FsError;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::requests::stats::ended;
-use crate::scrub::live::{Mounted, NotStarted};
-use crate::scrub::{Damage, ScrubOptions, ScrubStatus};
+use crate::scrub::live::{Mounted, NotStarted, ScrubStatus};
+use crate::scrub::report::Damage;
+use crate::scrub::source::ScrubOptions;
 
 /// Places of damage in one answer at most: what is left of them is asked for again.
 const DAMAGE_PAGE: usize = 64;
@@ -60,7 +61,7 @@ impl LocalFs {
         ended(json(&self.scrub_status()), out_max)
     }
 
-    /// Names of files are for those alone who may look into every directory.
+    /// Only a caller that may look into every directory gets names of files.
     pub(crate) fn scrub_damage(
         &self,
         cx: &Cx<'_>,
@@ -86,7 +87,7 @@ impl LocalFs {
         }
     }
 
-    /// What concerns the volume as a whole is for root and for who has mounted it.
+    /// Only root and the user that has mounted the volume may act on all of it.
     pub(crate) fn only_owner(&self, cx: &Cx<'_>) -> Result<(), FsError> {
         if cx.uid == 0 || cx.uid == self.options.owner { Ok(()) } else { Err(errno(libc::EPERM)) }
     }

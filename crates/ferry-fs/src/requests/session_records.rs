@@ -1,10 +1,10 @@
 //! What a server asks of the volume: reserved inode numbers and space, and the records of sessions.
 
 use crate::api::{Errno, Ino, ROOT, SessionSeq};
+use crate::credits::SESSION_BYTES;
 use crate::error::FsError;
 use crate::keys::{self, INODE_HAS_XATTRS, Key, Number};
 use crate::local::local_fs::LocalFs;
-use crate::local::transaction::SESSION_BYTES;
 use crate::session_store::{Reservation, SessionStore};
 use crate::store::data_store::Busy;
 use ferry_env::planted::{Bug, is_planted};

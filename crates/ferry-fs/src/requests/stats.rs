@@ -4,7 +4,7 @@ use crate::api::Statfs;
 use crate::error::FsError;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::requests::devices::Device;
-use crate::scrub::ScrubState;
+use crate::scrub::live::ScrubState;
 use crate::store::data_store::DataStats;
 use ferry_journal::{JournalStats, TimesStats};
 use serde::Serialize;
@@ -54,7 +54,7 @@ struct Mount {
 #[derive(Serialize)]
 struct Space {
     total: u64,
-    free: u64,
+    pub(crate) free: u64,
     available: u64,
     used: u64,
     live: u64,

@@ -1,7 +1,7 @@
 //! Free space goes back to the host when somebody asks for it.
 
 use crate::api::{Answer, Cx, ROOT, Stop};
-use crate::local::late::Late;
+use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::LocalFs;
 
 /// The answer to [`crate::ioctl::FITRIM`]: a whole `struct fstrim_range`, whose length says what
@@ -29,7 +29,7 @@ impl LocalFs {
             let given = fs.data.trim().map_err(|error| fs.report("trim", ROOT, error));
             parked.complete(given.map(answer));
         };
-        self.late.push(Late { files: Vec::new(), then: Box::new(then) });
+        self.blocking_fsyncs.push(BlockingFsync { files: Vec::new(), then: Box::new(then) });
         Err(Stop::Parked)
     }
 }

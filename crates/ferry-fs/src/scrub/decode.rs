@@ -4,7 +4,7 @@ use crate::api::Ino;
 use crate::keys::{self, Counters, Dentry, Extent, InodeRecord, Key, Number, Segment};
 
 /// A key that can be decoded.
-pub(super) enum Decoded {
+pub(crate) enum Decoded {
     /// Blocks of a file on the device: inode, byte in the file, first device block, checksums.
     Data(Ino, u64, u64, Vec<u32>),
     /// Anything else.
@@ -12,21 +12,21 @@ pub(super) enum Decoded {
 }
 
 /// What cannot be decoded: what is wrong, and whose it is.
-pub(super) struct Undecodable {
-    pub(super) what: String,
-    pub(super) ino: Option<Ino>,
-    pub(super) file_offset: Option<u64>,
+pub(crate) struct Undecodable {
+    pub(crate) what: String,
+    pub(crate) ino: Option<Ino>,
+    pub(crate) file_offset: Option<u64>,
 }
 
 /// Decodes a key and its value.
-pub(super) fn decode(key: &[u8], value: &[u8]) -> Result<Decoded, Undecodable> {
+pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Decoded, Undecodable> {
     let Some(parsed) = keys::parse(key) else {
         let what = format!("unknown key {}", hex(key));
         return Err(Undecodable { what, ino: None, file_offset: None });
     };
     let done = match parsed {
         Key::Counters => Counters::decode(value).map(drop),
-        Key::Reserved
+        Key::Unwritten
         | Key::Intent(_)
         | Key::Mark(_)
         | Key::Synced(_)

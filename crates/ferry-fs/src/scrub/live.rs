@@ -1,7 +1,8 @@
 //! The scrub of a mounted volume: one at a time, on a thread of its own.
 
-use crate::scrub::report::{Damage, Verified};
-use crate::scrub::{ScrubOptions, ScrubProgress, ScrubReport, Source, Watch, scrub_source};
+use crate::scrub::report::{Damage, ScrubReport, Verified};
+use crate::scrub::run::scrub_source;
+use crate::scrub::source::{ScrubOptions, ScrubProgress, Source, Watch};
 use crate::store::data_store::DataStore;
 use crate::volume::read_superblock_copies;
 use ferry_env::Env;

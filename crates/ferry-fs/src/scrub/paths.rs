@@ -14,7 +14,7 @@ const DEPTH_MAX: usize = 4096;
 type Name = (Ino, Vec<u8>);
 
 /// Gives each damage of a file a path that leads there, where there is one.
-pub(super) fn resolve(journal: &Journal, damage: &mut [Damage]) {
+pub(crate) fn resolve(journal: &Journal, damage: &mut [Damage]) {
     let mut wanted: BTreeSet<Ino> =
         damage.iter().filter_map(|d| d.ino).filter(|ino| *ino != ROOT).collect();
     let mut names: HashMap<Ino, Name> = HashMap::new();

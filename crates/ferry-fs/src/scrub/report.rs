@@ -67,7 +67,7 @@ pub struct Damage {
 
 impl Damage {
     /// Of no file.
-    pub(super) fn of_part(part: Part, what: impl Into<String>) -> Self {
+    pub(crate) fn of_part(part: Part, what: impl Into<String>) -> Self {
         let what = what.into();
         Self {
             part,
@@ -158,7 +158,7 @@ pub struct ScrubReport {
 
 impl ScrubReport {
     /// Notes a damaged place.
-    pub(super) fn add(&mut self, damage: Damage) {
+    pub(crate) fn add(&mut self, damage: Damage) {
         self.damaged_blocks += damage.length.map_or(1, |length| length.div_ceil(BLOCK).max(1));
         if let Some(last) = self.damage.last_mut().filter(|last| last.is_followed_by(&damage)) {
             last.length = Some(last.length.unwrap_or(0) + damage.length.unwrap_or(0));

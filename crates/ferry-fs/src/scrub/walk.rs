@@ -7,9 +7,9 @@ use crate::keys::{self, BLOCK, Extent, Key, Segment};
 use crate::scrub::decode::{Decoded, decode};
 use crate::scrub::pace::Pace;
 use crate::scrub::report::{Damage, Part, ScrubReport};
-use crate::scrub::{ScrubProgress, Source, Watch};
+use crate::scrub::source::{ScrubProgress, Source, Watch};
 use ferry_device::AlignedBuf;
-use ferry_journal::{BadPlace, Journal, Value};
+use ferry_journal::{BadRange, Journal, Value};
 
 const BLOCK_BYTES: usize = BLOCK as usize;
 /// Blocks that are gathered before they are read: 4 MiB of memory for 512 MiB of data.
@@ -46,7 +46,7 @@ enum Outcome {
 }
 
 /// A scrub under way.
-pub(super) struct Walk<'w> {
+pub(crate) struct Walk<'w> {
     source: &'w Source<'w>,
     pace: Pace,
     watch: &'w mut dyn Watch,
@@ -56,7 +56,7 @@ pub(super) struct Walk<'w> {
 }
 
 impl<'w> Walk<'w> {
-    pub(super) fn new(source: &'w Source<'w>, pace: Pace, watch: &'w mut dyn Watch) -> Self {
+    pub(crate) fn new(source: &'w Source<'w>, pace: Pace, watch: &'w mut dyn Watch) -> Self {
         let stats = source.journal.stats();
         let home = stats.home_bytes + 2 * source.geometry.home_map_len;
         let total_bytes =
@@ -65,21 +65,21 @@ impl<'w> Walk<'w> {
         Self { source, pace, watch, report: ScrubReport::default(), total_bytes, buffer }
     }
 
-    pub(super) fn finish(mut self, complete: bool) -> ScrubReport {
+    pub(crate) fn finish(mut self, complete: bool) -> ScrubReport {
         self.report.complete = complete;
         self.report.clean = self.report.damaged_blocks == 0;
         self.report
     }
 
-    /// So many bytes were read: tells whoever follows, and waits as long as the rate asks for.
+    /// So many bytes were read: tells the caller, and waits as long as the rate asks for.
     fn step(&mut self, bytes: u64) -> bool {
         pause(&mut self.pace, &mut *self.watch, &self.report, self.total_bytes, bytes)
     }
 
     /// Both copies. `false`: stopped.
-    pub(super) fn superblocks(&mut self) -> bool {
+    pub(crate) fn superblocks(&mut self) -> bool {
         let copies = &self.source.superblocks;
-        for (place, copy) in copies {
+        for (offset, copy) in copies {
             let what = match copy {
                 Ok(copy) if copy.geometry() == self.source.geometry => {
                     self.report.verified.superblocks += 1;
@@ -89,37 +89,37 @@ impl<'w> Walk<'w> {
                 Err(what) => what.as_str(),
             };
             let damage = Damage::of_part(Part::Superblock, what);
-            self.report.add(Damage { length: Some(BLOCK), device_offset: Some(*place), ..damage });
+            self.report.add(Damage { length: Some(BLOCK), device_offset: Some(*offset), ..damage });
         }
         self.step(copies.len() as u64 * BLOCK)
     }
 
     /// Everything that recovery would read.
-    pub(super) fn log(&mut self) -> bool {
+    pub(crate) fn log(&mut self) -> bool {
         let Self { source, pace, watch, report, total_bytes, .. } = self;
         let mut found = Vec::new();
         let go_on = source.journal.verify_log(&mut |bad| found.push(bad), &mut |bytes| {
             report.verified.log_bytes += bytes;
             pause(pace, &mut **watch, report, *total_bytes, bytes)
         });
-        found.into_iter().for_each(|bad| self.report.add(of_place(Part::Log, bad)));
+        found.into_iter().for_each(|bad| self.report.add(of_range(Part::Log, bad)));
         go_on
     }
 
     /// The home store's map and file.
-    pub(super) fn home(&mut self) -> bool {
+    pub(crate) fn home(&mut self) -> bool {
         let Self { source, pace, watch, report, total_bytes, .. } = self;
         let mut found = Vec::new();
         let go_on = source.journal.verify_home(&mut |bad| found.push(bad), &mut |bytes| {
             report.verified.home_bytes += bytes;
             pause(pace, &mut **watch, report, *total_bytes, bytes)
         });
-        found.into_iter().for_each(|bad| self.report.add(of_place(Part::Home, bad)));
+        found.into_iter().for_each(|bad| self.report.add(of_range(Part::Home, bad)));
         go_on
     }
 
     /// All keys, and the blocks that they name.
-    pub(super) fn keys_and_data(&mut self) -> bool {
+    pub(crate) fn keys_and_data(&mut self) -> bool {
         let mut from = Some(Vec::new());
         while let Some(start) = from {
             let mut blocks = Vec::new();
@@ -170,7 +170,7 @@ impl<'w> Walk<'w> {
             Ok(Decoded::Other) => {}
             Ok(Decoded::Data(ino, offset, first, crcs)) => {
                 self.report.verified.extents += 1;
-                if self.is_place_of_data(first, crcs.len() as u64) {
+                if self.may_hold_data(first, crcs.len() as u64) {
                     let each = (first..).zip(offset / BLOCK..).zip(crcs);
                     blocks.extend(each.map(|((dev, at), crc)| Block { dev, crc, ino, at }));
                 } else {
@@ -193,7 +193,7 @@ impl<'w> Walk<'w> {
         }
     }
 
-    fn is_place_of_data(&self, first: u64, len: u64) -> bool {
+    fn may_hold_data(&self, first: u64, len: u64) -> bool {
         let geo = &self.source.geometry;
         let begin = geo.segments_offset / BLOCK;
         let end = begin + geo.segment_len / BLOCK * u64::from(geo.segment_count);
@@ -263,13 +263,13 @@ impl<'w> Walk<'w> {
                 Ok(()) => MISMATCH.to_owned(),
                 Err(error) => format!("the device cannot read it: {error}"),
             };
-            match place_of(self.source.journal, block.ino, block.at) {
+            match location_of(self.source.journal, block.ino, block.at) {
                 Err(error) => return Outcome::Damaged(block, format!("{what}; {error}")),
                 Ok(None) => return Outcome::Passed,
                 Ok(Some(place)) if place == (block.dev, block.crc) && known => {
                     return Outcome::Damaged(block, what);
                 }
-                Ok(Some((dev, crc))) if self.is_place_of_data(dev, 1) => {
+                Ok(Some((dev, crc))) if self.may_hold_data(dev, 1) => {
                     block = Block { dev, crc, ..block };
                     known = true;
                 }
@@ -280,7 +280,7 @@ impl<'w> Walk<'w> {
     }
 }
 
-/// Tells whoever follows how far it is, and waits as long as the rate asks for; `false`: it is to
+/// Tells the caller how far it is, and waits as long as the rate asks for; `false`: it is to
 /// end.
 fn pause(
     pace: &mut Pace,
@@ -298,13 +298,13 @@ fn pause(
     watch.progress(&at) && pace.took(bytes).is_none_or(|time| watch.wait(time))
 }
 
-fn of_place(part: Part, bad: BadPlace) -> Damage {
+fn of_range(part: Part, bad: BadRange) -> Damage {
     let damage = Damage::of_part(part, format!("{}: {}", bad.what, bad.detail));
     Damage { length: Some(bad.len), device_offset: Some(bad.offset), ..damage }
 }
 
 /// Where block `at` of a file is now: device block and checksum.
-fn place_of(journal: &Journal, ino: Ino, at: u64) -> Result<Option<(u64, u32)>, FsError> {
+fn location_of(journal: &Journal, ino: Ino, at: u64) -> Result<Option<(u64, u32)>, FsError> {
     // The longest extent that may hold it begins so far before it.
     let from = at.saturating_sub(keys::EXTENT_BLOCKS_MAX as u64 - 1) * BLOCK;
     let mut found = None;
@@ -326,7 +326,7 @@ fn place_of(journal: &Journal, ino: Ino, at: u64) -> Result<Option<(u64, u32)>, 
 }
 
 /// Bytes that extents refer to, as the segments' records count them.
-pub(super) fn live_bytes(journal: &Journal) -> Result<u64, FsError> {
+pub(crate) fn live_bytes(journal: &Journal) -> Result<u64, FsError> {
     let mut blocks = 0;
     journal.scan(&keys::segment(0), &keys::segment_end(), &mut |_, value| {
         blocks += Segment::decode(value).map_or(0, |segment| u64::from(segment.live));

@@ -1,16 +1,16 @@
-//! Space that may be promised, and the row of those who wait for some.
+//! Space that may be reserved, and the wait queue of the threads that lack some.
 //!
-//! Whoever finds too little stands in the row. The first one makes space and takes what it needs
-//! before it steps out: it does not have to look again among those who came later, to whom nothing
-//! is given while anybody stands there. So nobody starves, nobody is woken to find nothing, and an
-//! error means that nothing could be made, not that others were faster.
+//! A thread that finds too little stands in the wait queue. The first one makes space and takes
+//! what it needs before it steps out: it does not have to compete with threads that came later,
+//! which get nothing while a thread waits. So nobody starves, nobody is woken to find nothing, and
+//! an error means that nothing could be made, not that others were faster.
 
 use crate::sync::{
     AtomicI64, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, hand_over, lock, wait_for as sleep,
 };
 use std::sync::Arc;
 
-/// One who stands in the row; below it, those who have taken space.
+/// One thread in the wait queue; below it, the threads that have taken space.
 const WAITING: u64 = 1 << 32;
 
 /// What an operation wants.
@@ -18,7 +18,7 @@ const WAITING: u64 = 1 << 32;
 pub struct Want {
     /// So many blocks.
     pub blocks: i64,
-    /// So many must be left then; negative for who may use what is kept back.
+    /// So many must be left then; negative for a change that may use what is kept back.
     pub leave: i64,
 }
 
@@ -29,19 +29,19 @@ impl Want {
     }
 }
 
-/// Blocks that may still be promised. Negative when the home store took what was kept back.
+/// Blocks that may still be reserved. Negative when the home store took what was kept back.
 pub struct Free {
     blocks: AtomicI64,
-    /// How many stand in the row ([`WAITING`] each), and how many have taken space and not yet said
-    /// what became of it. One number: who takes has either been seen by whoever comes to stand
-    /// here, or sees them.
-    people: AtomicU64,
-    /// Whose turn it is.
+    /// How many threads wait ([`WAITING`] each), and how many have taken space and not yet said
+    /// what became of it. One number: a thread that takes space either was seen
+    /// by the thread that comes to wait, or sees it.
+    counts: AtomicU64,
+    /// The turn to take space.
     turn: Mutex<()>,
-    /// For `landed`.
+    /// For `settled`.
     quiet: Mutex<()>,
-    /// All who had taken space have said what became of it.
-    landed: Condvar,
+    /// All threads that had taken space have said what became of it.
+    settled: Condvar,
 }
 
 impl Free {
@@ -49,10 +49,10 @@ impl Free {
     pub fn new(blocks: i64) -> Self {
         Self {
             blocks: AtomicI64::new(blocks),
-            people: AtomicU64::new(0),
+            counts: AtomicU64::new(0),
             turn: Mutex::new(()),
             quiet: Mutex::new(()),
-            landed: Condvar::new(),
+            settled: Condvar::new(),
         }
     }
 
@@ -75,42 +75,42 @@ impl Free {
             || self.blocks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
     }
 
-    /// Somebody stands in the row.
+    /// A thread waits.
     pub fn is_wanted(&self) -> bool {
-        self.people.load(Ordering::Relaxed) >= WAITING
+        self.counts.load(Ordering::Relaxed) >= WAITING
     }
 
-    /// Comes to take space, if nobody stands in the row.
-    fn come(&self) -> bool {
-        let one_more = |people: u64| (people < WAITING).then_some(people + 1);
-        self.people.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_ok()
+    /// Comes to take space, if no thread waits.
+    fn enter(&self) -> bool {
+        let one_more = |counts: u64| (counts < WAITING).then_some(counts + 1);
+        self.counts.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_ok()
     }
 
     /// Has used what it took, or given it back.
-    fn go(&self) {
-        if self.people.fetch_sub(1, Ordering::AcqRel) > WAITING {
+    fn leave(&self) {
+        if self.counts.fetch_sub(1, Ordering::AcqRel) > WAITING {
             drop(lock(&self.quiet));
-            self.landed.notify_all();
+            self.settled.notify_all();
         }
     }
 
     /// Waits until nobody has space whose use is not known. Nobody comes meanwhile.
     fn wait_for_others(&self) {
         let mut quiet = lock(&self.quiet);
-        while !self.people.load(Ordering::Acquire).is_multiple_of(WAITING) {
-            quiet = sleep(&self.landed, quiet);
+        while !self.counts.load(Ordering::Acquire).is_multiple_of(WAITING) {
+            quiet = sleep(&self.settled, quiet);
         }
     }
 }
 
 /// Space that was taken before anybody wanted it, for the changes of one client.
 #[derive(Default)]
-pub struct Purse {
+pub struct ReservedSpace {
     blocks: AtomicI64,
     inodes: AtomicI64,
 }
 
-impl Purse {
+impl ReservedSpace {
     /// More of it.
     pub fn put(&self, blocks: i64, inodes: i64) {
         self.blocks.fetch_add(blocks, Ordering::Relaxed);
@@ -144,7 +144,7 @@ impl Purse {
     }
 }
 
-/// Whose turn it is. It comes to those who wait in the order in which they came.
+/// The turn. It comes to the waiting threads in the order in which they came.
 struct Turn<'f> {
     free: &'f Free,
     guard: Option<MutexGuard<'f, ()>>,
@@ -152,7 +152,7 @@ struct Turn<'f> {
 
 impl<'f> Turn<'f> {
     fn wait(free: &'f Free) -> Self {
-        free.people.fetch_add(WAITING, Ordering::AcqRel);
+        free.counts.fetch_add(WAITING, Ordering::AcqRel);
         Self { free, guard: Some(lock(&free.turn)) }
     }
 }
@@ -162,7 +162,7 @@ impl Drop for Turn<'_> {
         if let Some(guard) = self.guard.take() {
             hand_over(guard);
         }
-        self.free.people.fetch_sub(WAITING, Ordering::AcqRel);
+        self.free.counts.fetch_sub(WAITING, Ordering::AcqRel);
     }
 }
 
@@ -172,26 +172,30 @@ pub struct Claim<'f> {
     free: &'f Free,
     /// Taken, and not yet used: for an operation that has to look again how many it needs.
     blocks: i64,
-    /// It is counted among those who have taken something.
+    /// It is counted among those that have taken something.
     counted: bool,
     /// Where it takes from first.
-    purse: Option<Arc<Purse>>,
+    reserved_space: Option<Arc<ReservedSpace>>,
 }
 
 impl<'f> Claim<'f> {
     /// Nothing yet.
-    pub fn new(free: &'f Free, purse: Option<Arc<Purse>>) -> Self {
-        Self { free, blocks: 0, counted: false, purse }
+    pub fn new(free: &'f Free, reserved_space: Option<Arc<ReservedSpace>>) -> Self {
+        Self { free, blocks: 0, counted: false, reserved_space }
     }
 
     /// Takes what is wanted for good, out of what it has if that will do; the rest of it is given
     /// back. `false`: it has to wait.
     pub fn take(&mut self, want: Want) -> bool {
         if want.blocks > self.blocks {
-            if self.purse.as_ref().is_some_and(|purse| purse.draw(want.blocks, 0)) {
+            if self
+                .reserved_space
+                .as_ref()
+                .is_some_and(|reserved_space| reserved_space.draw(want.blocks, 0))
+            {
                 return true;
             }
-            if self.counted || !self.free.come() {
+            if self.counted || !self.free.enter() {
                 return false;
             }
             self.counted = true;
@@ -202,7 +206,7 @@ impl<'f> Claim<'f> {
         true
     }
 
-    /// Waits in the row until what is wanted is there to be taken. `some` is to make some free,
+    /// Waits in the queue until what is wanted is there to be taken. `some` is to make some free,
     /// maybe not enough; `all` whatever can be made free. `false`: not even that was enough.
     pub fn wait<E>(
         &mut self,
@@ -224,7 +228,7 @@ impl<'f> Claim<'f> {
             taken = self.free.take(want);
         }
         if taken {
-            self.free.people.fetch_add(1, Ordering::AcqRel);
+            self.free.counts.fetch_add(1, Ordering::AcqRel);
             (self.blocks, self.counted) = (want.blocks, true);
         }
         drop(turn);
@@ -234,7 +238,7 @@ impl<'f> Claim<'f> {
     fn give_back(&mut self) {
         self.free.add(std::mem::take(&mut self.blocks));
         if std::mem::take(&mut self.counted) {
-            self.free.go();
+            self.free.leave();
         }
     }
 }

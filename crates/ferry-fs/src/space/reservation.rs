@@ -7,7 +7,7 @@
 //! nothing to give back.
 
 use crate::api::Errno;
-use crate::cache::folio::PIECE;
+use crate::cache::folio::CHUNK_BYTES;
 use crate::keys::BLOCK;
 
 /// Blocks of the home store that a new inode, or a new name, takes at most: record and entry with
@@ -22,7 +22,7 @@ const TARGET_COPIES: usize = 4;
 pub fn write_cost(len: usize) -> u64 {
     // A block that is written in part at each end; one behind the old end, and one that leaves the
     // record.
-    (len / BLOCK as usize + len / PIECE + 4) as u64 * BLOCK
+    (len / BLOCK as usize + len / CHUNK_BYTES + 4) as u64 * BLOCK
 }
 
 /// Bytes that a symbolic link takes of a reservation beside one inode.

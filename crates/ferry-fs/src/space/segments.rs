@@ -19,13 +19,13 @@ use std::collections::BTreeSet;
 /// Segments that one commit frees beside its own.
 pub const CLOSED_PER_COMMIT: usize = 4;
 /// Entries remembered in memory because they came too late for a summary.
-const LATE_MAX: usize = 16 * 1024;
+const UNSUMMARIZED_MAX: usize = 16 * 1024;
 
 /// Remembers what no summary of a segment says. Without it, the cleaner would have to ask every
 /// extent.
-fn remember(late: &mut Vec<(u32, Entry)>, segment: u32, entries: Vec<Entry>) {
-    if late.len() < LATE_MAX {
-        late.extend(entries.into_iter().map(|entry| (segment, entry)));
+fn remember(unsummarized: &mut Vec<(u32, Entry)>, segment: u32, entries: Vec<Entry>) {
+    if unsummarized.len() < UNSUMMARIZED_MAX {
+        unsummarized.extend(entries.into_iter().map(|entry| (segment, entry)));
     }
 }
 
@@ -42,7 +42,7 @@ pub enum Stream {
 /// Blocks given out in an open segment: data first, then, perhaps, summaries.
 #[derive(Debug)]
 pub struct Chunk {
-    /// Who may use it.
+    /// What it is used for.
     pub stream: Stream,
     /// The segment.
     pub segment: u32,
@@ -84,8 +84,8 @@ struct State {
     chunks_done: u64,
     waiting: u32,
     /// Entries that came too late for their segment's last summary.
-    late: Vec<(u32, Entry)>,
-    /// Blocks promised by extents, on the whole volume.
+    unsummarized: Vec<(u32, Entry)>,
+    /// Blocks of unwritten extents, on the whole volume.
     reserved: u64,
     /// Sum of live blocks.
     live: u64,
@@ -135,7 +135,7 @@ impl Table {
             in_use: Vec::new(),
             chunks_done: 0,
             waiting: 0,
-            late: Vec::new(),
+            unsummarized: Vec::new(),
             reserved: 0,
             live: 0,
         };
@@ -147,7 +147,7 @@ impl Table {
         }
     }
 
-    /// Reads the records. Returns the segments in use and the number of live and promised blocks.
+    /// Reads the records. Returns the segments in use and the number of live and unwritten blocks.
     /// Segments that are partly filled are filled on, the emptiest first.
     pub fn load(&self, journal: &Journal) -> Result<(BTreeSet<u32>, u64), FsError> {
         let mut state = self.state.lock();
@@ -174,7 +174,7 @@ impl Table {
         if let Some(bad) = bad {
             return Err(bad.into());
         }
-        if let Some(value) = journal.get(&keys::reserved())? {
+        if let Some(value) = journal.get(&keys::unwritten())? {
             // A damaged volume may say anything; this much can be counted with.
             let all = u64::from(self.blocks) * u64::from(self.geometry.segment_count);
             state.reserved = Number::decode(&value)?.0.min(all);
@@ -257,7 +257,7 @@ impl Table {
                 // What was sealed behind the last chunk of the segment came too late for its
                 // summaries.
                 if let Some(open) = state.open[stream as usize].take() {
-                    remember(&mut state.late, segment, open.unnamed);
+                    remember(&mut state.unsummarized, segment, open.unnamed);
                 }
                 state.closed.push(segment);
                 None
@@ -316,7 +316,7 @@ impl Table {
                 used += 1;
             }
         } else {
-            remember(&mut state.late, chunk.segment, named);
+            remember(&mut state.unsummarized, chunk.segment, named);
         }
         let record = &mut state.segments[chunk.segment as usize];
         if record.filled == filled_to {
@@ -345,8 +345,8 @@ impl Table {
     }
 
     /// Waits until one of the chunks that are given out is done: what it had and did not need is
-    /// there for others then. `false`: there is none. Called by nobody who has one, or who has what
-    /// its owner may be waiting for: the right to a file's extents.
+    /// there for others then. `false`: there is none. Never called by a thread that has one, or
+    /// that has what its owner may be waiting for: the right to a file's extents.
     pub fn wait_for_chunk(&self) -> bool {
         let mut state = self.state.lock();
         if state.in_use.is_empty() {
@@ -369,7 +369,7 @@ impl Table {
 
     /// Commits `txn` together with the counts that `delta` changes (and those of `chunk`'s
     /// segment). `held` blocks had been reserved for it; what it does not use of them, and what it
-    /// frees, may be promised anew.
+    /// frees, may be reserved anew.
     pub fn commit(
         &self,
         mut txn: Transaction<'_>,
@@ -386,9 +386,9 @@ impl Table {
         }
         touched.sort_unstable();
         touched.dedup();
-        if delta.reserved != 0 {
-            state.reserved = state.reserved.saturating_add_signed(delta.reserved);
-            txn.put(&keys::reserved(), &Number(state.reserved).encode());
+        if delta.unwritten != 0 {
+            state.reserved = state.reserved.saturating_add_signed(delta.unwritten);
+            txn.put(&keys::unwritten(), &Number(state.reserved).encode());
         }
         let mut freed = Vec::new();
         touched.extend(state.closed.drain(..CLOSED_PER_COMMIT.min(state.closed.len())));
@@ -403,7 +403,7 @@ impl Table {
             if record.live == 0 && !open && !state.in_use.contains(&segment) {
                 *record = Segment { filled: 0, live: 0 };
                 state.lives[segment as usize] += 1;
-                state.late.retain(|(s, _)| *s != segment);
+                state.unsummarized.retain(|(s, _)| *s != segment);
                 txn.delete(&keys::segment(segment));
                 freed.push(segment);
             } else {
@@ -536,9 +536,9 @@ impl Table {
     }
 
     /// What is remembered of a segment beside its summaries.
-    pub fn late_entries(&self, segment: u32) -> Vec<Entry> {
+    pub fn unsummarized_entries(&self, segment: u32) -> Vec<Entry> {
         let state = self.state.lock();
-        state.late.iter().filter(|(s, _)| *s == segment).map(|(_, e)| *e).collect()
+        state.unsummarized.iter().filter(|(s, _)| *s == segment).map(|(_, e)| *e).collect()
     }
 
     /// A segment is not filled on.
@@ -562,7 +562,7 @@ impl Table {
         (0..self.geometry.segment_count).filter(|segment| state.has(*segment)).collect()
     }
 
-    /// Live blocks, and blocks promised by extents.
+    /// Live blocks, and blocks of unwritten extents.
     pub fn used(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.live, state.reserved)

@@ -5,8 +5,8 @@
 //! out of segments that are mostly dead. `docs/locking.md` states the order of locks,
 //! `docs/format.md` what is on the device.
 
-use crate::api::{Errno, Ino, Timestamp};
-use crate::cache::batch::Traffic;
+use crate::api::{Errno, Timestamp};
+use crate::cache::batch::Transfers;
 use crate::cache::eviction::Cache;
 use crate::cache::pages::Pages;
 #[cfg(feature = "compare")]
@@ -14,6 +14,7 @@ use crate::compare::locking::{InodeLocks, Locking};
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
+pub(crate) use crate::inode::table::InodeSource;
 use crate::keys::{BLOCK, InodeRecord};
 use crate::space::free_blocks::Want;
 use crate::space::pool::Space;
@@ -31,14 +32,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// How the data half finds inodes that it knows only by number.
-pub trait InodeSource: Send + Sync {
-    /// The inode, loaded if nobody has it; `None`: it does not exist.
-    fn inode(&self, ino: Ino) -> Result<Option<Arc<Inode>>, FsError>;
-    /// A path or a name, for log messages.
-    fn name_hint(&self, ino: Ino) -> String;
-}
-
 /// How the data half behaves.
 #[derive(Clone, Debug)]
 pub struct DataOptions {
@@ -50,13 +43,13 @@ pub struct DataOptions {
     pub background: bool,
     /// Nothing is ever written.
     pub read_only: bool,
-    /// Who excludes whom on one file.
+    /// Which readers and writers of one file exclude each other.
     #[cfg(feature = "compare")]
     pub locking: Locking,
 }
 
-/// What to do where somebody else has to be waited for: who is changing a file's extents; the
-/// device, with so much under way; who empties the log.
+/// What to do where a change has to wait: for a thread that changes the file's extents, for the
+/// device with much in flight, or for log space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Busy {
     /// Leave files that somebody is at: they are being written, or will be next time. Wait for the
@@ -68,13 +61,26 @@ pub enum Busy {
     Refuse,
 }
 
+/// What is to be written back.
+pub enum Dirty<'i> {
+    /// One file.
+    File(&'i Arc<Inode>),
+    /// These files, gathered into large batches. An error of one file is left with that file: its
+    /// handles are told.
+    Files(Vec<Arc<Inode>>),
+    /// Every file that has waited since then, or longer.
+    Since(Duration),
+    /// Every file.
+    All,
+}
+
 /// What a write changes beside contents and size.
 pub enum Touch<'a> {
     /// Nothing.
     Nothing,
     /// The times of the last change.
     Times(Timestamp),
-    /// The same, to the nanosecond: somebody was shown them.
+    /// The same, to the nanosecond: a client has reported them to a program.
     Exactly(Timestamp),
     /// Whatever this does, under the inode lock; for writes of more than 1 MiB more than once.
     Edit(&'a mut dyn FnMut(&mut InodeRecord)),
@@ -95,7 +101,7 @@ impl Touch<'_> {
 pub enum At {
     /// At this byte.
     Offset(u64),
-    /// At the end of the file, as of the moment of the write. Appends are never interleaved.
+    /// At the end of the file, as of the write. Appends are never interleaved.
     End,
 }
 
@@ -110,7 +116,7 @@ pub struct SpaceTotals {
     pub available: u64,
     /// Bytes that extents refer to.
     pub live: u64,
-    /// What data has: bytes that extents refer to or promise, dirty ones, and what is set aside;
+    /// What data has: bytes in extents (unwritten ones too), dirty bytes, and what is reserved;
     /// without what is on its way back.
     pub used: u64,
 }
@@ -140,13 +146,13 @@ pub struct DataStats {
     pub waiting_inodes: u64,
     /// Bytes that extents refer to.
     pub live_bytes: u64,
-    /// Bytes that `fallocate` promised.
-    pub promised_bytes: u64,
+    /// Bytes in unwritten extents.
+    pub unwritten_bytes: u64,
     /// Free segments with space of the host.
     pub segments_free: u64,
     /// Free segments for which the host would be asked first.
     pub segments_bare: u64,
-    /// Segments that wait for a stamp.
+    /// Segments that wait for the durable point.
     pub segments_pending: u64,
     /// Segments of the home store.
     pub segments_home: u64,
@@ -160,7 +166,7 @@ pub struct DataStats {
     pub damaged_blocks: u64,
     /// Times that a writer was held because too much was dirty.
     pub throttled: u64,
-    /// Times that write-back found no room although space had been promised: always 0, unless
+    /// Times that write-back found no room although space was reserved: always 0, unless
     /// something is wrong.
     pub no_room: u64,
     /// Segments cleaned.
@@ -197,10 +203,10 @@ pub struct DataStore {
     pub(crate) queue: Queue,
     pub(crate) removed: Removed,
     /// Data being written, and its buffers.
-    pub(crate) traffic: Arc<Traffic>,
+    pub(crate) writes: Arc<Transfers>,
     pub(crate) moves: Moves,
     /// Buffers of reads.
-    pub(crate) reads: Traffic,
+    pub(crate) reads: Transfers,
     /// The journal owns us, so we must not own it.
     pub(crate) journal: OnceLock<Weak<Journal>>,
     pub(crate) inodes: OnceLock<Weak<dyn InodeSource>>,
@@ -208,7 +214,7 @@ pub struct DataStore {
     pub(crate) last_seq: AtomicU64,
     /// The journal takes no more changes.
     pub(crate) failed: AtomicBool,
-    /// Held by who makes room: outermost lock.
+    /// Held by the thread that makes room: outermost lock.
     pub(crate) room: Mutex<Progress>,
     pub(crate) signal: Arc<Signal>,
     pub(crate) ahead: Arc<crate::store::ahead_jobs::Jobs>,
@@ -232,9 +238,9 @@ impl DataStore {
             table: Table::new(geometry),
             queue: Queue::default(),
             removed: Removed::default(),
-            traffic: Arc::default(),
+            writes: Arc::default(),
             moves: Moves::default(),
-            reads: Traffic::default(),
+            reads: Transfers::default(),
             journal: OnceLock::new(),
             inodes: OnceLock::new(),
             last_seq: AtomicU64::new(0),
@@ -299,7 +305,7 @@ impl DataStore {
 
     /// There is something that the journal does not have yet: the inode must stay in memory.
     pub fn is_dirty(&self, inode: &Inode) -> bool {
-        inode.file.ticket.load(Ordering::Acquire) != 0
+        inode.file.queue_position.load(Ordering::Acquire) != 0
     }
 
     /// Files without a name whose space is on its way back.
@@ -340,7 +346,7 @@ impl DataStore {
 
     /// Waits while device block `block` is being written.
     pub(crate) fn wait_written(&self, block: u64) {
-        self.traffic.wait_for(block..block + 1);
+        self.writes.wait_for(block..block + 1);
     }
 
     /// Totals for statfs.
@@ -356,7 +362,7 @@ impl DataStore {
 
     /// Counters.
     pub fn stats(&self) -> DataStats {
-        let (live, promised) = self.table.used();
+        let (live, unwritten) = self.table.used();
         let (free, bare, pending, home) = self.space.counts();
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
         let c = &self.counters;
@@ -364,11 +370,11 @@ impl DataStore {
             cache_bytes: self.cache.used() as u64,
             cache_limit_bytes: self.cache.limit() as u64,
             dirty_bytes: self.cache.dirty() as u64,
-            in_flight_bytes: self.traffic.flying() as u64,
+            in_flight_bytes: self.writes.in_flight() as u64,
             evicted: self.cache.evicted() as u64,
             waiting_inodes: self.queue.len() as u64,
             live_bytes: live * BLOCK,
-            promised_bytes: promised * BLOCK,
+            unwritten_bytes: unwritten * BLOCK,
             segments_free: free.into(),
             segments_bare: bare.into(),
             segments_pending: pending.into(),
@@ -393,7 +399,7 @@ impl Drop for DataStore {
 }
 
 impl JournalClient for DataStore {
-    fn stamped(&self, seq: Seq) {
+    fn durable_point(&self, seq: Seq) {
         self.moves.stamped(seq);
         self.space.stamped(seq);
     }

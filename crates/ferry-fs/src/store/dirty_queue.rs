@@ -21,30 +21,30 @@ impl Queue {
     /// `inode` has something to write back since `now`, if not since longer. Tells whether it is
     /// new here.
     pub fn enter(&self, inode: &Arc<Inode>, now: impl FnOnce() -> Duration) -> bool {
-        if inode.file.ticket.load(Ordering::Acquire) != 0 {
+        if inode.file.queue_position.load(Ordering::Acquire) != 0 {
             return false;
         }
         let mut state = self.0.lock();
-        if inode.file.ticket.load(Ordering::Acquire) != 0 {
+        if inode.file.queue_position.load(Ordering::Acquire) != 0 {
             return false;
         }
         state.last += 1;
-        let ticket = state.last;
-        inode.file.ticket.store(ticket, Ordering::Release);
-        state.waiting.insert(ticket, (Arc::clone(inode), now()));
+        let queue_position = state.last;
+        inode.file.queue_position.store(queue_position, Ordering::Release);
+        state.waiting.insert(queue_position, (Arc::clone(inode), now()));
         true
     }
 
-    /// `inode` has nothing to write back. The caller holds its inode lock, as everybody does who
-    /// lets it enter.
+    /// `inode` has nothing to write back. The caller holds its inode lock, as every thread does
+    /// that lets it enter.
     pub fn leave(&self, inode: &Inode) {
-        let ticket = inode.file.ticket.load(Ordering::Acquire);
-        if ticket != 0 {
+        let queue_position = inode.file.queue_position.load(Ordering::Acquire);
+        if queue_position != 0 {
             let mut state = self.0.lock();
-            let ticket = inode.file.ticket.swap(0, Ordering::AcqRel);
-            let gone = state.waiting.remove(&ticket);
+            let queue_position = inode.file.queue_position.swap(0, Ordering::AcqRel);
+            let left = state.waiting.remove(&queue_position);
             drop(state);
-            drop(gone); // perhaps the last reference: never under the lock
+            drop(left); // perhaps the last reference: never under the lock
         }
     }
 
@@ -52,7 +52,9 @@ impl Queue {
     pub fn waiting(&self, after: u64, since: Duration, most: usize) -> Vec<(u64, Arc<Inode>)> {
         let state = self.0.lock();
         let due = state.waiting.range(after + 1..).take_while(|(_, (_, from))| *from <= since);
-        due.take(most).map(|(ticket, (inode, _))| (*ticket, Arc::clone(inode))).collect()
+        due.take(most)
+            .map(|(queue_position, (inode, _))| (*queue_position, Arc::clone(inode)))
+            .collect()
     }
 
     /// The newest place given out.

@@ -1,6 +1,6 @@
 //! Dropping extents: of a range, and of a whole file. What is too large for one transaction goes in
-//! steps: the first makes the change visible and, with an intent key, certain; the rest follows, after a
-//! crash at the next mount.
+//! steps: the first makes the change visible and, with an intent key, certain; the rest follows,
+//! after a crash at the next mount.
 
 use crate::api::Ino;
 use crate::cache::pages::Pages;
@@ -11,7 +11,6 @@ use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::keys::{self, BLOCK, Key, Number};
 use crate::store::data_store::DataStore;
-use ferry_device::BlockDevice;
 use ferry_journal::{Credits, Journal, Seq, Transaction};
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,11 +20,11 @@ use std::sync::atomic::Ordering;
 pub(crate) const BLOCKS_END: u64 = (i64::MAX as u64).div_ceil(BLOCK);
 
 /// Extents to be dropped by one transaction.
-pub(crate) struct Piece {
+pub(crate) struct DropPlan {
     pub(crate) edits: Vec<Edit>,
     pub(crate) changes: Changes,
     pub(crate) delta: Delta,
-    /// Where the next piece starts; `None`: this is the last.
+    /// Where the next step starts; `None`: this is the last.
     pub next: Option<u64>,
 }
 
@@ -39,8 +38,8 @@ pub(crate) struct First<'s> {
 
 impl DataStore {
     /// The right to change a file's extents, when what an error interrupted there has been
-    /// finished. Whoever takes the right to read extents only, or to drop all of them, need not do
-    /// that.
+    /// finished. A thread that takes the right to read extents only, or to drop all of them, need
+    /// not do that.
     pub(crate) fn extents_right(
         &self,
         inode: &Arc<Inode>,
@@ -62,20 +61,20 @@ impl DataStore {
         first: &mut dyn FnMut(&mut First<'_>),
     ) -> Result<Seq, FsError> {
         let (inode, journal) = (guard.inode(), self.journal()?);
-        let piece = self.plan_drop(&journal, inode, range.clone())?;
-        let mut txn = journal.begin(self.credits(&piece.changes, &piece.delta, true))?;
-        put_all(&mut txn, &piece.changes);
+        let plan = self.plan_drop(&journal, inode, range.clone())?;
+        let mut txn = journal.begin(self.credits(&plan.changes, &plan.delta, true))?;
+        put_all(&mut txn, &plan.changes);
         let seq = {
             let mut state = inode.state.write();
             let mut pages = inode.file.pages.write();
             let mut step = First { state: &mut state, pages: &mut pages, held: 0 };
             first(&mut step);
             let held = step.held;
-            if let (Some(size), true) = (cut, piece.next.is_some()) {
+            if let (Some(size), true) = (cut, plan.next.is_some()) {
                 txn.put(&keys::intent(inode.ino), &Number(size).encode());
                 pages.intent = true;
             }
-            self.log_dropped(inode, (&mut state, &mut pages), txn, piece, range.end, held)
+            self.log_dropped(inode, (&mut state, &mut pages), txn, plan, range.end, held)
         };
         Ok(self.finish_drop(guard, &journal)?.unwrap_or(seq))
     }
@@ -96,16 +95,15 @@ impl DataStore {
                 return Ok(last);
             };
             journal.give_way()?;
-            let piece = self.plan_drop(journal, inode, range.clone())?;
-            let mut txn = journal.begin(self.credits(&piece.changes, &piece.delta, true))?;
-            put_all(&mut txn, &piece.changes);
+            let plan = self.plan_drop(journal, inode, range.clone())?;
+            let mut txn = journal.begin(self.credits(&plan.changes, &plan.delta, true))?;
+            put_all(&mut txn, &plan.changes);
             let mut state = inode.state.write();
             let mut pages = inode.file.pages.write();
-            if piece.next.is_none() && std::mem::take(&mut pages.intent) {
+            if plan.next.is_none() && std::mem::take(&mut pages.intent) {
                 txn.delete(&keys::intent(inode.ino));
             }
-            last =
-                Some(self.log_dropped(inode, (&mut state, &mut pages), txn, piece, range.end, 0));
+            last = Some(self.log_dropped(inode, (&mut state, &mut pages), txn, plan, range.end, 0));
         }
     }
 
@@ -115,16 +113,16 @@ impl DataStore {
         inode: &Arc<Inode>,
         (state, pages): (&mut InodeState, &mut Pages),
         mut txn: Transaction<'_>,
-        piece: Piece,
+        plan: DropPlan,
         end: u64,
         held: u64,
     ) -> Seq {
-        self.swap_dropped(inode, state, pages, piece.edits, &piece.delta);
-        pages.void = piece.next.map(|next| next..end);
+        self.swap_dropped(inode, state, pages, plan.edits, &plan.delta);
+        pages.void = plan.next.map(|next| next..end);
         state.count_blocks(pages);
         state.times_dirty = false;
         txn.put(&keys::inode(inode.ino), &state.record().encode());
-        let seq = self.table.commit(txn, &piece.delta, held, None, &self.space);
+        let seq = self.table.commit(txn, &plan.delta, held, None, &self.space);
         self.note_seq(Some(inode), seq);
         self.leave_if_clean(inode, state, pages);
         seq
@@ -149,19 +147,23 @@ impl DataStore {
         self.set_windows(inode, pages, rest);
     }
 
-    /// The next piece of what has to be dropped, as large as one transaction may be.
+    /// The next step of what has to be dropped, as large as one transaction may be.
     pub(crate) fn plan_drop(
         &self,
         journal: &Journal,
         inode: &Arc<Inode>,
         range: Range<u64>,
-    ) -> Result<Piece, FsError> {
-        let mut piece =
-            Piece { edits: Vec::new(), changes: Vec::new(), delta: Delta::default(), next: None };
+    ) -> Result<DropPlan, FsError> {
+        let mut plan = DropPlan {
+            edits: Vec::new(),
+            changes: Vec::new(),
+            delta: Delta::default(),
+            next: None,
+        };
         let mut left = (journal.max_transaction_bytes() / 2) as usize;
         let mut at = range.start;
         if inode.state.share().logged.blocks == 0 {
-            return Ok(piece);
+            return Ok(plan);
         }
         while let Some(mapped) =
             self.next_extent(journal, inode.ino, at)?.filter(|b| *b < range.end)
@@ -176,24 +178,24 @@ impl DataStore {
                 if dropped.2 <= left || to - from == 1 {
                     break dropped;
                 }
-                if !piece.edits.is_empty() {
-                    piece.next = Some(from.max(mapped));
-                    return Ok(piece);
+                if !plan.edits.is_empty() {
+                    plan.next = Some(from.max(mapped));
+                    return Ok(plan);
                 }
                 // Not even one window fits: a part of it.
                 to = from + (to - from) / 2;
             };
             left = left.saturating_sub(cost);
-            piece.changes.extend(changes);
-            piece.delta.add(&edit.delta);
-            piece.edits.push(edit);
+            plan.changes.extend(changes);
+            plan.delta.add(&edit.delta);
+            plan.edits.push(edit);
             if to < window_end.min(range.end) {
-                piece.next = Some(to);
-                return Ok(piece);
+                plan.next = Some(to);
+                return Ok(plan);
             }
             at = window_end;
         }
-        Ok(piece)
+        Ok(plan)
     }
 
     /// Gives back everything that `inode` occupies. `finish` adds at most `room` to the last
@@ -211,29 +213,29 @@ impl DataStore {
         let journal = self.journal()?;
         let mut from = 0;
         loop {
-            let piece = self.plan_drop(&journal, inode, from..BLOCKS_END)?;
-            let mut credits = self.credits(&piece.changes, &piece.delta, true);
+            let plan = self.plan_drop(&journal, inode, from..BLOCKS_END)?;
+            let mut credits = self.credits(&plan.changes, &plan.delta, true);
             credits.keys += room.keys;
             credits.bytes += room.bytes;
             let mut txn = journal.begin(credits)?;
-            put_all(&mut txn, &piece.changes);
+            put_all(&mut txn, &plan.changes);
             {
                 // Nobody else has the inode any more: it may be changed before the commit.
                 let mut state = inode.state.write();
                 let mut pages = inode.file.pages.write();
-                self.swap_dropped(inode, &mut state, &mut pages, piece.edits, &piece.delta);
-                if piece.next.is_some() {
+                self.swap_dropped(inode, &mut state, &mut pages, plan.edits, &plan.delta);
+                if plan.next.is_some() {
                     txn.put(&keys::inode(inode.ino), &state.record().encode());
                 } else if std::mem::take(&mut pages.intent) {
                     txn.delete(&keys::intent(inode.ino)); // of a truncation that an error interrupted
                 }
             }
-            if piece.next.is_none() {
+            if plan.next.is_none() {
                 finish(&mut txn);
             }
-            let seq = self.table.commit(txn, &piece.delta, 0, None, &self.space);
+            let seq = self.table.commit(txn, &plan.delta, 0, None, &self.space);
             self.note_seq(Some(inode), seq);
-            match piece.next {
+            match plan.next {
                 Some(next) => {
                     from = next;
                     journal.give_way()?;
@@ -281,7 +283,8 @@ impl DataStore {
 
     /// Forgets what is cached, dirty data too: the last name and handle are gone. Nothing of the
     /// inode is logged after this but by [`DataStore::reclaim`], which keeps the right to its
-    /// extents until they are gone: so who finds a dead file waits for that by taking the right.
+    /// extents until they are dropped: so a thread that finds a dead file waits for that by taking
+    /// the right.
     pub(crate) fn drop_cache(&self, guard: &ExtentsGuard) {
         let inode = guard.inode();
         let mut state = inode.state.write();

@@ -6,11 +6,11 @@
 //! moved and its segment reused meanwhile. Only if it is still mapped there, it is damaged. What
 //! was moved and did not arrive is read from where it was (`moves.rs`).
 
-use crate::cache::folio::{FOLIO_BLOCKS, PIECE, mask};
+use crate::cache::folio::{CHUNK_BYTES, FOLIO_BLOCKS, mask};
 use crate::cache::frame::Frame;
 use crate::cache::pages::Known;
 use crate::error::FsError;
-use crate::extents::{Place, WINDOW_BLOCKS};
+use crate::extents::{Mapping, WINDOW_BLOCKS};
 use crate::inode::incore::Inode;
 use crate::keys::BLOCK;
 use crate::store::data_store::{DataStore, count};
@@ -72,7 +72,7 @@ impl DataStore {
     ) -> Result<Vec<Fetched>, FsError> {
         let mut all = Vec::with_capacity(runs.len());
         for run in runs {
-            let mut buf = self.reads.buffer(run.crcs.len() * BLOCK_BYTES, PIECE);
+            let mut buf = self.reads.buffer(run.crcs.len() * BLOCK_BYTES, CHUNK_BYTES);
             let bytes = Arc::get_mut(&mut buf).expect("just made or idle: ours alone");
             let mut bad = Vec::new();
             for (i, detail) in self.read_checked(run.dev, &run.crcs, bytes) {
@@ -82,7 +82,7 @@ impl DataStore {
                     return Err(self.damaged(inode, block, dev, detail));
                 }
             }
-            self.reads.keep(&buf, PIECE);
+            self.reads.keep(&buf, CHUNK_BYTES);
             all.push(Fetched { run, buf, bad });
         }
         Ok(all)
@@ -112,11 +112,11 @@ impl DataStore {
     /// Reads one block again, alone, when nobody writes it any more; where it was before it was
     /// moved, too, as long as that counts. On a mismatch `out` is what the device has at `dev`.
     ///
-    /// Whoever has a right to extents, or a batch that is not sent, asks only for what is mapped:
-    /// the data of a mapped block is on its way already, and waits for nobody. Of any other place
-    /// it might be their own batch, or one that waits for that right.
+    /// A thread that has a right to extents, or a batch that is not sent, asks only for what is
+    /// mapped: the data of a mapped block is on its way already, and waits for nobody. Of any other
+    /// place it might be their own batch, or one that waits for that right.
     pub(crate) fn read_again(&self, dev: u64, crc: u32, out: &mut [u8]) -> Result<(), String> {
-        self.traffic.wait_for(dev..dev + 1);
+        self.writes.wait_for(dev..dev + 1);
         let mut one = AlignedBuf::zeroed(BLOCK_BYTES);
         let what = match self.dev.read(dev * BLOCK, &mut one) {
             Ok(()) => {
@@ -128,14 +128,14 @@ impl DataStore {
             }
             Err(error) => format!("the device cannot read it: {error}"),
         };
-        let mut place = dev;
+        let mut location = dev;
         for _ in 0..MOVES_MAX {
-            let Some(old) = self.moves.old_place(place) else { break };
+            let Some(old) = self.moves.old_location(location) else { break };
             if self.dev.read(old * BLOCK, &mut one).is_ok() && crc32c::crc32c(&one) == crc {
                 out.copy_from_slice(&one);
                 return Ok(());
             }
-            place = old;
+            location = old;
         }
         Err(what)
     }
@@ -151,11 +151,11 @@ impl DataStore {
             let known = {
                 let state = inode.state.share();
                 let pages = inode.file.pages.read();
-                pages.place(block, state.logged.blocks)
+                pages.mapping(block, state.logged.blocks)
             };
             match known {
                 Known::Load(window) => self.load_window(inode, window)?,
-                Known::Is(place) => return Ok(place == Place::Data(dev, crc)),
+                Known::Is(mapping) => return Ok(mapping == Mapping::Data(dev, crc)),
             }
         }
     }
@@ -200,7 +200,9 @@ impl DataStore {
         for f in fetched {
             for block in f.run.block..f.run.block + f.run.crcs.len() as u64 {
                 let (index, bit) = (block / FOLIO_BLOCKS, block % FOLIO_BLOCKS);
-                let Known::Is(Place::Data(dev, crc)) = pages.place(block, mapped) else { continue };
+                let Known::Is(Mapping::Data(dev, crc)) = pages.mapping(block, mapped) else {
+                    continue;
+                };
                 let Some(data) = f.get(block, dev, crc).filter(|_| !pages.has(block)) else {
                     continue;
                 };
@@ -224,21 +226,21 @@ impl DataStore {
     /// Brings one block into the cache. The caller shrinks the cache when it is done with the
     /// block.
     pub(crate) fn fetch_block(&self, inode: &Arc<Inode>, block: u64) -> Result<(), FsError> {
-        let place = {
+        let mapping = {
             let state = inode.state.share();
             let pages = inode.file.pages.read();
-            pages.place(block, state.logged.blocks)
+            pages.mapping(block, state.logged.blocks)
         };
-        match place {
+        match mapping {
             Known::Load(window) => self.load_window(inode, window),
-            Known::Is(Place::Data(dev, crc)) => {
+            Known::Is(Mapping::Data(dev, crc)) => {
                 let run = Run { block, dev, crcs: vec![crc] };
                 let fetched = self.fetch(inode, vec![run], &(block..block + 1))?;
                 self.fill(inode, &fetched);
                 Ok(())
             }
-            Known::Is(Place::Lost) => Err(self.lost(inode, block)),
-            Known::Is(Place::Hole | Place::Reserved) => Ok(()),
+            Known::Is(Mapping::Lost) => Err(self.lost(inode, block)),
+            Known::Is(Mapping::Hole | Mapping::Unwritten) => Ok(()),
         }
     }
 }
@@ -263,9 +265,9 @@ pub(crate) fn missing(inode: &Inode, chunk: &Range<u64>) -> Result<Vec<Run>, u64
     let pages = inode.file.pages.read();
     let mut runs = Vec::new();
     for block in chunk.clone().filter(|b| !pages.has(*b)) {
-        match pages.place(block, state.logged.blocks) {
+        match pages.mapping(block, state.logged.blocks) {
             Known::Load(window) => return Err(window),
-            Known::Is(Place::Data(dev, crc)) => lacks(&mut runs, block, dev, crc),
+            Known::Is(Mapping::Data(dev, crc)) => lacks(&mut runs, block, dev, crc),
             Known::Is(_) => {}
         }
     }

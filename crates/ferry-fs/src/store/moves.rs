@@ -1,16 +1,16 @@
-//! Where blocks were that the cleaner has moved, until their new places are durable.
+//! Where blocks were that the cleaner has moved, until their new locations are durable.
 //!
 //! No folio has what is moved. If the device fails to write it, or to flush it, it can be read from
 //! the old place alone. That is as it was: a segment is filled anew, or given back to the host,
-//! only when the transaction that emptied it is stamped, and so is the move then. After a failure
-//! nothing is stamped any more, so the old places stay known until the unmount, and what is mounted
-//! next finds them mapped.
+//! only when the durable point covers the transaction that emptied it, and then it covers the move.
+//! After a failure the durable point stays, so the old places stay known until the unmount, and
+//! what is mounted next finds them mapped.
 
 use ferry_journal::Seq;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// Moves whose transactions are not stamped.
+/// Moves whose transactions the durable point does not cover.
 #[derive(Default)]
 pub struct Moves(Mutex<State>);
 
@@ -37,15 +37,15 @@ impl Moves {
         }
     }
 
-    /// All transactions up to this one are stamped.
+    /// The durable point covers all transactions up to this one.
     pub fn stamped(&self, seq: Seq) {
         let mut state = self.0.lock();
         state.stamped = state.stamped.max(seq);
         state.unstamped.retain(|_, one| one.seq > seq);
     }
 
-    /// Where device block `at` was, if the move is not stamped.
-    pub fn old_place(&self, at: u64) -> Option<u64> {
+    /// Where device block `at` was, if the durable point does not cover the move.
+    pub fn old_location(&self, at: u64) -> Option<u64> {
         let state = self.0.lock();
         let (to, one) = state.unstamped.range(..=at).next_back()?;
         (at - to < one.len).then(|| one.from + (at - to))

@@ -1,5 +1,5 @@
-//! Files without a name whose space is on its way back. Whoever finds no space waits for theirs,
-//! and statfs counts it as free.
+//! Files without a name whose space is on its way back. A writer that finds no space waits for
+//! theirs, and statfs counts it as free.
 //!
 //! A file that loses its last name keeps its space until nobody knows it. A program that has
 //! removed a file it does not hold open expects the space at once, but the kernel closes and
@@ -25,14 +25,14 @@ const CONTEXTS_MAX: usize = 1024;
 struct File {
     inode: Arc<Inode>,
     /// Somebody has begun to reclaim it.
-    going: bool,
+    reclaiming: bool,
 }
 
 #[derive(Default)]
 struct State {
     files: BTreeMap<Ino, File>,
     /// How many of them are being reclaimed.
-    going: usize,
+    reclaiming: usize,
     /// When the kernel has forgotten those that it will forget by itself.
     forgotten_at: Duration,
     /// Files that were removed before the mount, and are to be reclaimed now.
@@ -44,7 +44,7 @@ struct State {
 impl State {
     /// Something becomes free, if nothing fails.
     fn is_sure(&self) -> bool {
-        !self.stopped && (self.going > 0 || self.leftovers > 0)
+        !self.stopped && (self.reclaiming > 0 || self.leftovers > 0)
     }
 }
 
@@ -64,29 +64,29 @@ impl Removed {
         let mut state = self.state.lock();
         // Looked at under this lock: what was reclaimed or linked meanwhile has left, and must not
         // come back.
-        if inode.has_flag(Inode::GONE) || !inode.has_flag(Inode::NAMELESS) {
+        if inode.has_flag(Inode::RECLAIMING) || !inode.has_flag(Inode::NAMELESS) {
             return;
         }
         state.forgotten_at = clock.monotonic() + FORGETTING_TIME_MAX;
         state
             .files
             .entry(inode.ino)
-            .or_insert_with(|| File { inode: Arc::clone(inode), going: false });
+            .or_insert_with(|| File { inode: Arc::clone(inode), reclaiming: false });
     }
 
     /// Nobody knows the file any more: it is being reclaimed from now on.
-    pub fn going(&self, inode: &Arc<Inode>) {
+    pub fn reclaiming(&self, inode: &Arc<Inode>) {
         let mut state = self.state.lock();
-        let file = File { inode: Arc::clone(inode), going: true };
+        let file = File { inode: Arc::clone(inode), reclaiming: true };
         let before = state.files.insert(inode.ino, file);
-        state.going += usize::from(before.is_none_or(|file| !file.going));
+        state.reclaiming += usize::from(before.is_none_or(|file| !file.reclaiming));
     }
 
     /// The file is gone, has a name again, or stays for now.
     pub fn leave(&self, ino: Ino) {
         let mut state = self.state.lock();
         let left = state.files.remove(&ino);
-        state.going -= usize::from(left.is_some_and(|file| file.going));
+        state.reclaiming -= usize::from(left.is_some_and(|file| file.reclaiming));
         drop(state);
         self.less.notify_all();
     }
@@ -142,7 +142,7 @@ impl Removed {
 
     /// Blocks that come back without any program's doing.
     pub fn blocks(&self) -> u64 {
-        let closed = |file: &File| file.going || file.inode.opens.load(Ordering::Acquire) == 0;
+        let closed = |file: &File| file.reclaiming || file.inode.opens.load(Ordering::Acquire) == 0;
         let files = self.state.lock();
         let inodes: Vec<_> = files
             .files

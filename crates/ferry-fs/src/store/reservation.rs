@@ -3,7 +3,7 @@
 use crate::api::{Errno, ReservationId};
 use crate::keys::BLOCK;
 use crate::session_store::Reservation;
-use crate::space::free_blocks::{Purse, Want};
+use crate::space::free_blocks::{ReservedSpace, Want};
 use crate::space::reservation::{INODE_BLOCKS, amount};
 use crate::store::data_store::DataStore;
 use std::sync::{Arc, Weak};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 pub(crate) struct Reserved {
     store: Weak<DataStore>,
     id: ReservationId,
-    purse: Arc<Purse>,
+    reserved_space: Arc<ReservedSpace>,
 }
 
 impl Reservation for Reserved {
@@ -21,7 +21,7 @@ impl Reservation for Reserved {
     }
 
     fn left(&self) -> (u64, u64) {
-        let (blocks, inodes) = self.purse.left();
+        let (blocks, inodes) = self.reserved_space.left();
         (blocks as u64 * BLOCK, inodes as u64)
     }
 
@@ -29,16 +29,16 @@ impl Reservation for Reserved {
         let (blocks, inodes) = amount(bytes, inodes)?;
         let store = self.store.upgrade().ok_or(Errno(libc::EIO))?;
         store.take_reserved(blocks + inodes * INODE_BLOCKS)?;
-        self.purse.put(blocks, inodes);
+        self.reserved_space.put(blocks, inodes);
         Ok(())
     }
 
     fn keep_only(&self, bytes: u64, inodes: u64) {
         let Some(store) = self.store.upgrade() else { return };
-        let (has_blocks, has_inodes) = self.purse.left();
+        let (has_blocks, has_inodes) = self.reserved_space.left();
         let blocks = (has_blocks - bytes.div_ceil(BLOCK) as i64).max(0);
         let inodes = (has_inodes - inodes as i64).max(0);
-        if self.purse.draw(blocks, inodes) {
+        if self.reserved_space.draw(blocks, inodes) {
             store.space.settle(blocks + inodes * INODE_BLOCKS);
         }
     }
@@ -48,7 +48,7 @@ impl Drop for Reserved {
     fn drop(&mut self) {
         let Some(store) = self.store.upgrade() else { return };
         store.space.reservations.lock().remove(&self.id);
-        let (blocks, inodes) = self.purse.empty();
+        let (blocks, inodes) = self.reserved_space.empty();
         store.space.settle(blocks + inodes * INODE_BLOCKS);
     }
 }
@@ -60,8 +60,8 @@ impl DataStore {
         bytes: u64,
         inodes: u64,
     ) -> Result<Box<dyn Reservation>, Errno> {
-        let (id, purse) = self.space.new_purse();
-        let reserved = Reserved { store: Arc::downgrade(self), id, purse };
+        let (id, reserved_space) = self.space.new_reservation();
+        let reserved = Reserved { store: Arc::downgrade(self), id, reserved_space };
         reserved.add(bytes, inodes)?;
         Ok(Box::new(reserved))
     }
@@ -77,7 +77,10 @@ impl DataStore {
     }
 
     /// The space that a change names, if it is still reserved.
-    pub(crate) fn purse(&self, reservation: Option<ReservationId>) -> Option<Arc<Purse>> {
+    pub(crate) fn reserved_space(
+        &self,
+        reservation: Option<ReservationId>,
+    ) -> Option<Arc<ReservedSpace>> {
         self.space.reservations.lock().get(&reservation?).cloned()
     }
 }

@@ -13,7 +13,7 @@ struct State {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// How the thread and those who wait for it call each other. It outlives neither.
+/// How the thread and the threads that wait for it call each other. It outlives neither.
 #[derive(Default)]
 pub struct Signal {
     state: Mutex<State>,

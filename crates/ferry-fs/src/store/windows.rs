@@ -1,4 +1,5 @@
-//! The extent maps of files: windows loaded and replaced, and the log space that a change of them takes.
+//! The extent maps of files: windows loaded and replaced, and the log space that a change of them
+//! takes.
 
 use crate::api::Ino;
 use crate::cache::pages::Pages;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 /// What a segment's record costs a transaction.
 const SEGMENT_BYTES: usize = 32;
 
-/// Keys of a transaction beside extents and segments: the inode's record, the number of promised
+/// Keys of a transaction beside extents and segments: the inode's record, the number of unwritten
 /// blocks, an intent.
 const SPARE_KEYS: usize = 4;
 

@@ -1,11 +1,11 @@
 //! Making a volume.
 
 use crate::api::{ROOT, Timestamp};
+use crate::credits::LARGEST_TRANSACTION;
 use crate::keys::{self, Counters, InodeRecord};
-use crate::namespace::xattr::LARGEST_TRANSACTION;
 use crate::volume::superblock::{LAST_COPY, SEGMENT_SIZES, clear_superblocks};
 use crate::volume::{
-    FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock, write_superblock,
+    FORMAT_VERSION, SUPERBLOCK_OFFSETS, Superblock, VolumeError, read_superblock, write_superblock,
 };
 use ferry_device::{BLOCK_SIZE, BlockDevice};
 use ferry_env::Env;
@@ -117,7 +117,7 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
     }
     let most_segments = size / segment_len;
     let home_map_len = BLOCK_SIZE as u64 + (4 * most_segments).next_multiple_of(BLOCK_SIZE as u64);
-    let first_map = SUPERBLOCK_PLACES[1] + BLOCK_SIZE as u64;
+    let first_map = SUPERBLOCK_OFFSETS[1] + BLOCK_SIZE as u64;
     let log_offset = (first_map + home_map_len).next_multiple_of(64 << 10);
     let second_map = log_offset + log_len;
     let segments_offset = (second_map + home_map_len).next_multiple_of(64 << 10);
@@ -206,7 +206,7 @@ struct Maker {
 }
 
 impl JournalClient for Maker {
-    fn stamped(&self, _seq: Seq) {}
+    fn durable_point(&self, _seq: Seq) {}
     fn failed(&self, _error: &JournalError) {}
     fn take_home_segment(&self) -> Option<u32> {
         let next = self.next.fetch_add(1, Ordering::Relaxed);

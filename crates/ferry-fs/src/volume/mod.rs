@@ -7,7 +7,7 @@ mod tests;
 
 pub use crate::volume::mkfs::{LOG_MIN, MkfsOptions, SIZE_MIN, check_options, mkfs};
 pub use crate::volume::superblock::{
-    FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, find_superblock, may_be_torn, read_superblock,
+    FORMAT_VERSION, SUPERBLOCK_OFFSETS, Superblock, find_superblock, may_be_torn, read_superblock,
     read_superblock_copies, rewrite_bad_copies,
 };
 pub(crate) use crate::volume::superblock::{settle_copies, write_superblock};
@@ -79,7 +79,7 @@ pub enum VolumeError {
         "the volume is {expected} bytes long, but only {found} are there: it was cut off; bring back the rest, or a backup"
     )]
     Truncated {
-        /// Bytes that the superblock promises.
+        /// Bytes that the superblock says.
         expected: u64,
         /// Bytes of the device.
         found: u64,

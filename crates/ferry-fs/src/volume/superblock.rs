@@ -13,18 +13,18 @@ const MAGIC: [u8; 8] = *b"FERRYVOL";
 /// The format that this code reads and writes.
 pub const FORMAT_VERSION: u32 = 4;
 /// Where the two copies in front are, in bytes.
-pub const SUPERBLOCK_PLACES: [u64; 2] = [0, 1 << 20];
-/// Compatible feature: a third copy is in the volume's last block. Who loses the front finds it
-/// there.
+pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 1 << 20];
+/// Compatible feature: a third copy is in the volume's last block. A volume that has lost its front
+/// is found there.
 pub(super) const LAST_COPY: u64 = 1;
 /// What has no superblock is called empty if so many bytes that the host does not call a hole are
 /// zeros, and the last block is.
 const LOOKED_AT: u64 = 256 << 20;
-/// The last copy is looked for so far back, in bytes that the host does not call a hole: whoever
-/// makes a volume's file longer leaves a hole behind it.
+/// The last copy is looked for so far back, in bytes that the host does not call a hole: a program
+/// that makes a volume's file longer leaves a hole behind it.
 const SEARCHED: u64 = 1 << 30;
 /// Bytes read at once.
-const PIECE: u64 = 1 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Incompatible feature: the log lies behind the segments, because it has grown.
 pub(super) const LOG_BEHIND: u64 = 1;
@@ -54,7 +54,7 @@ pub struct Superblock {
     pub compatible: u64,
     /// Features that a program must know to touch the volume.
     pub incompatible: u64,
-    /// Unique; stamped into everything that belongs to this volume.
+    /// Unique; written into everything that belongs to this volume.
     pub volume_id: [u8; 16],
     /// Key of the hash of names (SipHash).
     pub hash_key: [u8; 16],
@@ -69,7 +69,7 @@ pub struct Superblock {
     /// Log length, in bytes.
     pub log_len: u64,
     /// The two slots of the home store's map, in bytes: one before the place of the first log, one
-    /// behind it, so that no stretch of damage has both.
+    /// behind it, so that no range of damage has both.
     pub home_map_offsets: [u64; 2],
     /// Length of one slot, in bytes.
     pub home_map_len: u64,
@@ -114,9 +114,9 @@ impl Superblock {
     }
 
     /// Where its copies are, in bytes.
-    pub fn places(&self) -> Vec<u64> {
+    pub fn offsets(&self) -> Vec<u64> {
         let last = (self.compatible & LAST_COPY != 0).then(|| self.size - BLOCK);
-        SUPERBLOCK_PLACES.into_iter().chain(last).collect()
+        SUPERBLOCK_OFFSETS.into_iter().chain(last).collect()
     }
 
     /// What to call the volume in messages: its label, else its id.
@@ -137,7 +137,7 @@ impl Superblock {
         out.extend_from_slice(&self.size.to_le_bytes());
         out.extend_from_slice(&(BLOCK_SIZE as u32).to_le_bytes());
         out.extend_from_slice(&self.segment_count.to_le_bytes());
-        let places = [
+        let numbers = [
             self.segment_len,
             self.log_offset,
             self.log_len,
@@ -147,7 +147,7 @@ impl Superblock {
             self.segments_offset,
             self.created_secs,
         ];
-        places.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
+        numbers.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
         out.extend_from_slice(self.label.as_bytes());
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
         block[..out.len()].copy_from_slice(&out);
@@ -208,8 +208,8 @@ impl Superblock {
         Ok(sb)
     }
 
-    /// Whoever wrote the block, its places must not overlap or lie outside: the bytes may come from
-    /// a stranger.
+    /// No matter who wrote the block, its offsets must not overlap or lie outside: the bytes may
+    /// come from a stranger.
     fn check(&self) -> Result<(), String> {
         let end = |offset: u64, len: u64| offset.checked_add(len);
         let map_ends = self.home_map_offsets.map(|offset| end(offset, self.home_map_len));
@@ -242,7 +242,7 @@ impl Superblock {
                     && log_end.is_some_and(|e| e <= room)
             }
         };
-        let ordered = first_map >= SUPERBLOCK_PLACES[1] + BLOCK_SIZE as u64
+        let ordered = first_map >= SUPERBLOCK_OFFSETS[1] + BLOCK_SIZE as u64
             && map_ends[0].is_some_and(|e| e <= second_map)
             && map_ends[1].is_some_and(|e| e <= self.segments_offset)
             && log_in_place
@@ -260,12 +260,12 @@ impl Superblock {
     }
 }
 
-fn read_copy(dev: &dyn BlockDevice, place: u64) -> Result<Superblock, Bad> {
-    if place.saturating_add(BLOCK) > dev.capacity() {
+fn read_copy(dev: &dyn BlockDevice, offset: u64) -> Result<Superblock, Bad> {
+    if offset.saturating_add(BLOCK) > dev.capacity() {
         return Err(Bad::Zeros);
     }
     let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-    dev.read(place, &mut block)
+    dev.read(offset, &mut block)
         .map_err(|e| Bad::Damaged(format!("the device cannot read it: {e}")))?;
     Superblock::decode(&block)
 }
@@ -274,10 +274,10 @@ fn read_copy(dev: &dyn BlockDevice, place: u64) -> Result<Superblock, Bad> {
 /// place.
 fn copies(dev: &dyn BlockDevice) -> Vec<(u64, Result<Superblock, Bad>)> {
     let mut copies: Vec<_> =
-        SUPERBLOCK_PLACES.iter().map(|place| (*place, read_copy(dev, *place))).collect();
+        SUPERBLOCK_OFFSETS.iter().map(|offset| (*offset, read_copy(dev, *offset))).collect();
     let known = copies.iter().find_map(|(_, copy)| copy.as_ref().ok());
-    let last = known.and_then(|sb| sb.places().get(SUPERBLOCK_PLACES.len()).copied());
-    copies.extend(last.map(|place| (place, read_copy(dev, place))));
+    let last = known.and_then(|sb| sb.offsets().get(SUPERBLOCK_OFFSETS.len()).copied());
+    copies.extend(last.map(|offset| (offset, read_copy(dev, offset))));
     copies
 }
 
@@ -290,14 +290,14 @@ pub fn read_superblock_copies(dev: &dyn BlockDevice) -> Vec<(u64, Result<Superbl
         Bad::Version(found) => format!("format version {found}, which this program does not know"),
         Bad::Features(bits) => format!("features that this program does not know (bits {bits:#x})"),
     };
-    let copies = copies(dev).into_iter().map(|(place, copy)| {
-        let missing = place.saturating_add(BLOCK) > dev.capacity();
+    let copies = copies(dev).into_iter().map(|(offset, copy)| {
+        let missing = offset.saturating_add(BLOCK) > dev.capacity();
         let copy = if missing {
             Err("it lies behind the end of the volume".to_owned())
         } else {
             copy.map_err(reason)
         };
-        (place, copy)
+        (offset, copy)
     });
     copies.collect()
 }
@@ -345,7 +345,7 @@ pub fn find_superblock(dev: &Arc<dyn BlockDevice>) -> Result<(Superblock, u64), 
     let error = match read_superblock(dev) {
         Ok(sb) => {
             let copies = copies(&**dev);
-            let used = counting(&copies).map_or(SUPERBLOCK_PLACES[0], |used| copies[used].0);
+            let used = counting(&copies).map_or(SUPERBLOCK_OFFSETS[0], |used| copies[used].0);
             return Ok((sb, used));
         }
         Err(
@@ -367,9 +367,9 @@ pub fn find_superblock(dev: &Arc<dyn BlockDevice>) -> Result<(Superblock, u64), 
 /// or before at most `behind` bytes that are behind the volume's end. A copy says itself where it
 /// belongs, so one in a file's contents is not taken for it.
 fn last_copy(dev: &dyn BlockDevice, behind: u64) -> Option<Superblock> {
-    let own = |place: u64, block: &[u8]| {
+    let own = |offset: u64, block: &[u8]| {
         let sb = Superblock::decode(block).ok()?;
-        (sb.places().get(SUPERBLOCK_PLACES.len()) == Some(&place)).then_some(sb)
+        (sb.offsets().get(SUPERBLOCK_OFFSETS.len()) == Some(&offset)).then_some(sb)
     };
     let last = dev.capacity().checked_sub(BLOCK)?;
     let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
@@ -380,12 +380,12 @@ fn last_copy(dev: &dyn BlockDevice, behind: u64) -> Option<Superblock> {
     }
     let (mut end, mut left) = (dev.capacity(), behind);
     while end > 0 && left > 0 {
-        let start = (end - 1) / PIECE * PIECE;
+        let start = (end - 1) / CHUNK_BYTES * CHUNK_BYTES;
         if dev.next_data(start) < end {
             left = left.saturating_sub(end - start);
-            let mut piece = AlignedBuf::zeroed((end - start) as usize);
-            let read = dev.read(start, &mut piece).is_ok();
-            for (i, block) in piece.chunks_exact(BLOCK_SIZE).enumerate().rev().filter(|_| read) {
+            let mut buf = AlignedBuf::zeroed((end - start) as usize);
+            let read = dev.read(start, &mut buf).is_ok();
+            for (i, block) in buf.chunks_exact(BLOCK_SIZE).enumerate().rev().filter(|_| read) {
                 if let Some(sb) = own(start + i as u64 * BLOCK, block) {
                     return Some(sb);
                 }
@@ -407,10 +407,10 @@ pub fn may_be_torn(block: &[u8], sb: &Superblock) -> bool {
 /// Writes all copies, one after the other: a crash leaves the old ones, or the new one first. Those
 /// in front must be written; without the last one the volume works.
 pub(crate) fn write_superblock(dev: &dyn BlockDevice, sb: &Superblock) -> std::io::Result<()> {
-    for place in sb.places() {
-        match dev.write(place, &sb.encode()).and_then(|()| dev.flush()) {
-            Err(error) if !SUPERBLOCK_PLACES.contains(&place) => {
-                tracing::warn!(offset = place, %error, "the last copy of the superblock cannot be written");
+    for offset in sb.offsets() {
+        match dev.write(offset, &sb.encode()).and_then(|()| dev.flush()) {
+            Err(error) if !SUPERBLOCK_OFFSETS.contains(&offset) => {
+                tracing::warn!(offset, %error, "the last copy of the superblock cannot be written");
             }
             written => written?,
         }
@@ -424,8 +424,8 @@ pub(crate) fn write_superblock(dev: &dyn BlockDevice, sb: &Superblock) -> std::i
 pub(super) fn clear_superblocks(dev: &dyn BlockDevice, sb: &Superblock) -> std::io::Result<()> {
     let zeros = AlignedBuf::zeroed(BLOCK_SIZE);
     let earlier = last_copy(dev, 0).map(|sb| sb.size - BLOCK);
-    for place in sb.places().into_iter().chain(earlier) {
-        dev.write(place, &zeros)?;
+    for offset in sb.offsets().into_iter().chain(earlier) {
+        dev.write(offset, &zeros)?;
     }
     dev.flush()
 }
@@ -435,18 +435,15 @@ pub(super) fn clear_superblocks(dev: &dyn BlockDevice, sb: &Superblock) -> std::
 /// reason.
 pub(crate) fn settle_copies(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeError> {
     let undecided = || {
-        let [first, second] = SUPERBLOCK_PLACES.map(|place| read_copy(&**dev, place));
+        let [first, second] = SUPERBLOCK_OFFSETS.map(|offset| read_copy(&**dev, offset));
         matches!((first, second), (Ok(first), Ok(second)) if first != second)
     };
     let copies = copies(&**dev);
     let Some(used) = counting(&copies).map(|used| copies[used].0) else { return Ok(()) };
     match rewrite_bad_copies(dev, used) {
         Ok(written) => {
-            for place in written {
-                tracing::warn!(
-                    offset = place,
-                    "a superblock was not like its copy, and is written anew"
-                );
+            for offset in written {
+                tracing::warn!(offset, "a superblock was not like its copy, and is written anew");
             }
             Ok(())
         }
@@ -479,13 +476,13 @@ pub fn rewrite_bad_copies(dev: &Arc<dyn BlockDevice>, used: u64) -> Result<Vec<u
     dev.read(used, &mut good).map_err(io("read the superblock"))?;
     let Ok(sb) = Superblock::decode(&good) else { return Ok(Vec::new()) };
     let mut written = Vec::new();
-    for place in sb.places() {
+    for offset in sb.offsets() {
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-        if dev.read(place, &mut block).is_err() || block[..] != good[..] {
-            dev.write(place, &good)
+        if dev.read(offset, &mut block).is_err() || block[..] != good[..] {
+            dev.write(offset, &good)
                 .and_then(|()| dev.flush())
                 .map_err(io("write the superblock"))?;
-            written.push(place);
+            written.push(offset);
         }
     }
     Ok(written)
@@ -509,7 +506,7 @@ fn refusal(dev: &Arc<dyn BlockDevice>, bad: Vec<Bad>) -> VolumeError {
     match damaged {
         Some(detail) => VolumeError::Damaged { detail },
         None if bad.contains(&Bad::NoMagic) => VolumeError::Foreign,
-        None if SUPERBLOCK_PLACES.iter().any(|place| place + BLOCK > dev.capacity()) => {
+        None if SUPERBLOCK_OFFSETS.iter().any(|offset| offset + BLOCK > dev.capacity()) => {
             VolumeError::TooShort
         }
         None => emptiness(&**dev),
@@ -521,8 +518,8 @@ fn refusal(dev: &Arc<dyn BlockDevice>, bad: Vec<Bad>) -> VolumeError {
 /// [`LOOKED_AT`] bytes that are no hole.
 fn emptiness(dev: &dyn BlockDevice) -> VolumeError {
     let is_zeros = |at: u64, len: u64| {
-        let mut piece = AlignedBuf::zeroed(len as usize);
-        dev.read(at, &mut piece).map(|()| piece.iter().all(|byte| *byte == 0))
+        let mut buf = AlignedBuf::zeroed(len as usize);
+        dev.read(at, &mut buf).map(|()| buf.iter().all(|byte| *byte == 0))
     };
     let (mut at, mut left) = (0, LOOKED_AT);
     let mut zeros = is_zeros(dev.capacity() - BLOCK, BLOCK);
@@ -531,7 +528,7 @@ fn emptiness(dev: &dyn BlockDevice) -> VolumeError {
         if at >= dev.capacity() || left == 0 {
             break;
         }
-        let len = PIECE.min(dev.capacity() - at).min(left);
+        let len = CHUNK_BYTES.min(dev.capacity() - at).min(left);
         zeros = is_zeros(at, len);
         (at, left) = (at + len, left - len);
     }

@@ -20,11 +20,11 @@ fn made(dev: &Arc<dyn BlockDevice>) -> Superblock {
         .unwrap()
 }
 
-fn write_at(dev: &Arc<dyn BlockDevice>, place: u64, change: impl FnOnce(&mut [u8])) {
+fn write_at(dev: &Arc<dyn BlockDevice>, offset: u64, change: impl FnOnce(&mut [u8])) {
     let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-    dev.read(place, &mut block).unwrap();
+    dev.read(offset, &mut block).unwrap();
     change(&mut block);
-    dev.write(place, &block).unwrap();
+    dev.write(offset, &block).unwrap();
 }
 
 fn reseal(block: &mut [u8]) {
@@ -33,7 +33,7 @@ fn reseal(block: &mut [u8]) {
 }
 
 #[test]
-fn a_volume_says_what_it_is() {
+fn a_superblock_describes_its_volume() {
     for size in [SIZE_MIN, SIZE, 1 << 30, 64 << 30] {
         let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(size));
         let sb = mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
@@ -66,29 +66,29 @@ fn a_volume_of_any_size_can_be_made_and_opened() {
 
 #[test]
 fn either_superblock_is_enough() {
-    for place in SUPERBLOCK_PLACES {
+    for offset in SUPERBLOCK_OFFSETS {
         let dev = device();
         let sb = made(&dev);
-        write_at(&dev, place, |block| block[700] ^= 1);
-        assert_eq!(read_superblock(&dev).unwrap(), sb, "with the copy at {place} damaged");
+        write_at(&dev, offset, |block| block[700] ^= 1);
+        assert_eq!(read_superblock(&dev).unwrap(), sb, "with the copy at {offset} damaged");
         LocalFs::open(dev, FsOptions { background: false, ..FsOptions::default() }, Env::real())
             .unwrap();
     }
     let dev = device();
     let sb = made(&dev);
-    sb.places().iter().for_each(|place| write_at(&dev, *place, |block| block[9] ^= 1));
+    sb.offsets().iter().for_each(|offset| write_at(&dev, *offset, |block| block[9] ^= 1));
     assert!(matches!(read_superblock(&dev), Err(VolumeError::Damaged { .. })));
 }
 
 /// The log had grown, and the device has lost the write of one copy.
 #[test]
-fn of_two_superblocks_the_one_with_the_longer_log_counts() {
-    for lost in SUPERBLOCK_PLACES {
+fn of_two_superblocks_the_one_with_the_longer_log_wins() {
+    for lost in SUPERBLOCK_OFFSETS {
         let dev = device();
         let old = made(&dev);
         let new = old.with_log_behind(3);
-        for place in new.places().into_iter().filter(|place| *place != lost) {
-            dev.write(place, &new.encode()).unwrap();
+        for offset in new.offsets().into_iter().filter(|offset| *offset != lost) {
+            dev.write(offset, &new.encode()).unwrap();
         }
         assert_eq!(read_superblock(&dev).unwrap(), new, "{lost}");
         let (found, used) = find_superblock(&dev).unwrap();
@@ -100,12 +100,12 @@ fn of_two_superblocks_the_one_with_the_longer_log_counts() {
     let dev = device();
     let sb = made(&dev);
     let other = Superblock { volume_id: [1; 16], ..sb.with_log_behind(3) };
-    dev.write(SUPERBLOCK_PLACES[1], &other.encode()).unwrap();
+    dev.write(SUPERBLOCK_OFFSETS[1], &other.encode()).unwrap();
     assert_eq!(read_superblock(&dev).unwrap(), sb);
 }
 
 #[test]
-fn what_is_there_is_not_overwritten() {
+fn create_does_not_overwrite_an_existing_name() {
     let dev = device();
     made(&dev);
     let options = MkfsOptions::default();
@@ -120,8 +120,8 @@ fn what_is_there_is_not_overwritten() {
         matches!(read_superblock(&foreign), Err(VolumeError::Foreign)),
         "many formats begin with zeros"
     );
-    for place in SUPERBLOCK_PLACES {
-        write_at(&dev, place, |block| block.fill(0));
+    for offset in SUPERBLOCK_OFFSETS {
+        write_at(&dev, offset, |block| block.fill(0));
     }
     let refused = mkfs(&dev, &options, &Env::real());
     assert!(
@@ -145,11 +145,11 @@ fn what_is_there_is_not_overwritten() {
 }
 
 #[test]
-fn what_this_program_does_not_know_is_refused_unless_it_may_be_ignored() {
+fn unknown_incompatible_features_are_refused() {
     let change = |at: usize, value: u8| {
         let dev = device();
-        for place in made(&dev).places() {
-            write_at(&dev, place, |block| {
+        for offset in made(&dev).offsets() {
+            write_at(&dev, offset, |block| {
                 block[at] = value;
                 reseal(block);
             });
@@ -221,11 +221,11 @@ fn grown(dev: &Arc<dyn BlockDevice>, more: u64) -> Arc<dyn BlockDevice> {
 fn a_volume_that_has_lost_its_front_is_found_by_its_last_superblock() {
     let whole = device();
     let sb = with_a_file(&whole);
-    assert_eq!(sb.places().last(), Some(&(SIZE - BLOCK_SIZE as u64)));
+    assert_eq!(sb.offsets().last(), Some(&(SIZE - BLOCK_SIZE as u64)));
     // As it is; as its file was made longer; and with other bytes where the front was.
     for (more, fill) in [(0, 0), (4096, 0), (40 << 20, 0), (0, 0xa5)] {
         let dev = grown(&whole, more);
-        let mut front = AlignedBuf::zeroed(SUPERBLOCK_PLACES[1] as usize + BLOCK_SIZE);
+        let mut front = AlignedBuf::zeroed(SUPERBLOCK_OFFSETS[1] as usize + BLOCK_SIZE);
         front.fill(fill);
         dev.write(0, &front).unwrap();
         let refused = mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap_err();
@@ -272,8 +272,8 @@ fn a_volume_without_a_last_copy_works_as_before() {
     let dev = device();
     let sb = with_a_file(&dev);
     let old = Superblock { compatible: 0, ..sb.clone() };
-    for place in SUPERBLOCK_PLACES {
-        dev.write(place, &old.encode()).unwrap();
+    for offset in SUPERBLOCK_OFFSETS {
+        dev.write(offset, &old.encode()).unwrap();
     }
     write_at(&dev, SIZE - BLOCK_SIZE as u64, |block| block.fill(0));
     assert_eq!(read_superblock(&dev).unwrap(), old);
@@ -302,13 +302,13 @@ fn a_superblock_counts_only_where_it_belongs() {
     ));
     let force = MkfsOptions { force: true, size: SIZE / 2, ..MkfsOptions::default() };
     let smaller = mkfs(&dev, &force, &Env::real()).unwrap();
-    SUPERBLOCK_PLACES.iter().for_each(|place| write_at(&dev, *place, |block| block.fill(0)));
+    SUPERBLOCK_OFFSETS.iter().for_each(|offset| write_at(&dev, *offset, |block| block.fill(0)));
     let (found, _) = find_superblock(&dev).unwrap();
     assert_eq!(found, smaller, "what an earlier volume has left at the end is gone");
 }
 
 #[test]
-fn impossible_wishes_are_refused() {
+fn impossible_mkfs_options_are_refused() {
     let dev = device();
     let options = MkfsOptions::default();
     for bad in [

@@ -12,18 +12,18 @@ use std::sync::Arc;
 pub(crate) const BATCH_BLOCKS: u32 = 1024;
 
 /// Room on the device and in memory for a batch.
-pub(crate) struct Cargo {
+pub(crate) struct OpenBatch {
     pub(crate) chunk: Option<Chunk>,
     pub(crate) buf: Option<Arc<AlignedBuf>>,
     pub(crate) batch: Arc<Batch>,
-    /// Whether whoever sends it can wait for log space.
+    /// Whether the thread that sends it may wait for log space.
     pub(crate) busy: Busy,
     /// Blocks of data in it.
     pub(crate) used: u32,
     pub(crate) entries: Vec<(Ino, u64, u32)>,
 }
 
-impl Cargo {
+impl OpenBatch {
     /// Blocks that still fit.
     pub fn left(&self) -> u32 {
         self.chunk.as_ref().map_or(0, |c| c.len) - self.used

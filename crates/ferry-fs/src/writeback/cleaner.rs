@@ -5,9 +5,10 @@
 //! damaged block is moved as it is, with the checksum that it does not match, so that it stays
 //! known as damaged.
 
-use crate::cache::folio::PIECE;
+use crate::api::Errno;
+use crate::cache::folio::CHUNK_BYTES;
 use crate::error::FsError;
-use crate::extents::{Place, WINDOW_BLOCKS};
+use crate::extents::{Mapping, WINDOW_BLOCKS};
 use crate::inode::extents_right::ExtentsGuard;
 use crate::inode::incore::Inode;
 use crate::keys::{self, BLOCK, Extent, Key};
@@ -17,14 +18,12 @@ use crate::space::segments::{Stream, Victim};
 use crate::space::summary::{self, Entry};
 use crate::store::data_store::{Busy, DataStore, Progress, count};
 use crate::store::fetch::{MISMATCH, Run};
-use crate::writeback::batch::{Cargo, Contents, Work};
+use crate::writeback::batch::{Contents, OpenBatch, Work};
 use ferry_device::AlignedBuf;
 use ferry_journal::{Credits, Journal};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-use crate::api::Errno;
 
 const BLOCK_BYTES: usize = BLOCK as usize;
 /// Free segments beyond those kept back at which cleaning ahead of need begins.
@@ -43,7 +42,7 @@ const SEGMENTS_AT_ONCE: u32 = 16;
 /// with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Going {
-    /// Waits until it is gone: somebody was promised the space.
+    /// Waits until it is removed: a writer waits for the space.
     Wait,
     /// Leaves the segment for another time.
     Leave,
@@ -62,17 +61,17 @@ pub(crate) struct Live {
 }
 
 impl DataStore {
-    /// What had been promised cannot be had: that is a bug, so everything is said that may explain
+    /// Reserved space cannot be had: that is a bug, so everything is logged that may explain
     /// it.
-    pub(crate) fn no_room(&self, who: &str) -> FsError {
+    pub(crate) fn no_room(&self, taker: &str) -> FsError {
         count(&self.counters.no_room, 1);
         let stats = self.stats();
-        tracing::error!(space = ?self.space, ?stats, segments = %self.table.fullness(), "no segment is free for {who}");
+        tracing::error!(space = ?self.space, ?stats, segments = %self.table.fullness(), "no segment is free for {taker}");
         Errno(libc::ENOSPC).into()
     }
 
-    /// Makes at least one segment free for new data: by a stamp for what is dead already, else by
-    /// cleaning. `false` when there is nothing to gain. Called without any lock.
+    /// Makes at least one segment free for new data: by a durable point past what is dead already,
+    /// else by cleaning. `false` when there is nothing to gain. Called without any lock.
     pub(crate) fn make_room(&self) -> Result<bool, FsError> {
         let mut progress = Guard::wait(Rank::Room, || self.room.lock());
         let journal = self.journal()?;
@@ -115,10 +114,10 @@ impl DataStore {
         Ok(())
     }
 
-    /// Waits until all that was committed is stamped, and notes it.
+    /// Waits until the durable point covers all that was committed, and notes it.
     pub(crate) fn force_stamped(&self, journal: &Journal) -> Result<(), FsError> {
         let newest = self.space.newest_pending();
-        journal.force_stamped()?;
+        journal.force_durable_point()?;
         if let Some(seq) = newest {
             self.space.stamped(seq);
         }
@@ -241,22 +240,22 @@ impl DataStore {
 
     /// What summaries say of a segment; and whether all of it could be read.
     fn entries(&self, victim: Victim) -> Result<(Vec<Entry>, bool), FsError> {
-        let mut found = self.table.late_entries(victim.segment);
+        let mut found = self.table.unsummarized_entries(victim.segment);
         let first = self.table.first_block(victim.segment);
         // Its last summaries may be on their way still.
-        self.traffic.wait_for(first..first + u64::from(victim.record.filled));
+        self.writes.wait_for(first..first + u64::from(victim.record.filled));
         let mut readable = true;
         let mut at = 0;
         while at < victim.record.filled {
-            let len = (victim.record.filled - at).min((PIECE / BLOCK_BYTES) as u32);
-            let mut buf = self.reads.buffer(len as usize * BLOCK_BYTES, PIECE);
+            let len = (victim.record.filled - at).min((CHUNK_BYTES / BLOCK_BYTES) as u32);
+            let mut buf = self.reads.buffer(len as usize * BLOCK_BYTES, CHUNK_BYTES);
             let bytes = Arc::get_mut(&mut buf).expect("just made or idle: ours alone");
             readable &= self.dev.read((first + u64::from(at)) * BLOCK, bytes).is_ok();
             let home = self.table.home(victim.segment);
             found.extend(
                 bytes.chunks_exact(BLOCK_BYTES).filter_map(|b| summary::decode(home, b)).flatten(),
             );
-            self.reads.keep(&buf, PIECE);
+            self.reads.keep(&buf, CHUNK_BYTES);
             at += len;
         }
         Ok((found, readable))
@@ -301,8 +300,8 @@ impl DataStore {
                 Err(error) => return Err(error),
             };
             if inode.file.dead.load(Ordering::Acquire) {
-                // Whoever removes it has the right to its extents until it is gone, and never waits
-                // for us.
+                // The thread that removes it has the right to its extents until then, and never
+                // waits for us.
                 match going {
                     Going::Wait => drop(ExtentsGuard::lock(&inode)),
                     Going::Leave => all = false,
@@ -326,7 +325,7 @@ impl DataStore {
         entries: &[Entry],
         journal: &Journal,
     ) -> Result<(), FsError> {
-        // One right at a time, and nothing else is held: whoever has it never waits for us.
+        // One right at a time, and nothing else is held: the thread that has it never waits for us.
         let mut guard = Some(self.extents_right(inode, journal)?);
         let mut live = self.live(inode, segment, entries)?;
         live.reverse();
@@ -354,8 +353,8 @@ impl DataStore {
                 let (block, at) =
                     (entry.file_block.saturating_add(i.into()), entry.at.saturating_add(i));
                 let window = self.window(inode, block / WINDOW_BLOCKS)?;
-                let mapped = matches!(window.place(block % WINDOW_BLOCKS),
-                    Place::Data(dev, _) if dev == first + u64::from(at));
+                let mapped = matches!(window.mapping(block % WINDOW_BLOCKS),
+                    Mapping::Data(dev, _) if dev == first + u64::from(at));
                 let known = live.iter().any(|l| (l.at..l.at + l.len).contains(&at));
                 if !mapped || known {
                     continue;
@@ -382,8 +381,8 @@ impl DataStore {
         let inode = Arc::clone(guard.inode());
         let want = live.iter().map(|l| l.len).sum::<u32>().min(256);
         let Some(chunk) = self.table.allocate(Stream::Moved, want, &self.space) else {
-            // The reserve is used up: what has become free so far must be stamped before more can
-            // be moved.
+            // The reserve is used up: what has become free so far must be behind the durable point
+            // before more can be moved.
             drop(guard);
             self.free_closed(journal)?;
             if self.space.has_pending() {
@@ -404,7 +403,7 @@ impl DataStore {
             }
             return Err(self.no_room("the cleaner"));
         };
-        let mut cargo = self.cargo(Some(chunk), Busy::Wait);
+        let mut open = self.open_batch(Some(chunk), Busy::Wait);
         let mut work = Work {
             guard,
             runs: Vec::new(),
@@ -416,63 +415,63 @@ impl DataStore {
             kept_crcs: Vec::new(),
         };
         let budget = (journal.max_transaction_bytes() / 2 / 2400).max(1) as usize;
-        while let Some(piece) = live.pop() {
-            let len = piece.len.min(cargo.left());
+        while let Some(live_run) = live.pop() {
+            let len = live_run.len.min(open.left());
             if len == 0 || work.runs.len() >= budget {
-                live.push(piece);
+                live.push(live_run);
                 break;
             }
-            if len < piece.len {
-                let (block, at) = (piece.block + u64::from(len), piece.at + len);
-                live.push(Live { ino: piece.ino, block, at, len: piece.len - len });
+            if len < live_run.len {
+                let (block, at) = (live_run.block + u64::from(len), live_run.at + len);
+                live.push(Live { ino: live_run.ino, block, at, len: live_run.len - len });
             }
             let loaded =
-                self.load_piece(&inode, segment, &Live { len, ..piece }, &mut cargo, &mut work);
+                self.add_live_run(&inode, segment, &Live { len, ..live_run }, &mut open, &mut work);
             if loaded.is_err() {
-                self.cancel(cargo);
+                self.cancel(open);
                 return loaded;
             }
         }
         if work.runs.is_empty() {
-            self.cancel(cargo);
+            self.cancel(open);
             return Ok(());
         }
         let blocks: u64 = work.runs.iter().map(|r| u64::from(r.len)).sum();
-        self.send(vec![work], cargo, journal)?;
+        self.send(vec![work], open, journal)?;
         count(&self.counters.moved_bytes, blocks * BLOCK);
         Ok(())
     }
 
-    /// Reads a live piece and puts it into the batch. The right to change extents is held, so it is
+    /// Reads a live run and puts it into the batch. The right to change extents is held, so it is
     /// still live when it moves.
-    fn load_piece(
+    fn add_live_run(
         &self,
         inode: &Arc<Inode>,
         segment: u32,
-        piece: &Live,
-        cargo: &mut Cargo,
+        live_run: &Live,
+        open: &mut OpenBatch,
         work: &mut Work,
     ) -> Result<(), FsError> {
-        let dev = self.table.first_block(segment) + u64::from(piece.at);
+        let dev = self.table.first_block(segment) + u64::from(live_run.at);
         // What is not where it was when this began is left alone. It is not even read: its place
         // may be in use anew, by the batch that is being loaded here (`read_again`).
-        let mut run = Run { block: piece.block, dev, crcs: Vec::new() };
-        for i in 0..u64::from(piece.len) {
-            let block = piece.block + i;
-            match self.window(inode, block / WINDOW_BLOCKS)?.place(block % WINDOW_BLOCKS) {
-                Place::Data(there, crc) if there == dev + i => run.crcs.push(crc),
+        let mut run = Run { block: live_run.block, dev, crcs: Vec::new() };
+        for i in 0..u64::from(live_run.len) {
+            let block = live_run.block + i;
+            match self.window(inode, block / WINDOW_BLOCKS)?.mapping(block % WINDOW_BLOCKS) {
+                Mapping::Data(there, crc) if there == dev + i => run.crcs.push(crc),
                 _ => {
-                    self.load_run(inode, &run, cargo, work);
+                    self.add_run(inode, &run, open, work);
                     run = Run { block: block + 1, dev: dev + i + 1, crcs: Vec::new() };
                 }
             }
         }
-        self.load_run(inode, &run, cargo, work);
+        self.add_run(inode, &run, open, work);
         Ok(())
     }
 
     /// The same for blocks that are all where they are said to be. What cannot be read stays there.
-    fn load_run(&self, inode: &Arc<Inode>, run: &Run, cargo: &mut Cargo, work: &mut Work) {
+    fn add_run(&self, inode: &Arc<Inode>, run: &Run, open: &mut OpenBatch, work: &mut Work) {
         if run.crcs.is_empty() {
             return;
         }
@@ -483,21 +482,21 @@ impl DataStore {
             if detail == MISMATCH {
                 let (block, dev) = (run.block + i as u64, run.dev + i as u64);
                 self.damaged(inode, block, dev, format!("{MISMATCH}; it is moved as it is"));
-                work.kept_crcs.push((cargo.position() + (i - from) as u32, run.crcs[i]));
+                work.kept_crcs.push((open.position() + (i - from) as u32, run.crcs[i]));
             } else {
-                Self::load_blocks(inode, run, &buf, from..i, cargo, work);
+                Self::add_blocks(inode, run, &buf, from..i, open, work);
                 from = i + 1;
             }
         }
-        Self::load_blocks(inode, run, &buf, from..run.crcs.len(), cargo, work);
+        Self::add_blocks(inode, run, &buf, from..run.crcs.len(), open, work);
     }
 
-    fn load_blocks(
+    fn add_blocks(
         inode: &Arc<Inode>,
         run: &Run,
         buf: &AlignedBuf,
         part: Range<usize>,
-        cargo: &mut Cargo,
+        open: &mut OpenBatch,
         work: &mut Work,
     ) {
         if part.is_empty() {
@@ -505,7 +504,7 @@ impl DataStore {
         }
         let data = &buf[part.start * BLOCK_BYTES..part.end * BLOCK_BYTES];
         let first = part.start as u64;
-        work.runs.extend(Self::load_moved(cargo, inode, run.block + first, run.dev + first, data));
+        work.runs.extend(Self::add_moved(open, inode, run.block + first, run.dev + first, data));
     }
 
     /// At the end of a mount: summaries for what no summary names yet.

@@ -6,14 +6,14 @@ use crate::keys::BLOCK;
 use crate::order::{Held, Rank};
 use crate::space::free_blocks::{Claim, Want};
 use crate::space::reservation::{INODE_BLOCKS, target_cost};
-use crate::store::data_store::{Busy, DataStore};
+use crate::store::data_store::{Busy, DataStore, Dirty};
 
 impl DataStore {
-    /// Stands in the row for space: asks the host, then has everything written back (what is
+    /// Stands in the wait queue for space: asks the host, then has everything written back (what is
     /// overwritten becomes free) and takes back what the home store does not need; `ENOSPC` if that
     /// came to nothing. Called without any lock but a file's `tail`.
     pub(crate) fn find_space(&self, want: Want, claim: &mut Claim<'_>) -> Result<(), FsError> {
-        let _row = Held::wait(Rank::Row);
+        let _row = Held::wait(Rank::SpaceQueue);
         let some = || if self.space.grow_for(want) { Ok(()) } else { self.await_space(want) };
         if claim.wait(want, some, || self.free_all(want))? {
             return Ok(());
@@ -57,7 +57,7 @@ impl DataStore {
     /// Makes everything free that can be.
     pub(crate) fn free_all(&self, want: Want) -> Result<(), FsError> {
         self.await_removed(want);
-        self.write_back_all()?;
+        self.write_back(Dirty::All, Busy::Wait)?;
         if let Some(journal) = self.space.has_pending().then(|| self.journal()).transpose()? {
             self.force_stamped(&journal)?;
             self.space.reap_now();
@@ -79,7 +79,10 @@ impl DataStore {
         target: usize,
     ) -> Result<(), FsError> {
         let blocks = (target_cost(target) / BLOCK) as i64;
-        if self.purse(reservation).is_some_and(|purse| purse.draw(blocks, 1)) {
+        if self
+            .reserved_space(reservation)
+            .is_some_and(|reserved_space| reserved_space.draw(blocks, 1))
+        {
             // The home store takes it from here: what it grows by is not counted in blocks.
             self.space.settle(blocks + INODE_BLOCKS);
             return Ok(());

@@ -1,7 +1,7 @@
 //! The background thread: writes back what is old or too much, frees what became dead, cleans ahead
 //! of need.
 
-use crate::store::data_store::{Busy, DataStore};
+use crate::store::data_store::{Busy, DataStore, Dirty};
 use crate::store::signal::Signal;
 use crate::writeback::trim::Quiet;
 use std::sync::atomic::Ordering;
@@ -75,7 +75,7 @@ impl DataStore {
             (false, None) => return Ok(()),
         };
         if self.queue.oldest().is_some_and(|oldest| oldest <= since) {
-            self.write_back_since(since, Busy::Skip)?;
+            self.write_back(Dirty::Since(since), Busy::Skip)?;
         }
         self.cache.tidy();
         Ok(())

@@ -1,7 +1,7 @@
-//! How much may be dirty, and who is held while more is.
+//! How much may be dirty, and which writers are held while more is.
 
 use crate::error::FsError;
-use crate::store::data_store::{DataStore, count};
+use crate::store::data_store::{Busy, DataStore, Dirty, count};
 
 /// Dirty bytes at which write-back begins whatever their age, at most: more would only make the
 /// sync at the end longer.
@@ -22,13 +22,13 @@ impl DataStore {
             && self.signal.wait_while(|| self.too_much() && self.writable().is_ok());
         self.writable()?;
         if !served {
-            self.write_back_all()?;
+            self.write_back(Dirty::All, Busy::Wait)?;
             self.cache.shrink();
         }
         Ok(())
     }
 
-    /// Whoever writes now is held, or has to wait for space.
+    /// A thread that writes now is held, or has to wait for space.
     pub fn holds_writers(&self) -> bool {
         self.too_much() || self.space.is_wanted()
     }

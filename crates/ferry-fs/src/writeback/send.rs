@@ -14,7 +14,7 @@ use crate::inode::state::InodeState;
 use crate::keys::{self, BLOCK, INLINE_MAX};
 use crate::space::segments::Chunk;
 use crate::store::data_store::{Busy, DataStore, count};
-use crate::writeback::batch::{BATCH_BLOCKS, Cargo, Contents, Taken, Work};
+use crate::writeback::batch::{BATCH_BLOCKS, Contents, OpenBatch, Taken, Work};
 use crate::writeback::map::Entry;
 use ferry_device::AlignedBuf;
 use ferry_journal::{Credits, DataExtent, Journal};
@@ -34,38 +34,38 @@ const NEW_BYTES: usize = 4;
 
 impl DataStore {
     /// Room for a chunk's data.
-    pub(crate) fn cargo(&self, chunk: Option<Chunk>, busy: Busy) -> Cargo {
+    pub(crate) fn open_batch(&self, chunk: Option<Chunk>, busy: Busy) -> OpenBatch {
         let large = (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES;
         let blocks = chunk.as_ref().map(|c| (c.len + c.summaries()) as usize);
-        let buf = blocks.map(|b| self.traffic.buffer(b * BLOCK_BYTES, large));
-        let place = chunk.as_ref().map_or(0..0, |c| {
+        let buf = blocks.map(|b| self.writes.buffer(b * BLOCK_BYTES, large));
+        let range = chunk.as_ref().map_or(0..0, |c| {
             let first = self.table.first_block(c.segment) + u64::from(c.at);
             first..first + u64::from(c.len + c.summaries())
         });
-        let batch = Batch::start(place, &self.traffic);
-        Cargo { chunk, buf, batch, busy, used: 0, entries: Vec::new() }
+        let batch = Batch::start(range, &self.writes);
+        OpenBatch { chunk, buf, batch, busy, used: 0, entries: Vec::new() }
     }
 
     /// Nothing came of it.
-    pub(crate) fn cancel(&self, cargo: Cargo) {
-        cargo.batch.land(Ok(()));
-        cargo.batch.set_logged();
-        if let Some(chunk) = &cargo.chunk {
+    pub(crate) fn cancel(&self, open: OpenBatch) {
+        open.batch.complete(Ok(()));
+        open.batch.set_logged();
+        if let Some(chunk) = &open.chunk {
             self.table.done(chunk, true);
         }
     }
 
-    /// Takes dirty blocks of `range` out of the cache, as far as `cargo` and one transaction have
+    /// Takes dirty blocks of `range` out of the cache, as far as `open` and one transaction have
     /// room.
     pub(crate) fn take(
         &self,
         guard: ExtentsGuard,
         range: Range<u64>,
-        cargo: &mut Cargo,
+        open: &mut OpenBatch,
         journal: &Journal,
     ) -> Result<Option<Work>, FsError> {
         let inode = Arc::clone(guard.inode());
-        self.load_windows(&inode, range.clone(), cargo.left())?;
+        self.load_windows(&inode, range.clone(), open.left())?;
         let state = inode.state.share();
         if inode.file.dead.load(Ordering::Acquire) {
             return Ok(None);
@@ -83,7 +83,7 @@ impl DataStore {
         };
         if let Some(contents) = inline_contents(&state, &pages) {
             if pages.is_dirty(0) {
-                pages.with_folio(0, |f| f.fly(&cargo.batch));
+                pages.with_folio(0, |f| f.add_batch(&open.batch));
                 clean_run(&mut pages, 0..1, &mut work);
             }
             pages.inline_taken = true;
@@ -91,7 +91,7 @@ impl DataStore {
             return Ok(Some(work));
         }
         let budget = usize::try_from(journal.max_transaction_bytes() / 2).unwrap_or(usize::MAX);
-        self.take_runs(&state, &mut pages, range, cargo, budget, &mut work);
+        self.take_runs(&state, &mut pages, range, open, budget, &mut work);
         inode.file.set_hint(pages.dirty_blocks);
         Ok(Some(work))
     }
@@ -101,7 +101,7 @@ impl DataStore {
         state: &InodeState,
         pages: &mut Pages,
         range: Range<u64>,
-        cargo: &mut Cargo,
+        open: &mut OpenBatch,
         budget: usize,
         work: &mut Work,
     ) {
@@ -110,18 +110,18 @@ impl DataStore {
         while let Some(run) = pages.dirty_run(cursor, range.end) {
             let joins =
                 work.runs.last().is_some_and(|last| last.block + u64::from(last.len) == run.start);
-            let left = u64::from(cargo.left());
+            let left = u64::from(open.left());
             let block = if mapped > 0 { OVERWRITTEN_BYTES } else { NEW_BYTES };
             cost += if joins { 0 } else { RUN_BYTES } + block * (run.end - run.start) as usize;
-            let unknown = matches!(pages.place(run.start, mapped), Known::Load(_));
+            let unknown = matches!(pages.mapping(run.start, mapped), Known::Load(_));
             let busy = pages.busy_frame(run.start).is_some();
             if left == 0 || unknown || busy || (cost > budget && !work.runs.is_empty()) {
                 work.next = Some(run.start);
                 break;
             }
             let run = run.start..run.end.min(run.start + left);
-            let (at, len) = (cargo.used, (run.end - run.start) as u32);
-            let Some(buf) = cargo.buf.as_mut().and_then(Arc::get_mut) else {
+            let (at, len) = (open.used, (run.end - run.start) as u32);
+            let Some(buf) = open.buf.as_mut().and_then(Arc::get_mut) else {
                 work.next = Some(run.start);
                 break;
             };
@@ -129,7 +129,7 @@ impl DataStore {
             let out = &mut buf[at as usize * BLOCK_BYTES..(at + len) as usize * BLOCK_BYTES];
             pages.with_folio(index, |folio| {
                 folio.get((run.start % FOLIO_BLOCKS) as usize * BLOCK_BYTES, out);
-                folio.fly(&cargo.batch);
+                folio.add_batch(&open.batch);
             });
             clean_run(pages, run.clone(), work);
             pages.settle(&inode, index);
@@ -137,7 +137,7 @@ impl DataStore {
                 Some(last) => last.len += len,
                 None => work.runs.push(Taken { block: run.start, at, len, from: None }),
             }
-            cargo.used += len;
+            open.used += len;
             cursor = run.end;
         }
         // What is logged must not be longer than what is there: the rest's size comes with the
@@ -145,13 +145,14 @@ impl DataStore {
         let rest = pages.dirty_run(cursor, u64::MAX / BLOCK).map_or(u64::MAX, |r| r.start * BLOCK);
         work.size = Some(state.logged.size.max(state.rec.size.min(rest)));
         if !work.runs.is_empty() {
-            cargo.batch.add_file(inode.clone());
-            cargo.entries.extend(work.runs.iter().map(|r| (inode.ino, r.block, r.len)));
+            open.batch.add_file(inode.clone());
+            open.entries.extend(work.runs.iter().map(|r| (inode.ino, r.block, r.len)));
         }
     }
 
-    /// Loads the windows of the next `most` dirty blocks, and waits for who copies into the first.
-    /// The caller keeps windows from being evicted by holding the right to change extents.
+    /// Loads the windows of the next `most` dirty blocks, and waits for the thread that copies into
+    /// the first. The caller keeps windows from being evicted by holding the right to change
+    /// extents.
     fn load_windows(
         &self,
         inode: &Arc<Inode>,
@@ -169,7 +170,7 @@ impl DataStore {
                     let Some(run) = pages.dirty_run(cursor, range.end).filter(|_| left > 0) else {
                         break None;
                     };
-                    if let Known::Load(window) = pages.place(run.start, state.logged.blocks) {
+                    if let Known::Load(window) = pages.mapping(run.start, state.logged.blocks) {
                         break Some(window);
                     }
                     left = left.saturating_sub(run.end - run.start);
@@ -187,19 +188,19 @@ impl DataStore {
 
     /// Adds blocks that are moved, not written: `data` is what the device has of them, from device
     /// block `from` on.
-    pub(crate) fn load_moved(
-        cargo: &mut Cargo,
+    pub(crate) fn add_moved(
+        open: &mut OpenBatch,
         inode: &Arc<Inode>,
         block: u64,
         from: u64,
         data: &[u8],
     ) -> Option<Taken> {
-        let (at, len) = (cargo.used, (data.len() / BLOCK_BYTES) as u32);
-        let buf = cargo.buf.as_mut().and_then(Arc::get_mut)?;
+        let (at, len) = (open.used, (data.len() / BLOCK_BYTES) as u32);
+        let buf = open.buf.as_mut().and_then(Arc::get_mut)?;
         let out = buf.get_mut(at as usize * BLOCK_BYTES..(at + len) as usize * BLOCK_BYTES)?;
         out.copy_from_slice(data);
-        cargo.used += len;
-        cargo.entries.push((inode.ino, block, len));
+        open.used += len;
+        open.entries.push((inode.ino, block, len));
         Some(Taken { block, at, len, from: Some(from) })
     }
 
@@ -208,10 +209,10 @@ impl DataStore {
     pub(crate) fn send(
         &self,
         works: Vec<Work>,
-        cargo: Cargo,
+        open: OpenBatch,
         journal: &Journal,
     ) -> Result<(), FsError> {
-        let Cargo { chunk, mut buf, batch, busy, used, entries } = cargo;
+        let OpenBatch { chunk, mut buf, batch, busy, used, entries } = open;
         let mut crcs = Vec::new();
         let mut data = None;
         if let (Some(chunk), true) = (&chunk, used > 0)
@@ -226,11 +227,11 @@ impl DataStore {
             let all =
                 crcs.iter().fold(0, |all, crc| crc32c::crc32c_append(all, &crc.to_le_bytes()));
             let offset = (self.table.first_block(chunk.segment) + u64::from(chunk.at)) * BLOCK;
-            self.traffic.keep(&buf, (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES);
+            self.writes.keep(&buf, (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES);
             data = Some(DataExtent { offset, buf, crc: all });
         }
         if data.is_none() {
-            batch.land(Ok(()));
+            batch.complete(Ok(()));
         }
         let mut result = Ok(());
         let mut works = works.into_iter();
@@ -244,7 +245,7 @@ impl DataStore {
         }
         works.for_each(|work| self.undo(&work));
         if data.is_some() {
-            batch.land(Ok(()));
+            batch.complete(Ok(()));
         }
         batch.set_logged();
         if let Some(chunk) = &chunk {
@@ -298,12 +299,12 @@ impl DataStore {
         let Entry { work, edits, changes, delta } = entry;
         if let Some(extent) = data.take() {
             let batch = Arc::clone(batch);
-            txn.write_data(extent, Box::new(move |result| batch.land(result)));
+            txn.write_data(extent, Box::new(move |result| batch.complete(result)));
         }
         let inode = work.guard.inode();
         let mut state = inode.state.write();
         let mut pages = inode.file.pages.write();
-        pages.flying -= work.over_hole;
+        pages.in_flight -= work.over_hole;
         pages.inline_taken = false;
         for (key, value) in &changes {
             match value {
@@ -344,7 +345,7 @@ impl DataStore {
         let inode = work.guard.inode();
         let mut state = inode.state.write();
         let mut pages = inode.file.pages.write();
-        pages.flying -= work.over_hole;
+        pages.in_flight -= work.over_hole;
         pages.inline_taken = false;
         let mut again = 0;
         let inline = matches!(work.contents, Contents::Inline(_)).then_some(0..1);
@@ -353,7 +354,7 @@ impl DataStore {
             if work.size.is_some() && pages.has(block) && !pages.is_dirty(block) {
                 let bit = block % FOLIO_BLOCKS;
                 pages.mark_dirty(block / FOLIO_BLOCKS, mask(bit, bit + 1), state.logged.blocks);
-                again += u64::from(!pages.is_promised(block));
+                again += u64::from(!pages.is_over_unwritten(block));
             }
         }
         self.space.settle(work.held as i64 - again as i64);
@@ -363,13 +364,13 @@ impl DataStore {
     }
 }
 
-/// The contents that go into the record: of a small file without promised space that has something
-/// new.
+/// The contents that go into the record: of a small file without unwritten extents that has
+/// something new.
 fn inline_contents(state: &InodeState, pages: &Pages) -> Option<Box<[u8]>> {
     let size = usize::try_from(state.rec.size).ok().filter(|s| *s <= INLINE_MAX && *s > 0)?;
     let alone = match state.logged.blocks {
         0 => true,
-        1 => matches!(pages.place(0, 1), Known::Is(crate::extents::Place::Data(..))),
+        1 => matches!(pages.mapping(0, 1), Known::Is(crate::extents::Mapping::Data(..))),
         _ => false,
     };
     let inline = state.logged.inline.as_deref();
@@ -397,11 +398,11 @@ fn clean_run(pages: &mut Pages, run: Range<u64>, work: &mut Work) {
     work.held += cleaned.held;
     work.over_hole += cleaned.over_hole;
     pages.delayed -= cleaned.over_hole;
-    pages.flying += cleaned.over_hole;
+    pages.in_flight += cleaned.over_hole;
 }
 
 /// Brings the inode in line with what was logged. Returns the blocks of space that must be taken
-/// for blocks which were dirtied again meanwhile, over promises that are now used up.
+/// for blocks which were dirtied again meanwhile, over unwritten extents that are written now.
 fn apply_logged(state: &mut InodeState, pages: &mut Pages, work: &Work, counted: i64) -> i64 {
     state.logged.blocks = state.logged.blocks.saturating_add_signed(counted);
     let mut taken_anew = 0;

@@ -2,8 +2,8 @@
 //! somebody asks for it.
 //!
 //! Only what lies in the pool of free segments is given back. A segment comes there when its being
-//! free is durable (`space.rs`), and whoever gives it back holds the pool's lock, so nobody takes
-//! it meanwhile.
+//! free is durable (`space.rs`), and the thread that gives it back holds the pool's lock, so nobody
+//! takes it meanwhile.
 
 use crate::error::FsError;
 use crate::keys::BLOCK;

@@ -5,27 +5,32 @@ use crate::inode::extents_right::ExtentsGuard;
 use crate::inode::incore::Inode;
 use crate::keys::{BLOCK, INLINE_MAX};
 use crate::space::segments::{Chunk, Stream};
-use crate::store::data_store::{Busy, DataStore};
-use crate::writeback::batch::{BATCH_BLOCKS, Cargo};
+use crate::store::data_store::{Busy, DataStore, Dirty};
+use crate::writeback::batch::{BATCH_BLOCKS, OpenBatch};
 use ferry_journal::{Journal, Seq};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Bytes on their way to the device at which the next batch waits.
-const FLYING_MAX: usize = 64 << 20;
+const IN_FLIGHT_MAX: usize = 64 << 20;
 /// Inodes looked at in one step.
 const GROUP_INODES: usize = 512;
 
 impl DataStore {
-    /// Puts all that is dirty of `inode` into contexts up to the returned one; the caller forces
-    /// it.
-    pub fn write_back(&self, inode: &Arc<Inode>) -> Result<Seq, FsError> {
-        self.write_back_one(inode, Busy::Wait)
+    /// Puts dirty data into contexts up to the returned one; the caller forces it. On an error,
+    /// what could not be written stays dirty.
+    pub fn write_back(&self, what: Dirty<'_>, busy: Busy) -> Result<Seq, FsError> {
+        let newest = || Seq(self.last_seq.load(Ordering::Acquire));
+        match what {
+            Dirty::File(inode) => self.write_back_file(inode, busy),
+            Dirty::Files(inodes) => self.write_back_files(inodes, busy).map(|()| newest()),
+            Dirty::Since(since) => self.write_back_since(since, busy).map(|()| newest()),
+            Dirty::All => self.write_back_since(Duration::MAX, busy).map(|()| newest()),
+        }
     }
 
-    /// The same, for a caller that may not be able to wait.
-    pub fn write_back_one(&self, inode: &Arc<Inode>, busy: Busy) -> Result<Seq, FsError> {
+    fn write_back_file(&self, inode: &Arc<Inode>, busy: Busy) -> Result<Seq, FsError> {
         if self.is_dirty(inode) {
             self.writable()?;
             let journal = self.journal()?;
@@ -33,23 +38,23 @@ impl DataStore {
             let mut from = Some(0);
             while let Some(start) = from {
                 let want = blocks_wanted(inode);
-                let mut cargo = self.load(want, busy)?;
+                let mut open = self.new_batch(want, busy)?;
                 let guard = match self.extents_for(inode, &journal, busy) {
                     Ok(guard) => guard,
                     Err(error) => {
-                        self.cancel(cargo);
+                        self.cancel(open);
                         return Err(error);
                     }
                 };
-                from = match self.take(guard, start..end, &mut cargo, &journal) {
+                from = match self.take(guard, start..end, &mut open, &journal) {
                     Ok(Some(work)) => {
                         let next = work.next;
-                        self.send(vec![work], cargo, &journal)?;
+                        self.send(vec![work], open, &journal)?;
                         self.signal.progress();
                         next
                     }
                     none => {
-                        self.cancel(cargo);
+                        self.cancel(open);
                         none?;
                         None
                     }
@@ -59,10 +64,7 @@ impl DataStore {
         Ok(Seq(inode.last_seq.load(Ordering::Acquire)))
     }
 
-    /// The same for many inodes, gathered into large batches. Trouble with one file is left with
-    /// that file (its handles are told); any other error leaves those dirty that could not be
-    /// written.
-    pub fn write_back_many(&self, mut inodes: Vec<Arc<Inode>>, busy: Busy) -> Result<(), FsError> {
+    fn write_back_files(&self, mut inodes: Vec<Arc<Inode>>, busy: Busy) -> Result<(), FsError> {
         inodes.retain(|inode| self.is_dirty(inode));
         if inodes.is_empty() {
             return Ok(());
@@ -83,32 +85,21 @@ impl DataStore {
         let dirty =
             inodes.into_iter().map(|inode| inode.file.dirty_hint.load(Ordering::Relaxed) as usize);
         let dirty = dirty.sum::<usize>() * BLOCK as usize;
-        dirty > 0 && self.traffic.flying() + dirty > FLYING_MAX / 2
+        dirty > 0 && self.writes.in_flight() + dirty > IN_FLIGHT_MAX / 2
     }
 
-    /// The same of [`DataStore::write_back_all`].
+    /// The same for all files.
     pub fn would_wait_for_all(&self) -> bool {
-        self.traffic.flying() + self.cache.dirty() > FLYING_MAX / 2
-    }
-
-    /// The same for all inodes.
-    pub fn write_back_all(&self) -> Result<Seq, FsError> {
-        self.write_back_everything(Busy::Wait)
-    }
-
-    /// The same, for a caller that may not be able to wait.
-    pub fn write_back_everything(&self, busy: Busy) -> Result<Seq, FsError> {
-        self.write_back_since(Duration::MAX, busy)?;
-        Ok(Seq(self.last_seq.load(Ordering::Acquire)))
+        self.writes.in_flight() + self.cache.dirty() > IN_FLIGHT_MAX / 2
     }
 
     /// Writes back what waits since `since` or longer, many files at a time.
-    pub(crate) fn write_back_since(&self, since: Duration, busy: Busy) -> Result<(), FsError> {
+    fn write_back_since(&self, since: Duration, busy: Busy) -> Result<(), FsError> {
         let newest = self.queue.newest();
         let (mut after, mut failed) = (0, Ok(()));
         loop {
             let mut waiting = self.queue.waiting(after, since, GROUP_INODES);
-            waiting.retain(|(ticket, _)| *ticket <= newest);
+            waiting.retain(|(queue_position, _)| *queue_position <= newest);
             let Some(&(last, _)) = waiting.last() else { return failed };
             self.writable()?;
             after = last;
@@ -120,7 +111,7 @@ impl DataStore {
         }
     }
 
-    /// Cuts a row of inodes into batches.
+    /// Cuts a list of inodes into batches.
     fn write_back_group(
         &self,
         inodes: impl Iterator<Item = Arc<Inode>>,
@@ -154,7 +145,7 @@ impl DataStore {
         busy: Busy,
         failed: &mut Result<(), FsError>,
     ) -> Result<(), FsError> {
-        match self.write_back_one(inode, busy) {
+        match self.write_back_file(inode, busy) {
             Err(error) if error.is_of_one_file() => {
                 tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
                 inode.file.errors.add(error.errno());
@@ -177,13 +168,13 @@ impl DataStore {
         let mut want = blocks;
         let mut inodes = std::mem::take(group);
         while !inodes.is_empty() {
-            let mut cargo = self.load(want, busy)?;
+            let mut open = self.new_batch(want, busy)?;
             let mut works = Vec::with_capacity(inodes.len());
             let mut later = Vec::new();
             want = 0;
             for inode in inodes {
                 let wanted = blocks_wanted(&inode);
-                if wanted > 0 && cargo.left() == 0 {
+                if wanted > 0 && open.left() == 0 {
                     want += wanted;
                     later.push(inode);
                     continue;
@@ -193,7 +184,7 @@ impl DataStore {
                     waiting.push(inode); // somebody is at it, or has left something to be finished first
                     continue;
                 };
-                match self.take(guard, 0..u64::MAX / BLOCK, &mut cargo, journal) {
+                match self.take(guard, 0..u64::MAX / BLOCK, &mut open, journal) {
                     Ok(None) => {}
                     Ok(Some(work)) => {
                         if work.next.is_some() {
@@ -204,15 +195,15 @@ impl DataStore {
                         works.push(work);
                     }
                     Err(error) => {
-                        // The others are not to suffer; whoever asks for this one gets the error
-                        // again.
+                        // The others are not to suffer; a caller that asks for this one gets the
+                        // error again.
                         tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
                         inode.file.errors.add(error.errno());
                         failed = Err(error);
                     }
                 }
             }
-            self.send(works, cargo, journal)?;
+            self.send(works, open, journal)?;
             inodes = later;
         }
         for inode in waiting {
@@ -223,7 +214,7 @@ impl DataStore {
         failed
     }
 
-    /// The right to change a file's extents, from whoever has it.
+    /// The right to change a file's extents, from the thread that has it.
     fn extents_for(
         &self,
         inode: &Arc<Inode>,
@@ -239,18 +230,20 @@ impl DataStore {
     }
 
     /// Room for up to `want` blocks of new data; called without any lock.
-    fn load(&self, want: u32, busy: Busy) -> Result<Cargo, FsError> {
+    fn new_batch(&self, want: u32, busy: Busy) -> Result<OpenBatch, FsError> {
         if want == 0 {
-            return Ok(self.cargo(None, busy));
+            return Ok(self.open_batch(None, busy));
         }
         match busy {
-            Busy::Refuse if self.traffic.flying() >= FLYING_MAX => return Err(FsError::WouldWait),
+            Busy::Refuse if self.writes.in_flight() >= IN_FLIGHT_MAX => {
+                return Err(FsError::WouldWait);
+            }
             Busy::Wait | Busy::Skip if self.options.background => {
-                self.traffic.wait_below(FLYING_MAX)
+                self.writes.wait_below(IN_FLIGHT_MAX)
             }
             _ => {}
         }
-        Ok(self.cargo(Some(self.allocate(want, busy)?), busy))
+        Ok(self.open_batch(Some(self.allocate(want, busy)?), busy))
     }
 
     /// Blocks for new data, making room if there is none.

@@ -57,7 +57,7 @@ impl Kernel {
     /// that waits for others: when what it was told is over. No lock may be held.
     pub(super) fn forget(&self, what: ToForget, done: impl FnOnce() + Send + 'static) {
         let Some((host, runtime)) = self.0.read().clone() else { return done() };
-        if what.names.is_empty() && what.gone.is_empty() {
+        if what.names.is_empty() && what.removed.is_empty() {
             return forget(&host, &runtime, what, OVER, done);
         }
         let ToForget { inodes, .. } = what;

@@ -47,8 +47,10 @@ impl RemoteFs {
             old.filter(|old| !tables.has_name(old))
         };
         if let Some((dir, name)) = old {
-            self.kernel
-                .forget_unasked(ToForget { gone: vec![(dir, name.into())], ..ToForget::default() });
+            self.kernel.forget_unasked(ToForget {
+                removed: vec![(dir, name.into())],
+                ..ToForget::default()
+            });
         }
     }
 }

@@ -31,7 +31,7 @@ struct Names(Mutex<Vec<(Ino, Box<[u8]>)>>);
 impl ferry_fs::Host for Names {
     fn invalidate_attributes(&self, _ino: Ino) {}
     fn forget(&self, what: ferry_fs::ToForget, done: Box<dyn FnOnce() + Send>) {
-        self.0.lock().extend(what.gone);
+        self.0.lock().extend(what.removed);
         done();
     }
     fn forgets_names(&self) -> bool {

@@ -1,14 +1,14 @@
 //! Damage of every kind in every area of a volume. Half of it comes with checksums put right, so
 //! that what makes no sense gets past them.
 
-pub mod home;
+mod home;
 mod keys;
 mod log;
 
 use super::bases::Base;
 use crate::device::{SimDevice, SimRng};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
-use ferry_fs::volume::SUPERBLOCK_PLACES;
+use ferry_fs::volume::SUPERBLOCK_OFFSETS;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -50,12 +50,12 @@ fn read(device: &SimDevice, at: u64) -> AlignedBuf {
 
 fn read_long(device: &SimDevice, at: u64, len: usize) -> AlignedBuf {
     let mut buf = AlignedBuf::zeroed(len);
-    device.read(at, &mut buf).expect("the place is inside, and there are no faults");
+    device.read(at, &mut buf).expect("the block is inside, and there are no faults");
     buf
 }
 
 fn write(device: &SimDevice, at: u64, buf: &AlignedBuf) {
-    device.write(at, buf).expect("the place is inside, and there are no faults");
+    device.write(at, buf).expect("the block is inside, and there are no faults");
 }
 
 /// Changes some bytes.
@@ -118,7 +118,7 @@ fn put_crc(bytes: &mut [u8], covered: std::ops::Range<usize>, at: usize) {
 }
 
 fn superblock(device: &SimDevice, rng: &mut SimRng) {
-    let mut buf = read(device, *rng.pick(&SUPERBLOCK_PLACES));
+    let mut buf = read(device, *rng.pick(&SUPERBLOCK_OFFSETS));
     let fields = if rng.chance(7, 8) { SUPERBLOCK_FIELDS } else { BLOCK_SIZE };
     // The magic and the version are known to be looked at.
     let from = if rng.chance(3, 4) { 16 } else { 0 };
@@ -127,8 +127,8 @@ fn superblock(device: &SimDevice, rng: &mut SimRng) {
         put_crc(&mut buf, 0..SUPERBLOCK_CRC, SUPERBLOCK_CRC);
     }
     match rng.below(3) {
-        0 => SUPERBLOCK_PLACES.iter().for_each(|place| write(device, *place, &buf)),
-        n => write(device, SUPERBLOCK_PLACES[n as usize - 1], &buf),
+        0 => SUPERBLOCK_OFFSETS.iter().for_each(|offset| write(device, *offset, &buf)),
+        n => write(device, SUPERBLOCK_OFFSETS[n as usize - 1], &buf),
     }
 }
 

@@ -26,7 +26,7 @@ fn of(key: &Key<'_>, value: &[u8]) -> Result<Value, BadRecord> {
             let counters = Counters::decode(value)?;
             object!({ "type": "counters", "next_inode": counters.next_ino, "inodes": counters.inodes })
         }
-        Key::Reserved => object!({ "type": "reserved", "blocks": Number::decode(value)?.0 }),
+        Key::Unwritten => object!({ "type": "reserved", "blocks": Number::decode(value)?.0 }),
         Key::Intent(ino) => {
             object!({ "type": "intent", "inode": *ino, "truncate_to_bytes": Number::decode(value)?.0 })
         }
@@ -109,7 +109,7 @@ fn extent(ino: u64, offset: u64, extent: &Extent) -> Value {
         item["device_offset"] = block.checked_mul(BLOCK).map_or(Value::Null, Value::from);
         item["checksums"] = crcs.iter().map(|crc| format!("{crc:08x}")).collect();
     }
-    if let Extent::Reserved { .. } = extent {
+    if let Extent::Unwritten { .. } = extent {
         item["promised"] = true.into();
     }
     item
@@ -208,7 +208,7 @@ mod tests {
             ),
             (
                 keys::extent(5, 0),
-                Extent::Reserved { blocks: 3 }.encode(),
+                Extent::Unwritten { blocks: 3 }.encode(),
                 "extent inode=5 length=12288 offset=0 promised=true",
             ),
             (keys::orphan(6), vec![], "orphan inode=6"),

@@ -1,13 +1,12 @@
 //! Extents: every block has one owner, lies where data can lie, and is mapped once. What cannot be
 //! told for certain becomes a lost range, which reads as an error; nothing is ever shown as zeros,
-//! or as another file's contents, in its place.
+//! or as another file's contents, instead.
 //!
 //! The unit of work is a window (`docs/format.md`: no extent crosses its border): its blocks are
 //! laid out in a table, each extent is entered, doubts are settled by reading, and if anything had
 //! to be changed the window's keys are written anew.
 
-use super::Reading;
-use super::blocks::Blocks;
+use super::blocks::{Blocks, Reading};
 use super::edits::{Change, Writer};
 use crate::fsck::inode::{SIZE_MAX, WINDOW};
 use crate::fsck::reader::Reader;
@@ -66,7 +65,7 @@ impl Window {
     fn put(&mut self, at: usize, extent: &Extent) {
         for (i, slot) in self.slots.iter_mut().skip(at).take(extent.blocks() as usize).enumerate() {
             *slot = match extent {
-                Extent::Reserved { .. } => Slot::Reserved,
+                Extent::Unwritten { .. } => Slot::Reserved,
                 Extent::Lost { .. } => Slot::Lost(None),
                 Extent::Data { block, crcs } => {
                     Slot::Data { dev: block + i as u64, crc: crcs[i], suspect: None }
@@ -92,7 +91,7 @@ struct File {
     dropped: bool,
 }
 
-/// The pass.
+/// The state of the pass over all extents.
 struct Extents<'p, 'j> {
     writer: &'p mut Writer<'j>,
     blocks: &'p mut Blocks,
@@ -147,7 +146,8 @@ impl Extents<'_, '_> {
     fn extent(&mut self, ino: Ino, offset: u64, value: &[u8]) -> Result<(), JournalError> {
         let Some(file) = self.file.as_mut().filter(|file| file.ino == ino) else { return Ok(()) };
         let extent = Extent::decode(value);
-        if file.record.flags & INODE_INLINE != 0 && !matches!(extent, Ok(Extent::Reserved { .. })) {
+        if file.record.flags & INODE_INLINE != 0 && !matches!(extent, Ok(Extent::Unwritten { .. }))
+        {
             if !std::mem::replace(&mut file.dropped, true) {
                 let what = "removed extents of a file whose contents are in its record";
                 self.writer.say(
@@ -184,7 +184,7 @@ impl Extents<'_, '_> {
             // nothing else claims it.
             window.dirty = true;
             let len = usize::try_from(extent.blocks()).unwrap_or(usize::MAX).saturating_add(1);
-            if !matches!(extent, Extent::Reserved { .. }) {
+            if !matches!(extent, Extent::Unwritten { .. }) {
                 window.lose(
                     at,
                     at.saturating_add(len).min(WINDOW_BLOCKS as usize),
@@ -195,7 +195,7 @@ impl Extents<'_, '_> {
         }
         let crosses = extent.blocks() > WINDOW_BLOCKS - at as u64;
         match extent {
-            Extent::Reserved { blocks } => {
+            Extent::Unwritten { blocks } => {
                 let to = at + blocks.min(WINDOW_BLOCKS - at as u64) as usize;
                 window.dirty |= crosses;
                 for slot in &mut window.slots[at..to] {
@@ -230,12 +230,12 @@ impl Extents<'_, '_> {
         let torn = !self.blocks.in_one_segment(block, crcs.len() as u64);
         for (i, &crc) in crcs.iter().enumerate() {
             let dev = block.saturating_add(i as u64);
-            let place = at + i;
-            let window = index + (place as u64 / WINDOW_BLOCKS);
+            let position = at + i;
+            let window = index + (position as u64 / WINDOW_BLOCKS);
             let window = file.windows.entry(window).or_insert_with(Window::new);
             window.dirty |= crosses || torn;
-            let slot = &mut window.slots[place % WINDOW_BLOCKS as usize];
-            let suspect = torn.then_some(Code::ExtentPlace);
+            let slot = &mut window.slots[position % WINDOW_BLOCKS as usize];
+            let suspect = torn.then_some(Code::ExtentLocation);
             let new = Slot::Data { dev, crc, suspect };
             *slot = match *slot {
                 Slot::Hole => new,
@@ -385,7 +385,7 @@ impl Extents<'_, '_> {
                 out.last_mut().filter(|(from, extent)| *from as u64 + extent.blocks() == at as u64);
             match (slot, last) {
                 (Slot::Hole, _) => {}
-                (Slot::Reserved, Some((_, Extent::Reserved { blocks }))) => *blocks += 1,
+                (Slot::Reserved, Some((_, Extent::Unwritten { blocks }))) => *blocks += 1,
                 (Slot::Lost(_), Some((_, Extent::Lost { blocks }))) => *blocks += 1,
                 (Slot::Data { dev, crc, .. }, Some((_, Extent::Data { block, crcs })))
                     if *block + crcs.len() as u64 == *dev
@@ -394,7 +394,7 @@ impl Extents<'_, '_> {
                 {
                     crcs.push(*crc);
                 }
-                (Slot::Reserved, _) => out.push((at, Extent::Reserved { blocks: 1 })),
+                (Slot::Reserved, _) => out.push((at, Extent::Unwritten { blocks: 1 })),
                 (Slot::Lost(_), _) => out.push((at, Extent::Lost { blocks: 1 })),
                 (Slot::Data { dev, crc, .. }, _) => {
                     out.push((at, Extent::Data { block: *dev, crcs: vec![*crc] }));

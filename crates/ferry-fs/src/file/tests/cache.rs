@@ -26,7 +26,7 @@ fn a_search_for_holes_stays_inside_the_cache() {
     for window in 0..400 {
         volume.write(&file, (window + 1) * WINDOW - BLOCK, &[7; BLOCK as usize]);
     }
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     let (mut at, mut found) = (0, 0);
     while let Ok(data) = volume.store.seek(&file, at, libc::SEEK_DATA) {
         at = volume.store.seek(&file, data, libc::SEEK_HOLE).unwrap();
@@ -46,14 +46,14 @@ fn small_files_take_little_and_give_it_back() {
     }
     let used = volume.store.cache.used();
     assert!(used < 1000 * 3500, "{used} bytes for 1000 files of 3000");
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     volume.inodes.known.lock().clear();
     assert_eq!(volume.store.cache.used(), 0, "forgotten inodes leave nothing behind");
     assert_eq!(volume.store.cache.dirty(), 0);
     // Files up to 2 KiB are in their records: nothing is cached beside these.
     let file = volume.create(5000);
     volume.write(&file, 0, &pattern(1, 2048));
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     assert_eq!(volume.store.cache.used(), 0);
     let blocks = {
         let state = file.state.read();
@@ -72,7 +72,7 @@ fn a_writer_that_is_too_fast_is_held() {
         volume.write(&file, i << 20, &data);
         assert!(volume.store.cache.dirty() <= 6 << 20);
     }
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     for i in (0..100).rev() {
         assert!(volume.read(&file, i << 20, 1 << 20) == data);
     }
@@ -87,7 +87,7 @@ fn a_sequential_reader_is_read_ahead() {
     let file = volume.create(5);
     let data = pattern(3, 4 << 20);
     volume.write(&file, 0, &data);
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     volume.evict();
     let mut reads = 0;
     let mut seen = volume.store.stats().read_bytes;
@@ -107,7 +107,7 @@ fn a_file_that_is_cut_and_written_again_leaves_no_trail() {
     let file = volume.create(5);
     for _ in 0..6000 {
         volume.write(&file, 0, &[1; 5000]);
-        volume.store.write_back(&file).unwrap();
+        volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
         volume.store.set_size(&file, 0, &mut |_| ()).unwrap();
     }
     assert!(volume.store.cache.entries() <= 4200, "{} entries", volume.store.cache.entries());

@@ -1,4 +1,4 @@
-//! The cleaner: what it moves stays what it was, and space that is promised can always be had.
+//! The cleaner: blocks that it moves keep their contents, and reserved space can always be had.
 
 use crate::file::tests::*;
 use crate::inode::extents_right::ExtentsGuard;
@@ -30,10 +30,10 @@ fn random_overwrites_on_a_filling_volume_lose_nothing_and_never_lack_space() {
         version[block as usize] += 1;
         volume.write(&file, block * BLOCK, &block_of(block, version[block as usize]));
         if i % 64 == 0 {
-            volume.store.write_back(&file).unwrap();
+            volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
         }
     }
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     volume.evict();
     for block in 0..blocks {
         let read = volume.read(&file, block * BLOCK, 4096);
@@ -51,7 +51,7 @@ fn small_files_of_a_segment_move_together_and_dead_ones_do_not() {
         let file = volume.create(ino);
         volume.write(&file, 0, &pattern(ino, 9000));
     }
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     for ino in (10..90).filter(|i| i % 3 != 0) {
         volume.remove(ino);
     }
@@ -76,7 +76,7 @@ fn a_segment_without_its_summaries_is_cleaned_all_the_same() {
         let file = volume.create(ino);
         volume.write(&file, 0, &pattern(ino, 9000));
     }
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     // What is not yet named by a summary is forgotten here, as in a crash.
     volume.reopen(false);
     for ino in (10..60).filter(|i| i % 2 == 0) {
@@ -106,11 +106,11 @@ fn emptied_segments_go_back_to_the_host() {
     for i in 0..200 {
         volume.write(&file, i << 20, &pattern(i, 1 << 20));
     }
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     let full = volume.dev.resident();
     volume.remove(5);
     volume.store.make_room().unwrap();
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     volume.store.space.reap_now();
     assert!(
         volume.dev.resident() + (120 << 20) < full,
@@ -129,7 +129,7 @@ fn a_file_whose_record_is_damaged_does_not_stop_the_cleaner() {
         let file = volume.create(ino);
         volume.write(&file, 0, &pattern(ino, 9000));
     }
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     for ino in inos.clone().filter(|i| i % 3 != 0) {
         volume.remove(ino);
     }
@@ -142,14 +142,14 @@ fn a_file_whose_record_is_damaged_does_not_stop_the_cleaner() {
         volume.inodes.known.lock().remove(&bad);
     };
     put(b"no record");
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     for segment in volume.store.table.open_segments() {
         volume.store.table.close_segment(segment);
     }
     let before = volume.store.stats().cleaned_segments;
     for _ in 0..4 {
         volume.store.tidy().unwrap();
-        volume.journal.force_stamped().unwrap();
+        volume.journal.force_durable_point().unwrap();
     }
     assert!(volume.store.stats().cleaned_segments > before + 1);
     put(&whole);
@@ -163,14 +163,14 @@ fn a_file_whose_record_is_damaged_does_not_stop_the_cleaner() {
 
 /// What write-back took is still known where it cannot be mapped, so that it becomes dirty again.
 #[test]
-fn a_share_that_cannot_be_mapped_keeps_what_was_taken() {
+fn data_that_cannot_be_mapped_becomes_dirty_again() {
     use crate::writeback::batch::Contents;
     use crate::writeback::batch::Taken;
     use crate::writeback::batch::Work;
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(5, 9000));
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     let mut txn = volume.journal.begin(Credits { keys: 1, bytes: 400, urgent: false }).unwrap();
     txn.put(&keys::extent(5, 0), b"no extent");
     txn.commit();
@@ -194,7 +194,7 @@ fn a_share_that_cannot_be_mapped_keeps_what_was_taken() {
 
 /// Two chunks of one segment, of which the one that ends it is written first.
 #[test]
-fn what_comes_too_late_for_the_summaries_is_remembered() {
+fn entries_too_late_for_a_summary_are_kept_in_memory() {
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
     let (table, space) = (&volume.store.table, &volume.store.space);
     let first = table.allocate(Stream::New, 40, space).unwrap();
@@ -210,7 +210,7 @@ fn what_comes_too_late_for_the_summaries_is_remembered() {
     let next = table.allocate(Stream::New, 1, space).unwrap();
     assert_ne!(next.segment, first.segment);
     let late: Vec<_> =
-        table.late_entries(first.segment).iter().map(|e| (e.ino, e.at, e.len)).collect();
+        table.unsummarized_entries(first.segment).iter().map(|e| (e.ino, e.at, e.len)).collect();
     assert_eq!(late, [(7, first.at, first.len)]);
 }
 
@@ -218,17 +218,17 @@ fn what_comes_too_late_for_the_summaries_is_remembered() {
 /// segment becomes free, and the next batch may go there: what was live is not there any more, and
 /// to wait for it would be to wait for oneself.
 #[test]
-fn the_cleaner_does_not_wait_for_its_own_batch_where_a_file_was_cut_off_meanwhile() {
+fn the_cleaner_does_not_wait_for_its_own_batch_after_a_truncation() {
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 20 * 4096));
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     let segment = volume.store.table.open_segments()[0];
     volume.store.table.close_segment(segment);
     let live = vec![Live { ino: 5, block: 0, at: 0, len: 20 }];
     while volume.store.space.take(Need::Clean).is_some() {}
     volume.store.set_size(&file, 0, &mut |_| ()).unwrap();
-    volume.store.force_stamped(&volume.journal).unwrap();
+    volume.store.force_durable_point(&volume.journal).unwrap();
     let (tell, told) = mpsc::channel();
     let (store, journal) = (Arc::clone(&volume.store), Arc::clone(&volume.journal));
     std::thread::spawn(move || {
@@ -300,8 +300,8 @@ fn resting() -> (Volume, Failing, Arc<Inode>) {
     let (volume, failing) = Failing::volume();
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 40 * 4096));
-    volume.store.write_back_all().unwrap();
-    volume.journal.force_stamped().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
+    volume.journal.force_durable_point().unwrap();
     for segment in volume.store.table.open_segments() {
         volume.store.table.close_segment(segment);
     }
@@ -310,13 +310,13 @@ fn resting() -> (Volume, Failing, Arc<Inode>) {
 }
 
 #[test]
-fn what_the_cleaner_was_moving_when_a_write_failed_stays_readable() {
+fn blocks_moved_by_a_failed_write_stay_readable() {
     let (volume, failing, file) = resting();
     failing.dev.fail_after(&[Op::Write], 0);
     volume.store.clean_once().unwrap();
     assert!(volume.store.stats().moved_bytes > 0);
     assert!(volume.read(&file, 0, 40 * 4096) == pattern(1, 40 * 4096));
-    assert!(volume.journal.force_stamped().is_err());
+    assert!(volume.journal.force_durable_point().is_err());
     for block in 0..40 {
         volume.evict();
         let read = volume.read(&file, block * BLOCK, 4096);
@@ -327,7 +327,7 @@ fn what_the_cleaner_was_moving_when_a_write_failed_stays_readable() {
 
 /// Moved twice, of which neither is durable.
 #[test]
-fn what_the_cleaner_had_moved_when_a_flush_failed_stays_readable() {
+fn blocks_moved_before_a_failed_flush_stay_readable() {
     let (volume, failing, file) = resting();
     failing.flushes.store(true, Ordering::Relaxed);
     for _ in 0..2 {
@@ -337,24 +337,24 @@ fn what_the_cleaner_had_moved_when_a_flush_failed_stays_readable() {
         }
     }
     assert_eq!(volume.store.stats().moved_bytes, 2 * 40 * BLOCK);
-    assert!(volume.journal.force_stamped().is_err());
+    assert!(volume.journal.force_durable_point().is_err());
     volume.evict();
     assert!(volume.read(&file, 0, 40 * 4096) == pattern(1, 40 * 4096));
     assert_eq!(volume.store.stats().damaged_blocks, 0);
 }
 
 #[test]
-fn old_places_are_forgotten_when_the_new_ones_are_stamped() {
+fn old_locations_are_forgotten_when_the_new_ones_are_durable() {
     let (volume, _, _) = resting();
     volume.store.clean_once().unwrap();
     assert_eq!(volume.store.moves.len(), 1);
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     assert_eq!(volume.store.moves.len(), 0);
 }
 
 /// What is under way is waited for, so nothing that comes to nothing may count as that.
 #[test]
-fn a_batch_of_the_cleaner_that_comes_to_nothing_is_given_back() {
+fn an_unused_batch_of_the_cleaner_is_given_back() {
     let (volume, _, file) = resting();
     let mut txn = volume.journal.begin(Credits { keys: 1, bytes: 400, urgent: false }).unwrap();
     txn.put(&keys::extent(5, 0), b"no extent");

@@ -9,10 +9,10 @@ fn spoiled() -> (Volume, Arc<Inode>) {
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 40 * 4096));
-    volume.store.write_back_all().unwrap();
-    let place = volume.store.window(&file, 0).unwrap().place(17);
-    let crate::extents::Place::Data(dev, _) = place else {
-        panic!("block 17 is not mapped: {place:?}")
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
+    let mapping = volume.store.window(&file, 0).unwrap().mapping(17);
+    let crate::extents::Mapping::Data(dev, _) = mapping else {
+        panic!("block 17 is not mapped: {mapping:?}")
     };
     let mut block = AlignedBuf::zeroed(4096);
     volume.dev.read(dev * BLOCK, &mut block).unwrap();
@@ -42,7 +42,7 @@ fn check(volume: &Volume, file: &Arc<Inode>) {
 }
 
 #[test]
-fn a_damaged_block_is_an_error_there_and_nowhere_else() {
+fn only_a_damaged_block_fails_to_be_read() {
     let (volume, file) = spoiled();
     check(&volume, &file);
     assert!(volume.store.stats().damaged_blocks > 0);
@@ -50,7 +50,7 @@ fn a_damaged_block_is_an_error_there_and_nowhere_else() {
     let part = volume.store.write(&file, At::Offset(17 * BLOCK + 5), b"part", Touch::Nothing);
     assert_eq!(part.unwrap_err().errno(), Errno(libc::EIO));
     volume.write(&file, 17 * BLOCK, &pattern(1, 40 * 4096)[17 * 4096..18 * 4096]);
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     volume.evict();
     assert!(volume.read(&file, 0, 40 * 4096) == pattern(1, 40 * 4096));
 }
@@ -58,12 +58,12 @@ fn a_damaged_block_is_an_error_there_and_nowhere_else() {
 #[test]
 fn the_cleaner_moves_a_damaged_block_and_it_stays_damaged() {
     let (volume, file) = spoiled();
-    let before = volume.store.window(&file, 0).unwrap().place(17);
+    let before = volume.store.window(&file, 0).unwrap().mapping(17);
     for segment in volume.store.table.open_segments() {
         volume.store.table.close_segment(segment);
     }
     volume.store.clean_once().unwrap();
-    assert_ne!(volume.store.window(&file, 0).unwrap().place(17), before);
+    assert_ne!(volume.store.window(&file, 0).unwrap().mapping(17), before);
     check(&volume, &file);
     volume.check();
 }
@@ -76,7 +76,7 @@ fn a_failed_write_is_told_to_each_handle_once() {
     assert_eq!(file.file.errors.tell(&a), None);
     let batch = Batch::start(7..8, &Arc::default());
     batch.add_file(file.clone());
-    batch.land(Err(JournalError::Closed));
+    batch.complete(Err(JournalError::Closed));
     batch.set_logged();
     assert!(!batch.is_over(), "what the device does not have stays in memory");
     assert_eq!(file.file.errors.tell(&a), Some(Errno(libc::EIO)));
@@ -97,7 +97,7 @@ fn an_extent_where_no_volume_has_data_is_damage() {
     let volume = Volume::new(64, 256 << 10, 8 << 20, false);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 3 * 4096));
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     for block in [0, u64::MAX, u64::MAX - 1, 1 << 60] {
         volume.evict();
         let journal = volume.store.journal().unwrap();

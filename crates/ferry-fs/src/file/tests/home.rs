@@ -12,7 +12,7 @@ fn fill(volume: &Volume, first: Ino) -> u64 {
         {
             break;
         }
-        volume.store.write_back(&file).unwrap();
+        volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
         made += 1;
     }
     made

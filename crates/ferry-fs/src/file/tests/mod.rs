@@ -4,16 +4,16 @@
 mod cache;
 mod cleaner;
 mod damage;
-mod flight;
+mod failed_batches;
 mod home;
+mod in_flight;
 mod model;
 mod resize;
 mod space;
-mod taken;
 mod threads;
 mod trim;
 
-use crate::api::{Errno, Ino, Timestamp};
+use crate::api::{Errno, Ino};
 #[cfg(feature = "compare")]
 use crate::compare::locking::Locking;
 use crate::error::FsError;
@@ -28,7 +28,7 @@ use ferry_journal::{
 };
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -75,9 +75,9 @@ pub(crate) struct Client {
 }
 
 impl JournalClient for Client {
-    fn stamped(&self, seq: Seq) {
+    fn durable_point(&self, seq: Seq) {
         if let Some(store) = &*self.store.lock() {
-            store.stamped(seq);
+            store.durable_point(seq);
         }
     }
     fn failed(&self, error: &JournalError) {
@@ -188,11 +188,11 @@ impl Volume {
     }
 
     /// The counts are those of the records: live blocks of the segments, blocks of the inodes,
-    /// promised blocks.
+    /// unwritten blocks.
     pub fn check(&self) {
         let mut live: BTreeMap<u32, u32> = BTreeMap::new();
         let mut blocks: BTreeMap<Ino, u64> = BTreeMap::new();
-        let (mut seen, mut promised) = (std::collections::BTreeSet::new(), 0);
+        let (mut seen, mut unwritten) = (std::collections::BTreeSet::new(), 0);
         let mut ends: BTreeMap<Ino, u64> = BTreeMap::new();
         self.journal
             .scan(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| {
@@ -216,7 +216,7 @@ impl Volume {
                                     .or_default() += 1;
                             }
                         }
-                        keys::Extent::Reserved { blocks } => promised += blocks,
+                        keys::Extent::Unwritten { blocks } => unwritten += blocks,
                         keys::Extent::Lost { .. } => {}
                     }
                 }
@@ -252,17 +252,17 @@ impl Volume {
             })
             .unwrap();
         assert!(live.is_empty(), "extents in segments without a record: {live:?}");
-        let reserved = self.journal.get(&keys::reserved()).unwrap();
+        let reserved = self.journal.get(&keys::unwritten()).unwrap();
         let reserved = reserved.map_or(0, |v| keys::Number::decode(&v).unwrap().0);
-        assert_eq!(reserved, promised, "promised blocks");
-        assert_eq!(self.store.table.used().1, promised);
+        assert_eq!(reserved, unwritten, "unwritten blocks");
+        assert_eq!(self.store.table.used().1, unwritten);
         let (free, capacity) = self.store.space.audit();
         let held: u64 = self.inodes.known.lock().values().map(|i| i.file.pages.read().held()).sum();
-        let used = (self.store.table.used().0 + promised + held) as i64;
+        let used = (self.store.table.used().0 + unwritten + held) as i64;
         assert_eq!(
             free,
             capacity - used,
-            "space is neither lost nor promised twice ({held} blocks are dirty)"
+            "space is neither lost nor reserved twice ({held} blocks are dirty)"
         );
     }
 

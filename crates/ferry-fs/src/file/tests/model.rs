@@ -136,9 +136,9 @@ impl Run {
             Op::Seek(offset) => self.seek(&file, offset),
             Op::WriteBack | Op::WriteBackAll => {
                 let seq = if matches!(op, Op::WriteBack) {
-                    store.write_back(&file)
+                    store.write_back(Dirty::File(&file), Busy::Wait)
                 } else {
-                    store.write_back_all()
+                    store.write_back(Dirty::All, Busy::Wait)
                 };
                 seq.unwrap();
                 assert!(!store.is_dirty(&file));

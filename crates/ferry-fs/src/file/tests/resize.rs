@@ -9,12 +9,12 @@ fn scattered(volume: &Volume, blocks: u64) -> Arc<Inode> {
     for block in 0..blocks {
         volume.write(&file, block * 2 * BLOCK, &pattern(block, 4096));
     }
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     file
 }
 
 #[test]
-fn a_truncation_of_any_size_goes_in_pieces() {
+fn a_truncation_of_any_size_is_split_into_transactions() {
     let volume = Volume::new(100, 1 << 20, 32 << 20, false);
     let file = scattered(&volume, 12_000);
     volume
@@ -79,7 +79,7 @@ fn removing_a_large_file_frees_everything_and_calls_finish_once() {
     volume.check();
 }
 
-/// A truncation that failed half-way goes on with whoever next changes the file, and nothing of
+/// A truncation that failed half-way goes on with the next change of the file, and nothing of
 /// what is written meanwhile is lost or mistaken for what was there.
 #[test]
 fn a_truncation_that_an_error_interrupted_is_finished_by_the_next() {
@@ -103,7 +103,7 @@ fn a_truncation_that_an_error_interrupted_is_finished_by_the_next() {
     }
     volume.write(&file, 200 * BLOCK, b"new");
     assert!(volume.read(&file, 100 * BLOCK, 100 * 4096).iter().all(|b| *b == 0));
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     volume.evict();
     assert_eq!(volume.read(&file, 200 * BLOCK, 100), b"new");
     assert_eq!(volume.journal.get(&keys::intent(5)).unwrap(), None);
@@ -120,7 +120,7 @@ fn a_hole_over_contents_that_outgrow_the_record_is_logged_as_one() {
     let mut volume = Volume::new(64, 256 << 10, 4 << 20, false);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 2048));
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     volume.write(&file, 74_918, &pattern(2, 116));
     let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     volume.store.fallocate(&file, punch, 0, 4096, &mut |_| ()).unwrap();
@@ -138,13 +138,13 @@ fn contents_move_between_record_and_extents() {
     let file = volume.create(5);
     let mut model = pattern(1, 1500);
     volume.write(&file, 0, &model);
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     assert!(file.state.read().logged.inline.is_some());
     // A gap behind it: the record's contents must come along.
     volume.write(&file, 9000, b"far");
     model.resize(9000, 0);
     model.extend_from_slice(b"far");
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     assert!(file.state.read().logged.inline.is_none());
     volume.check();
     drop(file);
@@ -156,20 +156,20 @@ fn contents_move_between_record_and_extents() {
     volume.write(&file, 10, b"new");
     model.truncate(700);
     model[10..13].copy_from_slice(b"new");
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     assert_eq!(volume.store.table.used().0, 0);
     volume.check();
     // And extended without a write: from 700 bytes to 3000.
     volume.store.set_size(&file, 3000, &mut |_| ()).unwrap();
     model.resize(3000, 0);
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     volume.evict();
     assert!(volume.read(&file, 0, 10_000) == model);
     volume.check();
 }
 
 #[test]
-fn a_promise_is_kept_on_a_full_volume() {
+fn fallocated_blocks_can_be_written_on_a_full_volume() {
     let volume = Volume::new(64, 256 << 10, 4 << 20, false);
     let file = volume.create(5);
     volume.store.fallocate(&file, 0, 0, 4 << 20, &mut |_| ()).unwrap();
@@ -185,11 +185,11 @@ fn a_promise_is_kept_on_a_full_volume() {
     for i in 0..16 {
         volume.write(&file, i << 18, &pattern(i, 1 << 18));
         // Overwriting at once needs space of its own, which a full volume finds by writing back.
-        volume.store.write_back_all().unwrap();
+        volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     }
     volume.evict();
     for i in 0..16 {
-        assert!(volume.read(&file, i << 18, 1 << 18) == pattern(i, 1 << 18), "piece {i}");
+        assert!(volume.read(&file, i << 18, 1 << 18) == pattern(i, 1 << 18), "chunk {i}");
     }
     assert_eq!((volume.store.table.used().1, volume.store.stats().no_room), (0, 0));
     volume.check();

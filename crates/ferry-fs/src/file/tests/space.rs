@@ -1,4 +1,4 @@
-//! Full volumes: what was promised is kept, the rest is refused at the write, and removing always
+//! Full volumes: reserved space is there, more is refused at the write, and removing always
 //! works.
 
 use crate::file::tests::*;
@@ -26,7 +26,7 @@ fn a_full_volume_keeps_what_it_took_and_can_be_filled_again_and_again() {
         let ino = 10 + round;
         let size = fill(&volume, ino);
         sizes.push(size);
-        volume.store.write_back_all().unwrap();
+        volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
         assert_eq!(volume.store.stats().no_room, 0);
         let file = volume.inodes.inode(ino).unwrap().unwrap();
         let mut at = 0;
@@ -59,10 +59,10 @@ fn file_of(volume: &Volume, percent: u64) -> (Arc<Inode>, u64) {
     (file, blocks)
 }
 
-/// What is overwritten becomes free; so there is always room for the next write, whoever else wants
-/// some.
+/// What is overwritten becomes free; so there is always room for the next write, even if others
+/// want some.
 #[test]
-fn who_overwrites_on_a_full_volume_is_never_refused() {
+fn overwrites_on_a_full_volume_are_never_refused() {
     // More may be dirty than there is room for.
     let volume = Volume::new(128, 256 << 10, 64 << 20, true);
     // The map of the extents takes room, too: each block has an extent of its own at last.
@@ -82,7 +82,7 @@ fn who_overwrites_on_a_full_volume_is_never_refused() {
             });
         }
     });
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     assert_eq!(volume.store.stats().no_room, 0);
     // The cleaner moves blocks between the looks that a check takes.
     volume.store.close().unwrap();
@@ -96,10 +96,10 @@ fn overwrite_all(volume: &Volume, file: &Arc<Inode>, blocks: u64) {
         let block = i * 7919 % blocks;
         volume.write(file, block * BLOCK, &pattern(block, 4096));
         if i % 64 == 63 {
-            volume.store.write_back(file).unwrap();
+            volume.store.write_back(Dirty::File(file), Busy::Wait).unwrap();
         }
     }
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
 }
 
 /// Each fourth of them again, a fifth of all; it stays in memory.
@@ -118,13 +118,13 @@ fn grow_home(volume: &Volume, segments: usize) -> Vec<u32> {
 
 /// A write that was accepted has its space, whatever the home store takes of its own.
 #[test]
-fn what_was_written_finds_space_though_metadata_took_its_reserve_meanwhile() {
+fn reserved_data_finds_space_though_metadata_took_the_reserve() {
     let volume = Volume::new(128, 256 << 10, 64 << 20, false);
     let (file, blocks) = file_of(&volume, 80);
     overwrite_all(&volume, &file, blocks);
     overwrite_some(&volume, &file, blocks);
     let taken = grow_home(&volume, 9);
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     assert_eq!(volume.store.stats().no_room, 0);
     volume.evict();
     for block in 0..blocks / 5 {
@@ -144,7 +144,7 @@ fn what_was_written_finds_space_though_metadata_took_its_reserve_meanwhile() {
 fn a_filled_volume_can_be_overwritten_though_metadata_grows() {
     let volume = Volume::new(128, 256 << 10, 64 << 20, false);
     let (file, blocks) = file_of(&volume, 90);
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     let taken = grow_home(&volume, 5);
     assert!(volume.store.space.audit().0 > 0);
     overwrite_all(&volume, &file, blocks);
@@ -172,7 +172,7 @@ fn write_back_waits_for_a_checkpoint_that_has_taken_all_that_was_free() {
     let hoard: Vec<u32> = std::iter::from_fn(|| volume.store.take_home_segment()).collect();
     assert!(!hoard.is_empty());
     *volume.client.hoard.lock() = hoard;
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     assert_eq!(volume.store.stats().no_room, 0);
     volume.check();
 }
@@ -185,7 +185,7 @@ fn a_segment_that_was_closed_before_anything_was_written_to_it_is_free_again() {
     let (table, space) = (&volume.store.table, &volume.store.space);
     let free = |volume: &Volume| {
         volume.store.make_room().unwrap();
-        volume.journal.force_stamped().unwrap();
+        volume.journal.force_durable_point().unwrap();
         space.reap_now().0
     };
     let before = free(&volume);
@@ -199,21 +199,21 @@ fn a_segment_that_was_closed_before_anything_was_written_to_it_is_free_again() {
     }
     assert!(free(&volume) + 2 >= before, "{} of {before} segments are free", free(&volume));
     fill(&volume, 10);
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     assert_eq!(volume.store.stats().no_room, 0);
     volume.check();
 }
 
 /// Who makes room waits for those who have taken it and may not need it.
 #[test]
-fn write_back_waits_for_chunks_that_others_have_and_do_not_need() {
+fn write_back_waits_for_unneeded_chunks_of_others() {
     let volume = Volume::new(64, 256 << 10, 64 << 20, false);
     let (table, space) = (&volume.store.table, &volume.store.space);
     fill(&volume, 10);
     let taken: Vec<_> = std::iter::from_fn(|| table.allocate(Stream::New, 1000, space)).collect();
     assert!(!taken.is_empty());
     std::thread::scope(|scope| {
-        let writing = scope.spawn(|| volume.store.write_back_all());
+        let writing = scope.spawn(|| volume.store.write_back(Dirty::All, Busy::Wait));
         for chunk in &taken {
             while table.waiting() == 0 && !writing.is_finished() {
                 std::thread::yield_now();

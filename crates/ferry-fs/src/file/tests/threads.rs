@@ -46,7 +46,7 @@ fn churn(volume: &Volume, me: u64, steps: u64) {
         let len = (i as usize * 997) % 30_000 + 1;
         volume.write(&file, 0, &pattern(ino, len));
         if i % 3 == 0 {
-            volume.store.write_back(&file).unwrap();
+            volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
         }
         if i % 4 == 0 {
             volume.store.set_size(&file, len as u64 / 2, &mut |_| ()).unwrap();
@@ -75,7 +75,7 @@ fn nothing_is_lost_or_torn_among_writers_readers_cleaner_and_eviction() {
                     x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     write_one(volume, file, (x >> 33) % BLOCKS);
                     if i % 37 == 0 {
-                        volume.store.write_back(&file.inode).unwrap();
+                        volume.store.write_back(Dirty::File(&file.inode), Busy::Wait).unwrap();
                     }
                 }
             });
@@ -89,7 +89,9 @@ fn nothing_is_lost_or_torn_among_writers_readers_cleaner_and_eviction() {
         }
         scope.spawn(move || churn(volume, 1, 150));
         scope.spawn(move || (0..40).for_each(|_| volume.store.clean_once().unwrap()));
-        scope.spawn(move || (0..40).for_each(|_| volume.store.write_back_all().map(drop).unwrap()));
+        scope.spawn(move || {
+            (0..40).for_each(|_| volume.store.write_back(Dirty::All, Busy::Wait).map(drop).unwrap())
+        });
     });
     volume.store.close().unwrap();
     volume.evict();

@@ -56,7 +56,7 @@ fn leave_little(volume: &Volume) -> Vec<(Ino, Vec<u8>)> {
         volume.write(&volume.create(large), 0, &pattern(large, 2 << 20));
         kept.push((small, pattern(small, 5000)));
         volume.write(&volume.create(small), 0, &kept[n as usize].1);
-        volume.store.write_back_all().unwrap();
+        volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     }
     (0..20).for_each(|n| volume.remove(100 + n));
     kept
@@ -93,7 +93,7 @@ fn after_an_unmount_the_host_has_all_but_the_reserves() {
 
 /// The background thread, on a clock of its own.
 #[test]
-fn what_is_free_goes_back_within_a_minute_and_not_before_the_volume_is_quiet() {
+fn free_space_goes_back_to_the_host_within_a_minute_of_quiet() {
     let (volume, held) = hosted();
     let fresh = segments_held(&volume, &held).len();
     let (mut quiet, mut now) = (Quiet::default(), Duration::from_secs(1000));
@@ -103,11 +103,11 @@ fn what_is_free_goes_back_within_a_minute_and_not_before_the_volume_is_quiet() {
             volume.store.idle_work(&mut quiet, now).unwrap();
             // What the cleaner has moved becomes free when that is durable, as the journal's own
             // thread sees to.
-            volume.journal.force_stamped().unwrap();
+            volume.journal.force_durable_point().unwrap();
         }
     };
     let kept = leave_little(&volume);
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     volume.store.idle_work(&mut Quiet::default(), Duration::ZERO).unwrap();
     let before = segments_held(&volume, &held).len();
     rounds(19);
@@ -115,7 +115,7 @@ fn what_is_free_goes_back_within_a_minute_and_not_before_the_volume_is_quiet() {
     assert!(busy > fresh + 20, "of {before} segments {busy} are held while it may be used again");
     // Somebody writes: it is not quiet yet.
     volume.write(&volume.create(400), 0, &pattern(400, 2 << 20));
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     rounds(19);
     assert!(segments_held(&volume, &held).len() > fresh + 20);
     rounds(41);
@@ -129,9 +129,9 @@ fn a_trim_gives_back_what_an_earlier_mount_has_left() {
     let (mut volume, held) = hosted();
     let fresh = segments_held(&volume, &held).len();
     let kept = leave_little(&volume);
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     // As after a crash: nobody has given anything back.
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     volume.reopen_on(host(Arc::clone(&volume.dev), Arc::clone(&held)));
     assert!(segments_held(&volume, &held).len() > fresh + 100);
     assert!(volume.store.trim().unwrap() > 100 * SEGMENT);
@@ -144,7 +144,7 @@ fn a_trim_gives_back_what_an_earlier_mount_has_left() {
         let file = volume.create(300 + n);
         volume.write(&file, 0, &pattern(n, 1 << 20));
         volume.store.trim().unwrap();
-        volume.store.write_back_all().unwrap();
+        volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
         volume.store.trim().unwrap();
         assert!(volume.read(&file, 0, 1 << 20) == pattern(n, 1 << 20));
     }

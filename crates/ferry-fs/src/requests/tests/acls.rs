@@ -38,7 +38,7 @@ fn mode(world: &World, ino: Ino) -> u32 {
 }
 
 #[test]
-fn a_list_sets_the_mode_and_chmod_changes_the_list() {
+fn an_acl_sets_the_mode_and_chmod_changes_the_acl() {
     let mut world = World::new();
     let file = world.file(ROOT, "file").unwrap();
     world.setxattr(file, ACCESS, &named(7, 6, 4, 5, 1)).unwrap();
@@ -58,7 +58,7 @@ fn a_list_sets_the_mode_and_chmod_changes_the_list() {
 }
 
 #[test]
-fn setting_a_list_takes_the_set_group_id_bit_when_told_to() {
+fn setting_an_acl_clears_set_group_id_when_asked() {
     let world = World::new();
     let file = world.file(ROOT, "file").unwrap();
     world.set(file, SetAttr { mode: Some(0o2755), ..SetAttr::default() }).unwrap();
@@ -121,7 +121,7 @@ fn a_minimal_default_list_gives_modes_only() {
 }
 
 #[test]
-fn lists_that_cannot_be() {
+fn impossible_acls_are_refused() {
     let world = World::new();
     let file = world.file(ROOT, "file").unwrap();
     let link = world.symlink(ROOT, "link", "x").unwrap();

@@ -64,7 +64,7 @@ fn many_files_are_one_commit_and_survive() {
 }
 
 #[test]
-fn what_is_durable_already_costs_no_commit() {
+fn fsync_of_durable_files_commits_nothing() {
     let world = World::new();
     let inos: Vec<Ino> = files(&world, 3, 4096).iter().map(|(ino, _)| *ino).collect();
     assert_eq!(sync(&world, &inos), [0, 0, 0]);
@@ -121,7 +121,7 @@ fn only_files_that_the_caller_has_open_are_answered_for() {
 }
 
 #[test]
-fn requests_that_cannot_be() {
+fn impossible_bulk_syncs_are_refused() {
     let world = World::new();
     let many = vec![1; ioctl::SYNC_FILES_MAX + 1];
     let whole = message(&[], 0);

@@ -22,7 +22,7 @@ fn release(w: &World, ino: Ino, opened: Opened) {
 }
 
 #[test]
-fn a_maker_that_only_writes_bypasses_and_so_does_who_joins_it() {
+fn a_write_only_maker_and_later_opens_bypass_the_cache() {
     let w = World::new();
     let (ino, maker) = create(&w, "f", libc::O_WRONLY);
     assert!(maker.direct_io && !maker.keep_cache);
@@ -38,7 +38,7 @@ fn a_maker_that_only_writes_bypasses_and_so_does_who_joins_it() {
 }
 
 #[test]
-fn who_may_read_or_finds_the_file_there_caches() {
+fn readers_and_opens_of_existing_files_use_the_cache() {
     let w = World::new();
     let (ino, both) = create(&w, "f", libc::O_RDWR);
     assert!(!both.direct_io);
@@ -57,7 +57,7 @@ fn who_may_read_or_finds_the_file_there_caches() {
 }
 
 #[test]
-fn pages_that_are_read_past_the_cache_are_known_to_who_writes_past_it() {
+fn a_bypassing_writer_sees_that_pages_were_read() {
     let read =
         |w: &World, ino, fh| w.me.call(|cx| w.fs.read_pages(cx, ino, fh, 0, &mut [0; 10])).unwrap();
     let w = World::new();

@@ -1,4 +1,4 @@
-//! What a sync promises: the process dies (nothing is closed, memory is lost) and the volume is
+//! What a sync guarantees: the process dies (nothing is closed, memory is lost) and the volume is
 //! opened again.
 
 use crate::requests::tests::*;
@@ -88,7 +88,7 @@ fn on_a_clock(world: &mut World) -> Arc<times::Ticking> {
 }
 
 #[test]
-fn with_a_long_commit_interval_contents_wait_as_long() {
+fn write_back_waits_as_long_as_the_commit_interval() {
     let mut world = World::new();
     world.options.commit_interval = std::time::Duration::from_secs(3600);
     let clock = on_a_clock(&mut world);
@@ -102,7 +102,7 @@ fn with_a_long_commit_interval_contents_wait_as_long() {
 }
 
 #[test]
-fn ticks_do_what_time_would() {
+fn ticks_replace_the_background_threads() {
     let mut world = World::new();
     let clock = on_a_clock(&mut world);
     let (ino, fh) = world.create(ROOT, "file").unwrap();
@@ -225,7 +225,7 @@ impl Park for NoPark {
 }
 
 #[test]
-fn what_is_durable_already_is_answered_at_once() {
+fn fsync_of_a_durable_file_returns_at_once() {
     let world = World::new();
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     world.write(ino, fh, 0, b"x").unwrap();
@@ -282,7 +282,7 @@ fn a_failed_write_is_told_to_every_descriptor_and_the_volume_is_read_only() {
 }
 
 #[test]
-fn each_descriptor_hears_of_a_write_error_once() {
+fn each_descriptor_is_told_of_a_write_error_once() {
     for errno in [libc::EIO, libc::ENOSPC] {
         let world = World::new();
         let (ino, first) = world.create(ROOT, "file").unwrap();
@@ -301,7 +301,7 @@ fn each_descriptor_hears_of_a_write_error_once() {
 }
 
 #[test]
-fn what_could_not_be_written_is_never_called_durable() {
+fn unwritten_data_is_never_reported_durable() {
     let (dev, world) = failing_world();
     let (ino, first) = world.create(ROOT, "file").unwrap();
     let second = world.open(ino).unwrap();

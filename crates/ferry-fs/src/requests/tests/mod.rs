@@ -2,16 +2,16 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod acls;
-mod behind;
 mod bulk;
 mod bypass;
-mod coldness;
+mod cold_inodes;
+mod deferred_errors;
 mod durable;
-mod long;
+mod long_drops;
 mod orphans;
 mod pressure;
 mod property;
-mod readers;
+mod read_pool;
 mod removed;
 mod renames;
 mod reservation;

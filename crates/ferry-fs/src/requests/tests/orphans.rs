@@ -26,7 +26,7 @@ fn an_open_file_outlives_its_name() {
 }
 
 #[test]
-fn what_has_no_name_any_more_is_sound() {
+fn nameless_inodes_are_not_damage() {
     let world = World::new();
     let target = "t".repeat(130);
     let symlink = |name: &str| {
@@ -55,7 +55,7 @@ fn what_has_no_name_any_more_is_sound() {
 }
 
 #[test]
-fn what_the_kernel_forgot_first_goes_with_the_last_handle() {
+fn an_inode_forgotten_first_is_reclaimed_with_its_last_handle() {
     let world = World::new();
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     let second = world.open(ino).unwrap();
@@ -128,7 +128,7 @@ fn orphans_of_a_dead_mount_are_reclaimed_by_the_next() {
 
 /// Programs on other machines have it open when the server dies, and when it stops.
 #[test]
-fn what_somebody_has_open_outlives_a_mount_that_keeps_it() {
+fn open_files_without_names_outlive_a_mount_that_keeps_them() {
     // A mount that dies here must have no threads: they would go on writing.
     for (crashes, background) in [(true, false), (false, false), (false, true)] {
         let options = FsOptions {
@@ -178,7 +178,7 @@ fn what_somebody_has_open_outlives_a_mount_that_keeps_it() {
 
 /// Of two clients that are not back yet, one comes first, and removes what the other has open.
 #[test]
-fn what_is_removed_before_all_are_back_waits_for_them() {
+fn files_removed_during_the_grace_period_wait_for_its_end() {
     let mut world = World::with(FsOptions {
         background: false,
         keeps_removed: true,
@@ -206,9 +206,9 @@ fn what_is_removed_before_all_are_back_waits_for_them() {
     world.check();
 }
 
-/// Whoever is back asks for what it has open, at the moment when others remove it.
+/// A client that is back asks for a file that it has open, while others remove it.
 #[test]
-fn what_is_being_removed_is_found_by_who_comes_back() {
+fn a_file_being_removed_is_found_by_its_number() {
     const FILES: usize = 10_000;
     let options = FsOptions { background: false, keeps_removed: true, ..FsOptions::default() };
     let world = World::with(options);
@@ -240,7 +240,7 @@ fn what_is_being_removed_is_found_by_who_comes_back() {
 }
 
 #[test]
-fn the_mounts_end_forgets_everything() {
+fn detach_forgets_all_lookups_and_handles() {
     let world = World::new();
     let (file, _) = world.create(ROOT, "file").unwrap();
     let (kept, _) = world.create(ROOT, "kept").unwrap();

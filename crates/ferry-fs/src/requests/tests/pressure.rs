@@ -2,7 +2,7 @@
 //! something while the log has room. Who has to wait for room leaves the transport's thread to
 //! others.
 
-use crate::local::change::Change;
+use crate::local::jobs::BlockingChange;
 use crate::local::pool::Work;
 use crate::requests::tests::*;
 use ferry_device::{HookedDevice, Op};
@@ -14,7 +14,7 @@ use std::time::Duration;
 const LOG: u64 = 1 << 20;
 /// So many files are read: more than have their access times in memory before these are logged.
 const FILES: usize = 4200;
-/// Whoever is not done by then waits for the device.
+/// A request that is not done by then waits for the device.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The number of a request, and what came of it.
@@ -136,7 +136,7 @@ fn look_at_everything(world: &World) {
 }
 
 #[test]
-fn readers_do_not_wait_for_a_checkpoint() {
+fn reads_do_not_wait_for_a_checkpoint() {
     in_a_checkpoint(|world, _| look_at_everything(world));
 }
 
@@ -162,7 +162,7 @@ fn fill_the_log(world: &World, thread: &mut Thread) -> usize {
 }
 
 #[test]
-fn changes_go_on_while_the_log_has_room_and_then_leave_the_thread_to_others() {
+fn a_change_that_lacks_log_space_leaves_the_transport_thread() {
     in_a_checkpoint(|world, device| {
         let (mut thread, answers) = Thread::new();
         let made = fill_the_log(world, &mut thread);
@@ -224,12 +224,12 @@ fn look_only(world: &World) {
 }
 
 #[test]
-fn who_is_killed_in_a_change_that_waits_leaves_nothing_behind() {
+fn a_killed_waiting_change_leaves_nothing_behind() {
     in_a_checkpoint(|world, device| {
         let (mut thread, answers) = Thread::new();
         let made = fill_the_log(world, &mut thread);
         let open = world.fs.handles.len();
-        for _ in 0..2 * Change::THREADS_MAX {
+        for _ in 0..2 * <BlockingChange<LocalFs> as Work<LocalFs>>::THREADS_MAX {
             thread.number += 1;
             let name = format!("{}", thread.number);
             let made = world.fs.create(&thread.cx(), ROOT, name.as_bytes(), 0o644, libc::O_RDWR);
@@ -240,16 +240,16 @@ fn who_is_killed_in_a_change_that_waits_leaves_nothing_behind() {
             interrupt();
         }
         device.release_all();
-        // Those who stand in the row for log space are served, and so is whoever comes behind them.
+        // The changes in the wait queue for log space are served, and so are those behind them.
         world.file(ROOT, "last").unwrap();
         while world.fs.handles.len() > open || world.fs.journal.stats().space.waiting > 0 {
             std::thread::yield_now();
         }
-        world.fs.changes.stop();
+        world.fs.blocking_changes.stop();
         assert!(answers.try_iter().all(|(_, answer)| answer.is_err()), "nobody was given anything");
         let names = world.list(ROOT);
         let (most, there) = (
-            made + Change::THREADS_MAX,
+            made + <BlockingChange<LocalFs> as Work<LocalFs>>::THREADS_MAX,
             names.keys().filter(|name| name.parse::<usize>().is_ok()).count(),
         );
         assert!((made..=most).contains(&there), "{there} of {made} files and what had begun");

@@ -16,7 +16,7 @@ enum Op {
 }
 
 /// A name in some directory, chosen among those that are there.
-fn place() -> impl Strategy<Value = (usize, usize)> {
+fn name() -> impl Strategy<Value = (usize, usize)> {
     (0..8_usize, 0..NAMES.len())
 }
 
@@ -28,11 +28,11 @@ fn op() -> impl Strategy<Value = Op> {
         Just(libc::S_IFIFO)
     ];
     prop_oneof![
-        6 => (place(), kind).prop_map(|((d, n), kind)| Op::Make(d, n, kind)),
-        3 => (place(), any::<bool>()).prop_map(|((d, n), dir)| Op::Remove(d, n, dir)),
-        2 => (place(), place()).prop_map(|(a, b)| Op::Link(a, b)),
-        6 => (place(), place(), 0..4_u8).prop_map(|(a, b, flags)| Op::Rename(a, b, flags.saturating_sub(1))),
-        2 => (place(), any::<bool>()).prop_map(|((d, n), set)| Op::Attribute(d, n, set)),
+        6 => (name(), kind).prop_map(|((d, n), kind)| Op::Make(d, n, kind)),
+        3 => (name(), any::<bool>()).prop_map(|((d, n), dir)| Op::Remove(d, n, dir)),
+        2 => (name(), name()).prop_map(|(a, b)| Op::Link(a, b)),
+        6 => (name(), name(), 0..4_u8).prop_map(|(a, b, flags)| Op::Rename(a, b, flags.saturating_sub(1))),
+        2 => (name(), any::<bool>()).prop_map(|((d, n), set)| Op::Attribute(d, n, set)),
         1 => Just(Op::Reopen),
     ]
 }

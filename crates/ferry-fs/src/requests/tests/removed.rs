@@ -1,5 +1,5 @@
-//! Space of removed files: whoever finds none waits for it, statfs counts it at once, and the host
-//! gets it back.
+//! Space of removed files: a change that finds none waits for it, statfs counts it at once, and the
+//! host gets it back.
 
 use crate::requests::tests::pressure::Thread;
 use crate::requests::tests::*;
@@ -86,7 +86,7 @@ fn a_write_waits_for_the_space_of_a_removed_file() {
 }
 
 #[test]
-fn who_waits_for_removed_space_leaves_the_thread_to_the_kernel() {
+fn a_wait_for_removed_space_leaves_the_transport_thread() {
     let world = world();
     let (other, fh) = world.create(ROOT, "other").unwrap();
     let ino = removed_and_not_forgotten(&world);
@@ -96,8 +96,8 @@ fn who_waits_for_removed_space_leaves_the_thread_to_the_kernel() {
     let longer = SetAttr { size: Some(10_000), ..SetAttr::default() };
     let sized = world.fs.setattr(&thread.cx(), other, None, &longer);
     assert!(matches!(sized, Err(Stop::Parked)), "{sized:?}");
-    let promised = world.fs.fallocate(&thread.cx(), other, fh, 0, 0, 2 << 20);
-    assert!(matches!(promised, Err(Stop::Parked)), "{promised:?}");
+    let allocated = world.fs.fallocate(&thread.cx(), other, fh, 0, 0, 2 << 20);
+    assert!(matches!(allocated, Err(Stop::Parked)), "{allocated:?}");
     world.fs.forget(ino, 1);
     for _ in 0..3 {
         answers.recv().unwrap().1.unwrap();

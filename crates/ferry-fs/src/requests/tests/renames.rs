@@ -19,7 +19,7 @@ fn furnished() -> (World, Ino) {
 }
 
 #[test]
-fn what_may_replace_what() {
+fn rename_replaces_only_the_same_kind() {
     use libc::{EISDIR, ENOTDIR, ENOTEMPTY};
     let cases = [
         ("file", "file", 0),
@@ -44,7 +44,7 @@ fn what_may_replace_what() {
 }
 
 #[test]
-fn within_one_directory_and_over_itself() {
+fn rename_works_within_a_directory_and_over_itself() {
     let (world, _) = furnished();
     let file = world.ino(ROOT, "file");
     world.rename((ROOT, "file"), (ROOT, "file")).unwrap();
@@ -78,7 +78,7 @@ fn a_directory_does_not_move_below_itself() {
 }
 
 #[test]
-fn no_replace_and_exchange() {
+fn rename_keeps_no_replace_and_exchange() {
     let (world, place) = furnished();
     for to in ["file", "empty", "full"] {
         assert_eq!(code(world.rename_with((ROOT, "file"), (place, to), NO_REPLACE)), libc::EEXIST);
@@ -99,7 +99,7 @@ fn no_replace_and_exchange() {
 }
 
 #[test]
-fn what_is_replaced_lives_on_while_it_is_open() {
+fn a_replaced_file_lives_while_it_is_open() {
     let world = World::new();
     let (victim, fh) = world.create(ROOT, "victim").unwrap();
     world.file(ROOT, "file").unwrap();

@@ -1,4 +1,4 @@
-//! Full volumes: what was set aside is there, and nobody else gets it.
+//! Full volumes: reserved space is there, and no other change gets it.
 
 use crate::requests::tests::*;
 
@@ -80,17 +80,17 @@ fn keeps_its_word(background: bool) {
 }
 
 #[test]
-fn promised_changes_find_the_space_that_was_set_aside_on_a_full_volume() {
+fn early_acknowledged_changes_draw_from_their_reservation_on_a_full_volume() {
     keeps_its_word(false);
 }
 
 #[test]
-fn so_they_do_beside_the_background_threads() {
+fn threads_that_meet_beside_the_background_threads_keep_every_rule() {
     keeps_its_word(true);
 }
 
 #[test]
-fn what_is_set_aside_counts_as_used_and_comes_back() {
+fn a_reservation_counts_as_used_and_comes_back() {
     let world = world(false);
     let before = available(&world);
     let reserved = world.fs.reserve_space(8 << 20, 100).unwrap();
@@ -127,7 +127,7 @@ fn what_is_set_aside_counts_as_used_and_comes_back() {
 /// Space comes back once: from what was drawn when the file goes, from the rest when it is given
 /// back.
 #[test]
-fn what_was_drawn_is_free_when_the_file_is_gone() {
+fn drawn_space_is_free_when_the_file_is_removed() {
     let mut world = world(false);
     let (first, fh) = world.create(ROOT, "first").unwrap();
     world.release(first, fh);
@@ -167,13 +167,13 @@ fn what_was_drawn_is_free_when_the_file_is_gone() {
 }
 
 #[test]
-fn nobody_draws_from_what_was_given_back() {
+fn a_dropped_reservation_is_not_drawn_from() {
     let mut world = world(false);
-    let gone = world.fs.reserve_space(1 << 20, 10).unwrap();
-    let promise = from(&*gone, None);
-    drop(gone);
+    let dropped = world.fs.reserve_space(1 << 20, 10).unwrap();
+    let ack = from(&*dropped, None);
+    drop(dropped);
     let other = world.fs.reserve_space(1 << 20, 10).unwrap();
-    world.me.ack = promise;
+    world.me.ack = ack;
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     world.write(ino, fh, 0, &[1; 5000]).unwrap();
     assert_eq!(other.left(), (1 << 20, 10));

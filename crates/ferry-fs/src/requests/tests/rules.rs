@@ -46,7 +46,7 @@ fn every_kind_of_node_and_its_links() {
 }
 
 #[test]
-fn removing_the_wrong_kind() {
+fn removing_the_wrong_kind_is_refused() {
     let world = World::new();
     world.file(ROOT, "file").unwrap();
     let dir = world.mkdir(ROOT, "dir").unwrap();
@@ -193,7 +193,7 @@ fn allocations_holes_and_copies_by_others_than_root_take_set_id_bits() {
 }
 
 #[test]
-fn dots_are_answered() {
+fn lookup_answers_dot_and_dot_dot() {
     let world = World::new();
     let dir = world.mkdir(ROOT, "dir").unwrap();
     assert_eq!(
@@ -226,7 +226,7 @@ fn a_read_only_mount_changes_nothing() {
 }
 
 #[test]
-fn what_the_kernel_may_cache() {
+fn the_kernel_caches_as_the_mode_says() {
     for (cache, direct_io, no_flush) in [
         (CacheMode::Kernel, false, true),
         (CacheMode::Writeback, false, false),
@@ -244,7 +244,7 @@ fn what_the_kernel_may_cache() {
 }
 
 #[test]
-fn own_requests_answer_and_others_do_not() {
+fn only_ferryfs_ioctls_are_answered() {
     let world = World::new();
     world.file(ROOT, "file").unwrap();
     let ioctl = |cmd, max| world.me.call(|cx| world.fs.ioctl(cx, ROOT, cmd, &[], max));

@@ -2,11 +2,11 @@
 
 use crate::keys::{BLOCK, Extent, Key};
 use crate::requests::tests::*;
-use crate::scrub::{
-    Damage, Part, ScrubOptions, ScrubProgress, ScrubReport, ScrubState, Source, Watch, scrub,
-    scrub_source,
-};
-use crate::volume::SUPERBLOCK_PLACES;
+use crate::scrub::live::ScrubState;
+use crate::scrub::report::{Damage, Part, ScrubReport};
+use crate::scrub::run::{scrub, scrub_source};
+use crate::scrub::source::{ScrubOptions, ScrubProgress, Source, Watch};
+use crate::volume::SUPERBLOCK_OFFSETS;
 use ferry_device::AlignedBuf;
 use ferry_env::Clock;
 use parking_lot::Mutex;
@@ -31,8 +31,8 @@ fn offline(world: &World) -> ScrubReport {
 }
 
 /// Where a block of a file is on the device, in bytes.
-fn place(world: &World, ino: Ino, block: u64) -> u64 {
-    let mut place = None;
+fn location(world: &World, ino: Ino, block: u64) -> u64 {
+    let mut found = None;
     world
         .fs
         .journal
@@ -41,12 +41,12 @@ fn place(world: &World, ino: Ino, block: u64) -> u64 {
                 (keys::parse(key), Extent::decode(value))
                 && (offset / BLOCK..offset / BLOCK + crcs.len() as u64).contains(&block)
             {
-                place = Some((dev + block - offset / BLOCK) * BLOCK);
+                found = Some((dev + block - offset / BLOCK) * BLOCK);
             }
             true
         })
         .unwrap();
-    place.expect("the block is mapped")
+    found.expect("the block is mapped")
 }
 
 /// Changes one bit.
@@ -98,10 +98,10 @@ fn a_scrub_finds_exactly_what_is_damaged() {
     let nameless = filled(&world, ROOT, "removed", 8);
     let held = world.open(nameless).unwrap();
     world.unlink(ROOT, "removed").unwrap();
-    // Damage in what is not stamped yet would be taken for the log's end by whoever opens the
+    // Damage in what is not stamped yet would be taken for the log's end by a mount that opens the
     // volume.
     world.fs.sync().unwrap();
-    world.fs.journal.force_stamped().unwrap();
+    world.fs.journal.force_durable_point().unwrap();
     let sound = offline(&world);
     assert!(sound.clean && sound.complete, "{sound:#?}");
     assert_eq!(sound.verified.data_bytes, 728 * BLOCK);
@@ -112,7 +112,7 @@ fn a_scrub_finds_exactly_what_is_damaged() {
 
     let planted =
         [(first, 0), (first, 299), (first, 300), (first, 699), (second, 7), (nameless, 3)];
-    let at: Vec<u64> = planted.iter().map(|(ino, block)| place(&world, *ino, *block)).collect();
+    let at: Vec<u64> = planted.iter().map(|(ino, block)| location(&world, *ino, *block)).collect();
     at.iter().for_each(|at| spoil(&world, *at));
     let deep = |block| ("/a/deep/first file".to_owned(), block);
     let expected = vec![
@@ -129,12 +129,12 @@ fn a_scrub_finds_exactly_what_is_damaged() {
         assert_eq!(report.damaged_blocks, 6);
         assert_eq!(report.damage.len(), 5, "neighbours are one place: {:#?}", report.damage);
         assert_eq!(report.verified.data_bytes, 722 * BLOCK);
-        let mut places: Vec<_> = report.damage.iter().map(|d| d.device_offset.unwrap()).collect();
+        let mut offsets: Vec<_> = report.damage.iter().map(|d| d.device_offset.unwrap()).collect();
         let mut starts = at.clone();
         starts.remove(2);
-        places.sort_unstable();
+        offsets.sort_unstable();
         starts.sort_unstable();
-        assert_eq!(places, starts);
+        assert_eq!(offsets, starts);
     };
     check(&offline(&world));
     // The mounted volume sees the device, not its caches, in which everything is well.
@@ -164,19 +164,19 @@ fn a_scrub_finds_exactly_what_is_damaged() {
 }
 
 #[test]
-fn damage_beside_the_contents_is_found_too() {
+fn a_scrub_finds_damage_outside_contents() {
     let world = World::new();
     filled(&world, ROOT, "file", 20);
     world.fs.sync().unwrap();
-    world.fs.journal.force_stamped().unwrap();
-    spoil(&world, SUPERBLOCK_PLACES[1]);
+    world.fs.journal.force_durable_point().unwrap();
+    spoil(&world, SUPERBLOCK_OFFSETS[1]);
     let geometry = world.fs.superblock().geometry();
     spoil(&world, geometry.home_map_offsets[1]);
     let parts = |report: &ScrubReport| {
         report.damage.iter().map(|d| (d.part, d.device_offset)).collect::<Vec<_>>()
     };
     let expected = vec![
-        (Part::Superblock, Some(SUPERBLOCK_PLACES[1])),
+        (Part::Superblock, Some(SUPERBLOCK_OFFSETS[1])),
         (Part::Home, Some(geometry.home_map_offsets[1])),
     ];
     let report = offline(&world);
@@ -257,7 +257,7 @@ impl Watch for Recorder {
 }
 
 #[test]
-fn no_second_sees_more_than_the_rate_and_one_read() {
+fn a_scrub_keeps_its_rate_each_second() {
     const RATE: u64 = 3 << 20;
     let world = World::new();
     for i in 0..20 {
@@ -383,7 +383,7 @@ impl Watch for Meddler<'_> {
             let ino = filled(world, ROOT, name, 600);
             world.fs.forget(ino, 1);
             world.fs.sync().unwrap();
-            world.fs.journal.force_stamped().unwrap();
+            world.fs.journal.force_durable_point().unwrap();
             world.fs.data.clean_once().unwrap();
         }
         self.calls < 40
@@ -394,11 +394,11 @@ impl Watch for Meddler<'_> {
 }
 
 #[test]
-fn what_went_away_before_it_was_read_is_not_damaged() {
+fn a_block_freed_before_the_scrub_reads_it_is_not_damage() {
     let world = World::new();
     let resting = filled(&world, ROOT, "resting", 50);
     world.fs.sync().unwrap();
-    spoil(&world, place(&world, resting, 21));
+    spoil(&world, location(&world, resting, 21));
     let data = &world.fs.data;
     let source = Source {
         device: data.device(),
@@ -419,14 +419,14 @@ fn what_went_away_before_it_was_read_is_not_damaged() {
 /// other, until the cleaner has had its turn: each finds what was planted in a file that rests, and
 /// nothing else.
 #[test]
-fn no_false_alarm_while_everything_moves() {
+fn a_scrub_of_a_busy_volume_finds_no_damage() {
     const FILES: u64 = 12;
     const BLOCKS: u64 = 200;
     let world =
         World::with(FsOptions { background: true, cache_bytes: 4 << 20, ..FsOptions::default() });
     let resting = filled(&world, ROOT, "resting", 50);
     world.fs.sync().unwrap();
-    spoil(&world, place(&world, resting, 21));
+    spoil(&world, location(&world, resting, 21));
     let over = AtomicBool::new(false);
     let write = |seed: u64| {
         let mut x = seed * 0x9e37_79b9 + 1;

@@ -2,6 +2,7 @@
 //! several transactions.
 
 use crate::requests::tests::*;
+use crate::store::data_store::{Busy, Dirty};
 use crate::volume::LOG_MIN;
 
 const BLOCK: u64 = keys::BLOCK;
@@ -37,7 +38,11 @@ fn scatter(world: &World, ino: Ino, fh: u64, blocks: u64) {
     for n in 0..blocks {
         let block = n * step % blocks;
         world.write(ino, fh, block * BLOCK, &block_of(block)).unwrap();
-        world.fs.data.write_back(&world.fs.table.need(ino).unwrap()).unwrap();
+        world
+            .fs
+            .data
+            .write_back(Dirty::File(&world.fs.table.need(ino).unwrap()), Busy::Wait)
+            .unwrap();
     }
 }
 
@@ -50,7 +55,7 @@ fn size_to(world: &World, ino: Ino, size: u64) -> Done<Attr> {
 }
 
 #[test]
-fn what_fits_one_transaction_only() {
+fn an_attribute_must_fit_one_transaction() {
     let world = world(SHORT, false);
     let name = "n".repeat(255);
     let file = world.file(ROOT, &name).unwrap();
@@ -69,8 +74,8 @@ fn scattered_blocks_are_overwritten_in_one_go() {
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     scatter(&world, ino, fh, BLOCKS);
     let new = vec![0xaa; (BLOCKS * BLOCK) as usize];
-    for (n, piece) in (0..).zip(new.chunks(1 << 20)) {
-        world.write(ino, fh, n << 20, piece).unwrap();
+    for (n, chunk) in (0..).zip(new.chunks(1 << 20)) {
+        world.write(ino, fh, n << 20, chunk).unwrap();
     }
     world.check();
     assert!(world.read(ino, fh, new.len()).unwrap() == new, "the file is what was written last");
@@ -118,7 +123,7 @@ fn a_huge_sparse_file_is_cut_removed_and_replaced() {
 }
 
 #[test]
-fn space_is_promised_between_the_blocks_of_a_file() {
+fn fallocate_fills_the_holes_between_the_blocks_of_a_file() {
     let world = world(SHORT, false);
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     for n in 0..BLOCKS {

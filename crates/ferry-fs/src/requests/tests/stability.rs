@@ -4,7 +4,7 @@ use crate::inode::dir_cache::LOAD_MAX;
 use crate::requests::tests::*;
 
 /// Lists `most` entries behind `cookie`: names with their cookies.
-fn piece(world: &World, dir: Ino, cookie: u64, most: usize, plus: bool) -> Vec<DirEntry> {
+fn chunk(world: &World, dir: Ino, cookie: u64, most: usize, plus: bool) -> Vec<DirEntry> {
     let mut out = Vec::new();
     world
         .me
@@ -30,7 +30,7 @@ fn lookups(world: &World, ino: Ino) -> u64 {
 }
 
 #[test]
-fn what_stays_is_listed_once_whatever_comes_and_goes() {
+fn a_listing_has_each_remaining_name_once_despite_changes() {
     for evicted in [false, true] {
         let world = World::new();
         let dir = world.mkdir(ROOT, "dir").unwrap();
@@ -40,7 +40,7 @@ fn what_stays_is_listed_once_whatever_comes_and_goes() {
         }
         let (mut seen, mut cookie, mut round) = (BTreeMap::new(), 0, 0);
         loop {
-            let got = piece(&world, dir, cookie, 7, false);
+            let got = chunk(&world, dir, cookie, 7, false);
             let Some(last) = got.last() else { break };
             assert!(last.cookie > cookie, "cookies grow");
             cookie = last.cookie;
@@ -67,14 +67,14 @@ fn what_stays_is_listed_once_whatever_comes_and_goes() {
 fn an_entry_that_did_not_fit_counts_no_lookup() {
     let world = World::new();
     let inos: Vec<_> = (0..100).map(|i| world.file(ROOT, &format!("f{i}")).unwrap()).collect();
-    let got = piece(&world, ROOT, 0, 10, true);
+    let got = chunk(&world, ROOT, 0, 10, true);
     let named: Vec<_> =
         got.iter().filter_map(|e| e.entry.and_then(|e| e.attr)).map(|a| a.ino).collect();
     assert_eq!((got.len(), named.len()), (10, 8), "dots carry no entry");
     for ino in inos {
         assert_eq!(lookups(&world, ino), u64::from(named.contains(&ino)));
     }
-    let rest = piece(&world, ROOT, got[9].cookie, 1000, true);
+    let rest = chunk(&world, ROOT, got[9].cookie, 1000, true);
     assert_eq!(rest.len(), 92);
 }
 
@@ -159,7 +159,7 @@ fn cold_inodes_and_unused_directories_leave_memory() {
 }
 
 #[test]
-fn what_is_kept_in_memory_stays_small() {
+fn cached_inodes_and_names_stay_bounded() {
     assert!(
         size_of::<crate::inode::incore::Inode>() <= 640,
         "{} bytes",

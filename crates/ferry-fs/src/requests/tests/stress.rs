@@ -27,8 +27,8 @@ const EXPECTED: [i32; 9] = [
 ];
 
 fn act(world: &World, dirs: &[Ino], dice: &mut Dice) -> Done {
-    let mut place = || (dirs[dice.roll(dirs.len())], ["a", "b", "c"][dice.roll(3)]);
-    let ((da, na), (db, nb)) = (place(), place());
+    let mut name = || (dirs[dice.roll(dirs.len())], ["a", "b", "c"][dice.roll(3)]);
+    let ((da, na), (db, nb)) = (name(), name());
     match dice.roll(12) {
         0..3 => world.mkdir(da, na).map(drop),
         3 | 4 => {

@@ -30,7 +30,7 @@ fn attributes_are_kept_listed_and_removed() {
 }
 
 #[test]
-fn flags_and_limits() {
+fn setxattr_keeps_flags_and_limits() {
     let world = World::new();
     let file = world.file(ROOT, "file").unwrap();
     assert_eq!(code(set_with(&world, file, "user.x", false, true)), libc::ENODATA);

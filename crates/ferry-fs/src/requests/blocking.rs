@@ -1,35 +1,17 @@
-//! Changes that have to wait, for log space or for write-back, do so on threads of their own: a
-//! transport's thread serves every program of a core, and whoever only reads is not to wait for a
-//! checkpoint that others need.
+//! Requests whose change may have to wait: a thread of the blocking pool makes the change.
 
-use crate::api::{Answer, Cx, Filesystem, Interrupt, Parked, Reply, Stop};
+use crate::api::{Answer, Cx, Filesystem, Ino, Interrupt, Parked, Reply, Stop};
+use crate::error::FsError;
 use crate::inprocess::{FromReply, InProcess};
+use crate::local::jobs::{BlockingChange, BlockingDrop};
 use crate::local::local_fs::LocalFs;
-use crate::local::pool::Work;
+use crate::store::data_store::Busy;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Such a change, and its answer.
-pub(crate) struct Change(Box<dyn FnOnce(&LocalFs) + Send>);
-
-impl Work for Change {
-    const NAME: &'static str = "ferry-change";
-    /// So many stand in the rows for log space and for the cache, in the order in which they came;
-    /// the others wait for them.
-    const THREADS_MAX: usize = 32;
-    const TOGETHER: bool = false;
-
-    fn run(these: Vec<Self>, fs: &LocalFs) {
-        these.into_iter().for_each(|change| (change.0)(fs));
-    }
-}
-
-impl Change {
-    /// Something that may wait.
-    pub(crate) fn new(change: impl FnOnce(&LocalFs) + Send + 'static) -> Self {
-        Self(Box::new(change))
-    }
-}
+/// A file with so many blocks may have as many extents; what drops extents of a smaller one is soon
+/// done.
+const MANY_BLOCKS: u64 = 1 << 14;
 
 /// How far a change has come whose program may be killed meanwhile.
 enum Progress {
@@ -80,7 +62,7 @@ impl LocalFs {
         let caller = InProcess { uid, gid, umask, caller, ack: cx.early_ack() };
         let progress = Arc::new(Mutex::new(Progress::Waiting));
         let parked: Parked<Reply> = cx.park(Some(self.when_given_up(&progress)));
-        self.changes.push(Change::new(move |fs| {
+        self.blocking_changes.push(BlockingChange(Box::new(move |fs: &LocalFs| {
             if matches!(*progress.lock(), Progress::GivenUp) {
                 return;
             }
@@ -91,20 +73,53 @@ impl LocalFs {
                 Progress::GivenUp => granted.take_back(fs),
                 _ => parked.complete(result),
             }
-        }));
+        })));
         Err(Stop::Parked)
     }
 
     /// The program is being killed. What has not begun is not made; what was given to it is taken
-    /// back, by whoever comes last.
+    /// back, by the thread that comes last.
     fn when_given_up(&self, progress: &Arc<Mutex<Progress>>) -> Interrupt {
-        let (progress, changes) = (Arc::clone(progress), Arc::clone(&self.changes));
+        let (progress, changes) = (Arc::clone(progress), Arc::clone(&self.blocking_changes));
         Box::new(move || {
             if let Progress::Answered(granted) =
                 std::mem::replace(&mut *progress.lock(), Progress::GivenUp)
             {
-                changes.push(Change::new(move |fs| granted.take_back(fs)));
+                changes.push(BlockingChange(Box::new(move |fs: &LocalFs| granted.take_back(fs))));
             }
         })
+    }
+
+    /// The answer to a request that drops extents of a file: now, unless it may be long, or wait
+    /// for log space, and the thread is a transport's. `drops` says whether it drops any, of a file
+    /// of that size. If less than `takes` bytes of space are free, it may wait for some.
+    pub(crate) fn answer_dropping<T: Into<Reply> + FromReply + 'static>(
+        &self,
+        cx: &Cx,
+        what: &'static str,
+        ino: Ino,
+        takes: u64,
+        drops: impl FnOnce(u64) -> bool,
+        change: impl FnOnce(&Self) -> Result<T, FsError> + Send + 'static,
+    ) -> Answer<T> {
+        let (blocks, size) = self.table.peek(ino).map_or((0, 0), |inode| {
+            let state = inode.state.read();
+            (state.logged.blocks, state.rec.size)
+        });
+        let long = blocks >= self.fits_log(MANY_BLOCKS) && drops(size);
+        let short = self.journal.is_short(false) || self.data.is_short_of(takes);
+        if !(long || short) || self.patience(cx) == Busy::Wait {
+            return change(self).map_err(|error| Stop::Errno(self.report(what, ino, error)));
+        }
+        if !long {
+            return self.later(cx, move |fs, _| {
+                change(fs).map_err(|error| Stop::Errno(fs.report(what, ino, error)))
+            });
+        }
+        let parked = cx.park::<T>(None);
+        self.blocking_drops.push(BlockingDrop(Box::new(move |fs: &LocalFs| {
+            parked.complete(change(fs).map_err(|error| fs.report(what, ino, error)));
+        })));
+        Err(Stop::Parked)
     }
 }

@@ -30,10 +30,10 @@ fn world(cache: CacheMode) -> (World, Arc<Told>) {
 
 /// Writes to the file until there is no room.
 fn fill(w: &World, ino: Ino, fh: u64) {
-    let piece = vec![7; 1 << 20];
+    let chunk = vec![7; 1 << 20];
     let mut at = 0;
     let full = loop {
-        match w.write(ino, fh, at, &piece) {
+        match w.write(ino, fh, at, &chunk) {
             Ok(n) => at += n,
             Err(error) => break error,
         }
@@ -42,7 +42,7 @@ fn fill(w: &World, ino: Ino, fh: u64) {
 }
 
 #[test]
-fn each_descriptor_that_writes_hears_once_of_a_failure_behind_its_back() {
+fn each_writing_descriptor_is_told_of_a_deferred_error_once() {
     let (w, told) = world(CacheMode::Writeback);
     let (ino, first) = w.create(ROOT, "f").unwrap();
     let second = w.open(ino).unwrap();
@@ -71,7 +71,7 @@ fn each_descriptor_that_writes_hears_once_of_a_failure_behind_its_back() {
 }
 
 #[test]
-fn where_writes_themselves_fail_nobody_is_told_again() {
+fn an_error_told_by_a_write_is_not_told_again() {
     let (w, told) = world(CacheMode::Kernel);
     let (ino, fh) = w.create(ROOT, "f").unwrap();
     fill(&w, ino, fh);

@@ -1,8 +1,9 @@
 //! Data that is on its way to the device when somebody wants it.
 
 use crate::file::tests::*;
-use crate::scrub::live::{Mounted, Scrubs};
-use crate::scrub::{Part, ScrubOptions, ScrubState};
+use crate::scrub::live::{Mounted, ScrubState, Scrubs};
+use crate::scrub::report::Part;
+use crate::scrub::source::ScrubOptions;
 use ferry_device::{HookedDevice, Op};
 use parking_lot::Condvar;
 use std::collections::BTreeSet;
@@ -17,7 +18,7 @@ struct Holding {
 struct Reads {
     count: u64,
     /// Where it was read since it last began to hold, in bytes.
-    places: BTreeSet<u64>,
+    offsets: BTreeSet<u64>,
 }
 
 impl Holding {
@@ -30,7 +31,7 @@ impl Holding {
             if request.op == Op::Read {
                 let mut reads = noted.0.lock();
                 reads.count += 1;
-                reads.places.insert(request.offset);
+                reads.offsets.insert(request.offset);
                 noted.1.notify_all();
             }
             Ok(())
@@ -38,7 +39,7 @@ impl Holding {
         Self { dev, reads }
     }
     fn hold(&self) {
-        self.reads.0.lock().places.clear();
+        self.reads.0.lock().offsets.clear();
         self.dev.hold(|request| request.submitted);
     }
     fn let_go(&self) {
@@ -50,7 +51,7 @@ impl Holding {
     /// Waits until somebody has read at this byte.
     fn wait_for_read_at(&self, offset: u64) {
         let mut reads = self.reads.0.lock();
-        while !reads.places.contains(&offset) {
+        while !reads.offsets.contains(&offset) {
             self.reads.1.wait(&mut reads);
         }
     }
@@ -75,11 +76,11 @@ fn held_volume(cache: usize) -> (Volume, Holding) {
 }
 
 #[test]
-fn a_block_that_the_cleaner_is_moving_is_waited_for_and_not_taken_for_damaged() {
+fn a_read_waits_for_a_block_that_the_cleaner_moves() {
     let (volume, dev) = held_volume(8 << 20);
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 80_000));
-    volume.store.write_back_all().unwrap();
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     for segment in volume.store.table.open_segments() {
         volume.store.table.close_segment(segment);
     }
@@ -103,8 +104,8 @@ fn a_scrub_waits_for_what_is_on_its_way_and_does_not_call_it_damaged() {
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 80_000));
     dev.hold();
-    volume.store.write_back(&file).unwrap();
-    let crate::extents::Place::Data(first, _) = volume.store.window(&file, 0).unwrap().place(0)
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
+    let crate::extents::Mapping::Data(first, _) = volume.store.window(&file, 0).unwrap().mapping(0)
     else {
         panic!("the file is mapped")
     };
@@ -131,12 +132,12 @@ fn a_scrub_waits_for_what_is_on_its_way_and_does_not_call_it_damaged() {
 }
 
 #[test]
-fn what_is_being_written_stays_in_memory_until_it_is_written() {
+fn data_in_flight_stays_in_memory_until_it_is_written() {
     let (volume, dev) = held_volume(64 << 10);
     let file = volume.create(5);
     dev.hold();
     volume.write(&file, 0, &pattern(1, 60_000));
-    volume.store.write_back(&file).unwrap();
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     volume.store.cache.shrink();
     volume.evict();
     assert!(volume.read(&file, 0, 60_000) == pattern(1, 60_000));
@@ -154,10 +155,10 @@ fn what_is_being_written_stays_in_memory_until_it_is_written() {
 /// What is done behind the next write, once.
 type Act = Box<dyn FnOnce() + Send>;
 
-/// Two files travel in one batch. When its data has landed, the second one's new place is not in
+/// Two files share one batch. When its data is written, the second one's new location is not in
 /// its extent map yet.
 #[test]
-fn what_has_landed_and_is_not_yet_logged_stays_in_memory() {
+fn written_and_unlogged_data_stays_in_memory() {
     let next: Arc<Mutex<Option<Act>>> = Arc::default();
     let after_write = Arc::clone(&next);
     let volume = Volume::on(64, 256 << 10, 8 << 20, false, |inner| {
@@ -181,7 +182,7 @@ fn what_has_landed_and_is_not_yet_logged_stays_in_memory() {
             let read = store.read(&file, 0, &mut out);
             tell.send(read.is_ok() && out == pattern(version, 20_000)).unwrap();
         }));
-        volume.store.write_back_all().unwrap();
+        volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
         assert!(told.recv().unwrap(), "version {version} was not what was read");
     }
     volume.check();

@@ -23,7 +23,7 @@ impl Park for Request {
 }
 
 #[test]
-fn what_may_be_long_does_not_keep_the_thread_that_brought_it() {
+fn a_drop_of_many_extents_leaves_the_transport_thread() {
     let world = world(4 << 20);
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     let (sender, answers) = channel();
@@ -103,7 +103,7 @@ fn a_long_truncation_leaves_room_in_the_log() {
 /// With the smallest log a file of 16,383 extents would keep a transport's thread for a tenth of a
 /// second: it waits for checkpoints.
 #[test]
-fn what_does_not_fit_a_small_log_is_long() {
+fn a_drop_that_exceeds_a_small_log_goes_to_the_blocking_pool() {
     let world = world(LOG_MIN);
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     let (sender, answers) = channel();
@@ -128,7 +128,7 @@ fn what_does_not_fit_a_small_log_is_long() {
 
 /// A file that nobody knows any more is dropped in as many transactions.
 #[test]
-fn what_is_reclaimed_leaves_room_in_the_log() {
+fn reclaim_leaves_room_in_the_log() {
     let made = MkfsOptions { log_size: Some(LOG_MIN), ..MkfsOptions::default() };
     let options = FsOptions { background: false, cache_bytes: 8 << 20, ..FsOptions::default() };
     let world = World::made(256 << 20, &made, options);

@@ -1,14 +1,14 @@
 //! Reads that wait for the device keep nobody else waiting.
 
+use crate::local::jobs::PooledRead;
 use crate::local::pool::Work;
-use crate::local::readers::Wanted;
 use crate::requests::tests::*;
 use ferry_device::{HookedDevice, Op};
 use parking_lot::{Condvar, Mutex};
 
 /// Large enough to be answered without a copy, where it stands in one place.
-const PIECE: usize = 512 << 10;
-const PIECES: usize = 20;
+const CHUNK_BYTES: usize = 512 << 10;
+const CHUNKS: usize = 20;
 
 /// Whether the device stalls: then it answers no large read.
 #[derive(Default)]
@@ -68,8 +68,8 @@ impl Transport {
     }
 }
 
-fn piece(number: usize) -> Vec<u8> {
-    (0..PIECE).map(|i| (i / 512 + 7 * number) as u8).collect()
+fn chunk(number: usize) -> Vec<u8> {
+    (0..CHUNK_BYTES).map(|i| (i / 512 + 7 * number) as u8).collect()
 }
 
 /// A file that is in no memory, opened; the device stalls.
@@ -78,7 +78,7 @@ fn cold() -> (World, Arc<Stalling>, Ino, u64) {
         (HookedDevice::new(Arc::new(MemDevice::new(64 << 20))), Arc::<Stalling>::default());
     let stalls = Arc::clone(&stalling);
     device.set_hook(move |request, serve| {
-        if request.op == Op::Read && request.len >= PIECE as u64 / 2 {
+        if request.op == Op::Read && request.len >= CHUNK_BYTES as u64 / 2 {
             stalls.wait();
         }
         serve()
@@ -90,11 +90,11 @@ fn cold() -> (World, Arc<Stalling>, Ino, u64) {
     let mut world = World { dev, fs, me: InProcess::default(), options };
     let ino = world.file(ROOT, "file").unwrap();
     let fh = world.open(ino).unwrap();
-    for number in 0..PIECES {
-        let offset = (number * PIECE) as u64;
+    for number in 0..CHUNKS {
+        let offset = (number * CHUNK_BYTES) as u64;
         world
             .me
-            .call(|cx| world.fs.write(cx, ino, fh, offset, &piece(number), false, false))
+            .call(|cx| world.fs.write(cx, ino, fh, offset, &chunk(number), false, false))
             .unwrap();
     }
     world.release(ino, fh);
@@ -109,17 +109,18 @@ fn cold() -> (World, Arc<Stalling>, Ino, u64) {
 /// Asks for all pieces, more than there are readers.
 fn ask(world: &World, ino: Ino, fh: u64) -> Transport {
     let transport = Transport::default();
-    for number in 0..PIECES {
+    for number in 0..CHUNKS {
         let request = Request(number, transport.clone());
         let cx = Cx { uid: 0, gid: 0, pid: 0, umask: 0, park: &request };
-        let answer = world.fs.read(&cx, ino, fh, (number * PIECE) as u64, &mut vec![0; PIECE]);
-        assert!(matches!(answer, Err(Stop::Parked)), "piece {number} is not in memory");
+        let answer =
+            world.fs.read(&cx, ino, fh, (number * CHUNK_BYTES) as u64, &mut vec![0; CHUNK_BYTES]);
+        assert!(matches!(answer, Err(Stop::Parked)), "chunk {number} is not in memory");
     }
     transport
 }
 
 #[test]
-fn while_reads_wait_for_the_device_everything_else_goes_on() {
+fn requests_proceed_while_reads_wait_for_the_device() {
     let (world, device, ino, fh) = cold();
     let transport = ask(&world, ino, fh);
     for n in 0..100 {
@@ -130,8 +131,8 @@ fn while_reads_wait_for_the_device_everything_else_goes_on() {
     }
     assert!(transport.0.0.lock().is_empty(), "the device has answered nobody");
     device.stall(false);
-    for (number, bytes) in transport.wait(PIECES) {
-        assert!(bytes.unwrap() == piece(number), "piece {number}");
+    for (number, bytes) in transport.wait(CHUNKS) {
+        assert!(bytes.unwrap() == chunk(number), "chunk {number}");
     }
     world.release(ino, fh);
 }
@@ -141,17 +142,17 @@ fn reads_that_wait_when_the_volume_is_closed_are_answered() {
     let (world, device, ino, fh) = cold();
     let transport = ask(&world, ino, fh);
     std::thread::scope(|scope| {
-        scope.spawn(|| world.fs.readers.stop());
+        scope.spawn(|| world.fs.read_pool.stop());
         // Those that no reader has taken yet fail at once; the device still has the others, if they
         // were taken in time.
-        let mut answers = transport.wait(PIECES - Wanted::THREADS_MAX);
+        let mut answers = transport.wait(CHUNKS - <PooledRead as Work<LocalFs>>::THREADS_MAX);
         assert!(answers.iter().all(|(_, answer)| *answer == Err(Errno(libc::EIO))));
         device.stall(false);
-        answers.extend(transport.wait(PIECES - answers.len()));
+        answers.extend(transport.wait(CHUNKS - answers.len()));
         for (number, answer) in answers {
             assert!(
-                answer == Err(Errno(libc::EIO)) || answer == Ok(piece(number)),
-                "piece {number}"
+                answer == Err(Errno(libc::EIO)) || answer == Ok(chunk(number)),
+                "chunk {number}"
             );
         }
     });

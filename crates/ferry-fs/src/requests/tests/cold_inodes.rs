@@ -1,7 +1,7 @@
 //! Inodes that leave memory and come back.
 
+use crate::inode::table::InodeSource;
 use crate::requests::tests::*;
-use crate::store::data_store::InodeSource;
 use std::sync::atomic::Ordering;
 
 const MANY: u64 = 9000;
@@ -54,7 +54,7 @@ fn an_inode_that_was_busy_when_its_turn_came_leaves_memory_later() {
 }
 
 #[test]
-fn inodes_that_the_data_half_loads_leave_memory() {
+fn inodes_loaded_by_the_store_leave_memory() {
     let (world, files) = world();
     for ino in files {
         let inode = world.fs.table.inode(ino).unwrap().unwrap();

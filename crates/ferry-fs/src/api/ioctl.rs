@@ -1,0 +1,68 @@
+//! FerryFS's own requests, numbered as ioctls are, `_IOC(dir, 'F', nr, size)`: on any file or
+//! directory of a mount, or over the control socket of a server.
+
+const fn ioc(dir: u32, nr: u32, size: u32) -> u32 {
+    dir << 30 | size << 16 | (b'F' as u32) << 8 | nr
+}
+/// Bytes of a request's message and of its answer, at most: its number says so.
+pub const fn message_len(request: u32) -> usize {
+    (request >> 16 & 0x3fff) as usize
+}
+/// Makes everything on the volume durable; parks. `_IO('F', 1)`.
+pub const SYNC: u32 = ioc(0, 1, 0);
+/// Bytes of a [`STATS`] answer.
+pub const STATS_LEN: u32 = 16383;
+/// Starts a scrub: the rate in bytes a second (0: none) as `u64`; its number comes back in the
+/// same place. `EBUSY`: one is on its way. For root and the user that has mounted the volume, as
+/// the next two; others hear `EPERM`. `_IOWR('F', 3, u64)`.
+pub const SCRUB_START: u32 = ioc(3, 3, 8);
+/// Stops the scrub that is on its way, if one is. `_IO('F', 4)`.
+pub const SCRUB_STOP: u32 = ioc(0, 4, 0);
+/// Damage that the newest scrub has found: the place in its list to begin with as `u64`; comes
+/// back as a JSON list of as many as fit, ended by NUL. `_IOWR('F', 5, char[16383])`.
+pub const SCRUB_DAMAGE: u32 = ioc(3, 5, STATS_LEN);
+/// What the newest scrub is at, as JSON, ended by NUL. `_IOR('F', 6, char[16383])`.
+pub const SCRUB_STATUS: u32 = ioc(2, 6, STATS_LEN);
+/// Bytes of a [`REPLACE`] message.
+pub const REPLACE_LEN: u32 = 8192;
+/// Begins to rebuild a mirror's side: the path of the old one, NUL, that of the new one, NUL.
+/// Answered when work goes to the new side too; [`STATS`] shows how far it is. For root and who
+/// has mounted the volume; others hear `EPERM`. `_IOW('F', 32, char[8192])`.
+pub const REPLACE: u32 = ioc(1, 32, REPLACE_LEN);
+/// The counters as JSON, ended by NUL. `_IOR('F', 2, char[16383])`.
+pub const STATS: u32 = ioc(2, 2, STATS_LEN);
+/// Files of one [`SYNC_FILES`], at most.
+pub const SYNC_FILES_MAX: usize = 2000;
+/// Bytes of its message: `u32 count, u32 flags, u64 files[2000]`; of the answer's `files` only
+/// the first `count` are written.
+pub const SYNC_FILES_LEN: u32 = 8 + 8 * SYNC_FILES_MAX as u32;
+/// A flag: of each file the data only, as fdatasync(2).
+pub const SYNC_FILES_DATA: u32 = 1;
+/// Makes files durable together; parks. In: inode numbers; out: an errno or 0 for each
+/// (`docs/bulk-sync.md`). `_IOWR('F', 16, char[16008])`.
+pub const SYNC_FILES: u32 = ioc(3, 16, SYNC_FILES_LEN);
+/// Bytes of a [`TUNE`] message.
+pub const TUNE_LEN: u32 = 16;
+/// In the first word of [`TUNE`]: set the flush policy (`policy`: 0 each, 1 delay, 2 gather, 3
+/// adaptive).
+pub const TUNE_FLUSH: u32 = 1;
+/// In the first word of [`TUNE`]: set the time below which the policy `delay` does not wait.
+pub const TUNE_FAST_FLUSH: u32 = 2;
+/// In the first word of [`TUNE`]: forget how long the device's flushes took.
+pub const TUNE_RESET_FLUSH_TIME: u32 = 4;
+/// Changes how a mounted volume flushes: `u32 what, u32 policy, u64 fast_flush_ns`. For root
+/// and the owner of the volume's root directory, others hear `EPERM`. `_IOW('F', 24,
+/// char[16])`.
+pub const TUNE: u32 = ioc(1, 24, TUNE_LEN);
+/// Moves the log of a mounted volume to its end, where it has so many bytes, rounded up to
+/// whole segments: `u64`. For those who may [`TUNE`]. Parks. `EINVAL`: no log of that length,
+/// or the log is as long already; `ENOSPC`: the end of the volume is in use. `_IOW('F', 25,
+/// char[8])`.
+pub const GROW_LOG: u32 = ioc(1, 25, 8);
+/// Gives the space of free segments back to the host; answers with the bytes, `u64`. For those
+/// who may [`TUNE`]. Parks. `_IOR('F', 26, char[8])`.
+pub const TRIM: u32 = ioc(2, 26, 8);
+/// The same as fstrim(8) asks for it: `u64 start, u64 len, u64 minlen`, answered with the bytes
+/// in `len`. All that is free is given back, whatever the range. `FITRIM`, `_IOWR('X', 121,
+/// struct fstrim_range)`.
+pub const FITRIM: u32 = 3 << 30 | 24 << 16 | (b'X' as u32) << 8 | 121;

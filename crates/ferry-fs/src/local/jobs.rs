@@ -1,0 +1,64 @@
+//! What the threads of the pools do for the file system `F`. A transport's thread serves every
+//! program of a core, so it must not wait: what may have to wait becomes a job.
+//!
+//! The blocking pool has three parts, so that one kind of wait does not keep the others from
+//! running: changes, changes that take many transactions, and fsyncs. Reads have a pool of their
+//! own.
+
+use crate::api::{Parked, Reply};
+use crate::inode::incore::Inode;
+use crate::local::handles::Handle;
+use crate::local::pool::Work;
+use std::sync::Arc;
+
+/// A job gets the file system.
+pub(crate) type Job<F> = Box<dyn FnOnce(&F) + Send>;
+
+/// A change that has to wait for log space or for write-back.
+pub(crate) struct BlockingChange<F>(pub(crate) Job<F>);
+
+impl<F: 'static> Work<F> for BlockingChange<F> {
+    const NAME: &'static str = "ferry-change";
+    /// So many changes stand in the wait queues for log space and for the cache, in the order in
+    /// which they came. The others wait for these.
+    const THREADS_MAX: usize = 32;
+    const TOGETHER: bool = false;
+
+    fn run(these: Vec<Self>, fs: &F) {
+        these.into_iter().for_each(|change| (change.0)(fs));
+    }
+}
+
+/// A change that takes many transactions, as cutting off a million extents does.
+pub(crate) struct BlockingDrop<F>(pub(crate) Job<F>);
+
+impl<F: 'static> Work<F> for BlockingDrop<F> {
+    const NAME: &'static str = "ferry-drop";
+    const THREADS_MAX: usize = 2;
+    const TOGETHER: bool = false;
+
+    fn run(these: Vec<Self>, fs: &F) {
+        these.into_iter().for_each(|change| (change.0)(fs));
+    }
+}
+
+/// An fsync that must wait before its data can be sent: much is in flight to the device already (or
+/// the data is much), the log is full, or another thread changes the file. The data of all fsyncs
+/// that have gathered is written back together.
+pub(crate) struct BlockingFsync<F> {
+    /// Files to be written back.
+    pub(crate) files: Vec<Arc<Inode>>,
+    /// What follows. It writes back itself whatever of the files is still dirty, and gets the error
+    /// if that fails.
+    pub(crate) then: Job<F>,
+}
+
+/// A read that must wait for the device.
+pub(crate) struct PooledRead {
+    pub(crate) handle: Arc<Handle>,
+    /// First byte.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) len: usize,
+    pub(crate) parked: Parked<Reply>,
+}
