@@ -80,7 +80,7 @@ pub(super) struct ReplayLog {
     older: HashMap<Ino, u64>,
     /// The newest change of which not even that is known.
     overflow: Option<u64>,
-    /// Changes up to this one are of a epoch that has ended.
+    /// Changes up to this one are of an epoch that has ended.
     ended: u64,
     /// Inodes that the kernel has forgotten, each with the newest change of that time.
     claims: VecDeque<(u64, Claim)>,

@@ -134,7 +134,7 @@ impl Restore for Restorer {
 
     fn claimed(&self, inos: &[Claim], stamp: u64) {
         let Some(fs) = self.0.upgrade() else { return };
-        let gone: Vec<Ino> = {
+        let forgotten: Vec<Ino> = {
             let mut tables = fs.tables.lock();
             let known = |claim: &&Claim| {
                 let node = tables.nodes.get_mut(&claim.ino);
@@ -143,7 +143,7 @@ impl Restore for Restorer {
             inos.iter().filter(known).map(|claim| claim.ino).collect()
         };
         // The kernel has forgotten them meanwhile.
-        gone.into_iter().for_each(|ino| fs.forgotten(Forgotten { ino, stamp }));
+        forgotten.into_iter().for_each(|ino| fs.forgotten(Forgotten { ino, stamp }));
     }
 
     fn damaged(&self, changes: &[&Pending]) {

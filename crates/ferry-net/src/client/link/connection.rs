@@ -338,7 +338,7 @@ impl Link {
             ToClient::Synced { ino, seq } => self.state.lock().log.synced(ino, seq),
             ToClient::Gone { names } => {
                 let removed =
-                    names.0.into_iter().map(|place| (place.parent, place.name.into())).collect();
+                    names.0.into_iter().map(|name| (name.parent, name.name.into())).collect();
                 self.kernel.forget_unasked(ToForget { removed, ..ToForget::default() });
             }
             ToClient::Lack {} => {
