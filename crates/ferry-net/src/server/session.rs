@@ -181,7 +181,7 @@ struct State {
     /// The newest change behind which leases were given back.
     owed: u64,
     applied: u64,
-    answers: VecDeque<(u64, Outcome)>,
+    answers: VecDeque<(u64, Outcome, Option<Made>)>,
     queue: VecDeque<Change>,
     /// When the change came that is being applied, and its bytes.
     under_way: Option<(Duration, usize)>,
@@ -558,8 +558,9 @@ impl Session {
         };
         line.send_first(frame::encode(&welcome), Vec::new());
         // What the last connection may have lost: in order, before any newer one.
-        for (seq, outcome) in &state.answers {
-            let (after, empty, made, outcome) = (List::default(), false, None, outcome.clone());
+        for (seq, outcome, made) in &state.answers {
+            let (after, empty) = (List::default(), false);
+            let (outcome, made) = (outcome.clone(), made.clone());
             let answer = ToClient::Changed { seq: *seq, after, empty, made, outcome };
             line.send_first(frame::encode(&answer), Vec::new());
         }
@@ -716,7 +717,7 @@ impl Session {
                 "answers that were not given, or more changes than the window holds",
             ));
         }
-        while state.answers.front().is_some_and(|(seq, _)| *seq <= answered) {
+        while state.answers.front().is_some_and(|(seq, ..)| *seq <= answered) {
             state.answers.pop_front();
         }
         let seq = change.seq;
@@ -727,7 +728,7 @@ impl Session {
         }
         if seq <= state.applied {
             // The answer was sent again when the connection began.
-            let kept = state.answers.front().is_some_and(|(first, _)| *first <= seq);
+            let kept = state.answers.front().is_some_and(|(first, ..)| *first <= seq);
             return if kept {
                 Ok(false)
             } else {
@@ -794,9 +795,9 @@ impl Session {
                 return;
             }
             state.applied = seq;
-            let (after, kept) = (List(after), outcome.clone());
+            let (after, kept) = (List(after), (seq, outcome.clone(), made.clone()));
             let frame = frame::encode(&ToClient::Changed { seq, after, empty, made, outcome });
-            state.answers.push_back((seq, kept));
+            state.answers.push_back(kept);
             let (answers, rooms) = &mut state.outbox;
             answers.extend_from_slice(&frame);
             rooms.extend(room);
