@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use ferry_fs::Ino;
 
+use super::state::LeaseState;
 use super::table::{Coarse, Hold, Progress, Recalls, SessionId, Table, Wants};
 
 /// An inode is in use so long after its holder was given it, or has changed it. In tests things
@@ -39,7 +40,7 @@ impl Table {
                 continue;
             }
             waits |= !others.is_empty();
-            for hold in others.iter().filter(|hold| !hold.recalled && !hold.returning) {
+            for hold in others.iter().filter(|hold| !hold.state.is_leaving()) {
                 self.recall(hold.session, *ino);
                 recalls.entry(hold.session).or_default().push(*ino);
             }
@@ -59,25 +60,22 @@ impl Table {
     fn is_idle(&self, hold: &Hold, now: Duration) -> bool {
         let silent = self.holders.get(&hold.session).is_none_or(|holder| holder.until <= now);
         let used = Coarse::of(now.saturating_sub(IN_USE_TIME)) < hold.used;
-        !silent && (hold.recalled || hold.returning || !used && hold.telling == 0)
+        !silent && (hold.state.is_leaving() || !used && hold.state == LeaseState::Held)
     }
 
     /// Makes those write leases of which the session has the only lease. They are not recalled
     /// before [`Table::told`]. Gives them.
     pub(super) fn upgrade(&mut self, session: SessionId, inos: &[Ino], now: Duration) -> Vec<Ino> {
         let valid =
-            self.holders.get(&session).is_some_and(|holder| holder.until > now && !holder.fencing);
+            self.holders.get(&session).is_some_and(|holder| holder.until > now && !holder.is_fenced);
         let mut granted = Vec::new();
         for ino in inos.iter().filter(|_| valid && !self.closing).copied().collect::<Vec<_>>() {
             let alone = self.inodes.get(&ino).is_some_and(|holds| holds.len() == 1);
-            let is_free = |hold: &Hold| !hold.writes && !hold.recalled && !hold.returning;
+            let is_free = |hold: &Hold| !hold.writes && !hold.state.is_leaving();
             if !alone || self.is_wanted(ino) || !self.hold(session, ino).is_some_and(is_free) {
                 continue;
             }
-            self.enter(session, ino, true, now);
-            if let Some(hold) = self.hold_mut(session, ino) {
-                hold.telling = hold.telling.saturating_add(1);
-            }
+            self.enter_write(session, ino, now);
             granted.push(ino);
         }
         granted

@@ -44,6 +44,7 @@ use tokio::time::sleep;
 mod ahead;
 #[cfg(test)]
 mod model;
+mod state;
 mod table;
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "tests may unwrap")]

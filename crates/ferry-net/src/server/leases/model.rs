@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt::Write as _;
 
+use super::state::LeaseState;
 use super::table::*;
 use super::*;
 
@@ -525,7 +526,7 @@ impl World {
                 );
             }
             let holder = &self.table.holders[session];
-            assert!(holder.fencing && holder.writes > 0, "{session} has lost its leases too early");
+            assert!(holder.is_fenced && holder.writes > 0, "{session} has lost its leases too early");
         }
         let mut holders: BTreeMap<Ino, Vec<bool>> = BTreeMap::new();
         for client in &self.clients {
@@ -562,9 +563,9 @@ impl World {
         }
         for (session, holder) in self.table.holders.iter().collect::<BTreeMap<_, _>>() {
             let behind: Vec<_> = holder.behind.iter().map(place).collect();
-            let Holder { until, returning, series, applying, fencing, .. } = holder;
+            let Holder { until, returning, series, applying, is_fenced, .. } = holder;
             let _ok =
-                write!(key, "{session}{until:?}{returning:?}{series}{applying}{fencing}{behind:?}");
+                write!(key, "{session}{until:?}{returning:?}{series}{applying}{is_fenced}{behind:?}");
         }
         for (ticket, waiting) in self.table.waiting.iter().collect::<BTreeMap<_, _>>() {
             let _ok = write!(key, "{:?}{waiting:?}", place(ticket));
@@ -626,7 +627,7 @@ impl Table {
                 |which: &dyn Fn(&Hold) -> bool| own.iter().filter(|(_, hold)| which(hold)).count();
             assert_eq!(own.iter().map(|(ino, _)| *ino).collect::<HashSet<_>>(), holder.inos);
             assert_eq!(
-                (count(&|h| h.writes), count(&|h| h.recalled)),
+                (count(&|h| h.writes), count(&|h| h.state == LeaseState::Recalled)),
                 (holder.writes, holder.recalled)
             );
         }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use ferry_fs::Ino;
 
+use super::state::{LeaseEvent, LeaseState};
+
 /// A session's number.
 pub(in crate::server) type SessionId = u64;
 /// A client, whichever of its sessions: its certificate or, without one, its address.
@@ -45,21 +47,9 @@ pub(super) struct Hold {
     pub(super) session: SessionId,
     /// It is the write lease, and the only one on this inode.
     pub(super) writes: bool,
-    /// The client was asked to give it back, and has not answered.
-    pub(super) recalled: bool,
-    /// The client has given it back; some of its changes are still to be applied before that
-    /// counts.
-    pub(super) returning: bool,
-    /// Answers under way that grant it. No recall is sent before they are: it would overtake them.
-    pub(super) telling: u16,
+    pub(super) state: LeaseState,
     /// When its session was given it, or changed the inode under it, last.
     pub(super) used: Coarse,
-}
-
-impl Hold {
-    fn new(session: SessionId, writes: bool, used: Coarse) -> Self {
-        Self { session, writes, recalled: false, returning: false, telling: 0, used }
-    }
 }
 
 /// What a session has.
@@ -82,9 +72,10 @@ pub(super) struct Holder {
     fenced_before: u32,
     /// A change of its is being made: its write leases stay until it is done.
     pub(super) applying: bool,
-    /// Its term was over and somebody wants what it has. Until [`Table::fenced`] nobody may use
-    /// that, neither itself nor others.
-    pub(super) fencing: bool,
+    /// *Fenced*: its term was over and another session wants what it has. Until [`Table::fenced`]
+    /// nobody may use its leases, neither itself nor others. A change under a new epoch may be
+    /// applied meanwhile, so this is independent of `applying`.
+    pub(super) is_fenced: bool,
     /// Who waits for one of these to end.
     pub(super) behind: Vec<Ticket>,
     /// The client whose session it is.
@@ -211,11 +202,11 @@ impl Table {
     }
 
     pub(super) fn writes(&self, session: SessionId, ino: Ino) -> bool {
-        !self.is_fencing(session) && self.hold(session, ino).is_some_and(|hold| hold.writes)
+        !self.is_fenced(session) && self.hold(session, ino).is_some_and(|hold| hold.writes)
     }
 
-    pub(super) fn is_fencing(&self, session: SessionId) -> bool {
-        self.holders.get(&session).is_some_and(|holder| holder.fencing)
+    pub(super) fn is_fenced(&self, session: SessionId) -> bool {
+        self.holders.get(&session).is_some_and(|holder| holder.is_fenced)
     }
 
     /// The term of a session is over: if it owed an answer to a recall, others have waited for that
@@ -248,6 +239,26 @@ impl Table {
         silence.is_some_and(|silence| silence.barred_until > now)
     }
 
+    /// The only place where a lease that stays changes its state. Keeps the number of recalls that
+    /// its session has not answered.
+    fn transition(&mut self, session: SessionId, ino: Ino, event: LeaseEvent) {
+        let Some(hold) = self.hold_mut(session, ino) else { return };
+        let before = hold.state;
+        let after = before.after(event);
+        let after = after.unwrap_or_else(|| panic!("{event:?} of a lease that is {before:?}"));
+        hold.state = after;
+        if let Some(holder) = self.holders.get_mut(&session) {
+            holder.recalled += usize::from(after == LeaseState::Recalled);
+            holder.recalled -= usize::from(before == LeaseState::Recalled);
+        }
+    }
+
+    /// An answer is to grant the write lease: the session has it from now on.
+    pub(super) fn enter_write(&mut self, session: SessionId, ino: Ino, now: Duration) {
+        self.enter(session, ino, true, now);
+        self.transition(session, ino, LeaseEvent::Granted);
+    }
+
     /// Enters a lease, or makes one that is there a write lease.
     pub(super) fn enter(&mut self, session: SessionId, ino: Ino, writes: bool, now: Duration) {
         let used = Coarse::of(now);
@@ -255,12 +266,11 @@ impl Table {
         let holds = self.inodes.entry(ino).or_default();
         if let Some(hold) = holds.iter_mut().find(|hold| hold.session == session) {
             holder.writes += usize::from(writes && !hold.writes);
-            holder.recalled -= usize::from(hold.recalled);
-            (hold.writes, hold.recalled, hold.used) = (hold.writes || writes, false, used);
+            (hold.writes, hold.used) = (hold.writes || writes, used);
             return;
         }
         holds.reserve_exact(1);
-        holds.push(Hold::new(session, writes, used));
+        holds.push(Hold { session, writes, state: LeaseState::Held, used });
         holder.inos.insert(ino);
         holder.writes += usize::from(writes);
         self.leases += 1;
@@ -278,7 +288,7 @@ impl Table {
         if let Some(holder) = self.holders.get_mut(&session) {
             holder.inos.remove(&ino);
             holder.writes -= usize::from(hold.writes);
-            holder.recalled -= usize::from(hold.recalled);
+            holder.recalled -= usize::from(hold.state == LeaseState::Recalled);
         }
         self.wake(ino);
     }
@@ -302,13 +312,10 @@ impl Table {
     pub(super) fn begin(&mut self, session: SessionId, client: ClientId, until: Duration) -> u32 {
         self.remove_all(session, true);
         let holder = self.holders.entry(session).or_default();
-        (holder.until, holder.recalled, holder.client) = (until, 0, client);
+        (holder.until, holder.client) = (until, client);
         let (series, inos) = (holder.series, holder.inos.iter().copied().collect::<Vec<_>>());
         for ino in inos {
-            // What was asked on the last connection may not have arrived.
-            if let Some(hold) = self.hold_mut(session, ino) {
-                hold.recalled = false;
-            }
+            self.transition(session, ino, LeaseEvent::Reconnected);
             self.wake(ino);
         }
         series
@@ -348,12 +355,12 @@ impl Table {
         if self.writer(ino).is_some_and(|writer| writer != session) {
             return false;
         }
-        let valid = |holder: &&Holder| holder.until > now && !holder.fencing;
+        let valid = |holder: &&Holder| holder.until > now && !holder.is_fenced;
         let Some(holder) = self.holders.get(&session).filter(valid) else { return false };
         let (is_full, is_barred) = (holder.inos.len() >= LEASES_MAX, self.is_barred(session, now));
         if let Some(hold) = self.hold_mut(session, ino) {
             hold.used = Coarse::of(now);
-            return !hold.recalled && !hold.returning;
+            return !hold.state.is_leaving();
         }
         if self.closing || self.leases >= LEASES_TOTAL_MAX || is_full || is_barred {
             return false;
@@ -365,7 +372,7 @@ impl Table {
     /// A session is about to make an inode that nobody knows, and gets its write lease; `false`: it
     /// has too many, or somebody does know it.
     pub(super) fn bear(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
-        let has_room = |holder: &Holder| holder.inos.len() < BIRTHS_MAX && !holder.fencing;
+        let has_room = |holder: &Holder| holder.inos.len() < BIRTHS_MAX && !holder.is_fenced;
         let room = self.holders.get(&session).is_some_and(has_room);
         let free = room && !self.inodes.contains_key(&ino);
         if free {
@@ -373,8 +380,8 @@ impl Table {
             let holder = self.holders.get(&session);
             let returned =
                 holder.is_some_and(|h| h.returning.iter().any(|(_, inos)| inos.contains(&ino)));
-            if let Some(hold) = self.hold_mut(session, ino) {
-                hold.returning = returned;
+            if returned {
+                self.transition(session, ino, LeaseEvent::Returned);
             }
         }
         free
@@ -388,14 +395,15 @@ impl Table {
     /// A session relies on these no more. A write lease ends when the change `after` has been
     /// applied (`None`: it has); one that a change before that brings with what it makes, too.
     pub(super) fn give_back(&mut self, session: SessionId, inos: &[Ino], after: Option<u64>) {
-        if self.is_fencing(session) {
+        if self.is_fenced(session) {
             // It goes with all the rest, and not before.
             return;
         }
         let (mut later, mut returning) =
             (Vec::new(), self.holders.get(&session).map_or(0, Holder::returning));
         for ino in inos {
-            let answers = self.hold(session, *ino).is_some_and(|hold| hold.recalled);
+            let state = self.hold(session, *ino).map(|hold| hold.state);
+            let answers = state == Some(LeaseState::Recalled);
             if let Some(holder) = self.holders.get(&session).filter(|_| answers)
                 && let Some(silence) = self.silences.get_mut(&holder.client)
                 && silence.session == session
@@ -403,7 +411,7 @@ impl Table {
                 // Another session's answer says nothing of this one.
                 silence.times = 0;
             }
-            let Some(hold) = self.hold_mut(session, *ino) else {
+            let Some(hold) = self.hold(session, *ino) else {
                 if after.is_some() && returning < LEASES_MAX {
                     later.push(*ino);
                     returning += 1;
@@ -412,13 +420,9 @@ impl Table {
             };
             if after.is_none() || !hold.writes {
                 self.remove(session, *ino);
-            } else if !hold.returning {
-                let recalled = std::mem::take(&mut hold.recalled);
-                hold.returning = true;
+            } else if hold.state != LeaseState::Returning {
+                self.transition(session, *ino, LeaseEvent::Returned);
                 later.push(*ino);
-                if let Some(holder) = self.holders.get_mut(&session) {
-                    holder.recalled -= usize::from(recalled);
-                }
             }
         }
         if let (Some(after), Some(holder), false) =
@@ -561,7 +565,8 @@ impl Table {
             && let Some((_, inos)) = holder.returning.pop_front()
         {
             for ino in inos {
-                if self.hold(session, ino).is_some_and(|hold| hold.returning) {
+                let state = self.hold(session, ino).map(|hold| hold.state);
+                if state == Some(LeaseState::Returning) {
                     self.remove(session, ino);
                 }
             }
@@ -664,10 +669,10 @@ impl Table {
             let holds = self.inodes.get(&ino).cloned().unwrap_or_default();
             for hold in holds.into_iter().filter(|hold| matters(ino, hold)) {
                 if hold.session == session {
-                    let is_fencing = self.is_fencing(session);
+                    let is_fenced = self.is_fenced(session);
                     found.any |= wants == Wants::Lease
                         && hold.writes
-                        && (hold.recalled || hold.returning || is_fencing);
+                        && (hold.state.is_leaving() || is_fenced);
                     continue;
                 }
                 let until =
@@ -675,11 +680,11 @@ impl Table {
                 if until <= now {
                     self.count_silence(hold.session, now);
                 }
-                if (until <= now || self.is_fencing(hold.session)) && self.take_away(hold, ticket) {
+                if (until <= now || self.is_fenced(hold.session)) && self.take_away(hold, ticket) {
                     continue;
                 }
                 found.any = true;
-                if self.is_fencing(hold.session) {
+                if self.is_fenced(hold.session) {
                     continue;
                 }
                 // At the end of the term of somebody who is making a change one waits for that to
@@ -688,7 +693,7 @@ impl Table {
                     .into_iter()
                     .flatten()
                     .min();
-                if !hold.recalled && !hold.returning && hold.telling == 0 {
+                if hold.state.may_be_recalled() {
                     self.recall(hold.session, ino);
                     found.recalls.entry(hold.session).or_default().push(ino);
                 }
@@ -697,13 +702,9 @@ impl Table {
         found
     }
 
+    /// The caller asks the session's client to return the lease.
     pub(super) fn recall(&mut self, session: SessionId, ino: Ino) {
-        if let Some(hold) = self.hold_mut(session, ino) {
-            hold.recalled = true;
-        }
-        if let Some(holder) = self.holders.get_mut(&session) {
-            holder.recalled += 1;
-        }
+        self.transition(session, ino, LeaseEvent::Recalled);
     }
 
     /// Takes a lease away whose term is over; whether it is gone. With a write lease go all that
@@ -716,7 +717,7 @@ impl Table {
         }
         let Some(holder) = self.holders.get_mut(&hold.session) else { return false };
         holder.behind.push(waits);
-        if !holder.applying && !std::mem::replace(&mut holder.fencing, true) {
+        if !holder.applying && !std::mem::replace(&mut holder.is_fenced, true) {
             holder.series += 1;
             holder.fenced_before = holder.series;
             holder.returning.clear();
@@ -729,7 +730,7 @@ impl Table {
     pub(super) fn fenced(&mut self, session: SessionId) {
         self.remove_all(session, false);
         if let Some(holder) = self.holders.get_mut(&session) {
-            holder.fencing = false;
+            holder.is_fenced = false;
             self.woken.append(&mut holder.behind);
         }
     }
@@ -743,17 +744,14 @@ impl Table {
             else {
                 break;
             };
-            if self.closing || holder.fencing || self.is_barred(session, now) {
+            if self.closing || holder.is_fenced || self.is_barred(session, now) {
                 break;
             }
             let full = self.leases >= LEASES_TOTAL_MAX || holder.inos.len() >= LEASES_MAX;
             if full && self.hold(session, ino).is_none() {
                 break;
             }
-            self.enter(session, ino, true, now);
-            if let Some(hold) = self.hold_mut(session, ino) {
-                hold.telling = hold.telling.saturating_add(1);
-            }
+            self.enter_write(session, ino, now);
             granted.push(ino);
         }
         granted
@@ -764,17 +762,15 @@ impl Table {
     pub(super) fn close(&mut self, now: Duration) -> Recalls {
         self.closing = true;
         let mut recalls = Recalls::new();
-        // There may be millions: each is looked at once.
-        for (ino, holds) in &mut self.inodes {
-            let asked = |hold: &Hold| hold.recalled || hold.returning || hold.telling > 0;
-            for hold in holds.iter_mut().filter(|hold| !asked(hold)) {
-                if let Some(holder) = self.holders.get_mut(&hold.session).filter(|h| h.until > now)
-                {
-                    hold.recalled = true;
-                    holder.recalled += 1;
+        for (ino, holds) in &self.inodes {
+            for hold in holds.iter().filter(|hold| hold.state.may_be_recalled()) {
+                if self.holders.get(&hold.session).is_some_and(|holder| holder.until > now) {
                     recalls.entry(hold.session).or_default().push(*ino);
                 }
             }
+        }
+        for (session, inos) in &recalls {
+            inos.iter().for_each(|ino| self.recall(*session, *ino));
         }
         recalls
     }
@@ -789,9 +785,7 @@ impl Table {
     /// The answer that grants these is on its way.
     pub(super) fn told(&mut self, session: SessionId, inos: &[Ino]) {
         for ino in inos {
-            if let Some(hold) = self.hold_mut(session, *ino) {
-                hold.telling = hold.telling.saturating_sub(1);
-            }
+            self.transition(session, *ino, LeaseEvent::Told);
             self.wake(*ino);
         }
     }
@@ -801,8 +795,9 @@ impl Table {
     /// what it has. Gives those.
     pub(super) fn not_told(&mut self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
         self.told(session, inos);
-        let is_asked = |hold: &Hold| hold.recalled || hold.returning || hold.telling > 0;
-        let held = |ino: &Ino| self.hold(session, *ino).is_some_and(|hold| !is_asked(hold));
+        let held = |ino: &Ino| {
+            self.hold(session, *ino).is_some_and(|hold| hold.state.may_be_recalled())
+        };
         let asked: Vec<Ino> = inos.iter().copied().filter(held).collect();
         asked.iter().for_each(|ino| self.recall(session, *ino));
         asked
