@@ -480,7 +480,7 @@ impl Applying<'_> {
                     let stamp = self.session.learn(self.fs(), attr.ino, dir);
                     self.session.forget(self.fs(), attr.ino, stamp);
                 }
-            } else if *self.session.redoing() {
+            } else if self.session.is_replaying() {
                 self.session.provisions.add_missing(ino);
             }
         }
@@ -494,7 +494,7 @@ impl Applying<'_> {
     /// them is its own.
     fn numbered(&self, numbers: &Numbers, made: &List<Ino>) -> Done {
         let range = numbers.first..numbers.first.saturating_add(numbers.count.into());
-        if made.0.len() > BATCH_MAX || !*self.session.redoing() {
+        if made.0.len() > BATCH_MAX || !self.session.is_replaying() {
             return Err(Errno(libc::EINVAL));
         }
         if numbers.ticket != numbers_ticket(&self.core.key, &self.session.path, &range) {
@@ -518,7 +518,7 @@ impl Applying<'_> {
     /// that before it says `Settled`: so nothing is made again a second time over what they have
     /// done.
     fn redone(&self) -> Done {
-        self.session.redone();
+        self.session.replayed();
         match self.core.sync() {
             Ok(()) => Ok(Outcome::Count { count: self.session.durable() }),
             Err(errno) => {
@@ -655,7 +655,7 @@ impl Applying<'_> {
                 let lock = self.core.locks.test(self.session.id, self.ino(ino)?, &lock);
                 Ok(Outcome::Blocker { lock })
             }
-            Op::Settled {} if *self.session.redoing() => Err(Errno(libc::EINVAL)),
+            Op::Settled {} if !self.session.settle() => Err(Errno(libc::EINVAL)),
             Op::Settled {} => {
                 self.core.gate.done(self.session.id);
                 Ok(Outcome::Done {})

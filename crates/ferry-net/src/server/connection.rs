@@ -17,7 +17,7 @@ use super::door::Stranger;
 use super::panics::answered;
 use super::refusals::{Cause, Refusal};
 use super::requests::Request;
-use super::session::{Change, Line, Room, Session, Violation, one_of, wall};
+use super::session::{Change, CloseReason, Line, Room, Session, Violation, one_of, wall};
 use super::{Core, Stage};
 use crate::frame::{self, Frames, Stream};
 use crate::lanes::{self, AsTaken};
@@ -275,13 +275,13 @@ impl<'a> Connection<'a> {
             };
             match message {
                 ToServer::Bye {} => {
-                    self.end(Core::leave).await;
+                    self.end(CloseReason::Left).await;
                     return Ok(());
                 }
                 message => {
                     if let Err(Violation(rule)) = self.take(message, len).await {
                         // Nothing that it says of its session can be believed any more.
-                        self.end(Core::end).await;
+                        self.end(CloseReason::Violation).await;
                         return Err(format!(
                             "the client has broken the rules of the protocol: {rule}"
                         ));
@@ -303,9 +303,9 @@ impl<'a> Connection<'a> {
     }
 
     /// Ends the session. That may wait for the device.
-    async fn end(&self, how: fn(&Core, &Arc<Session>)) {
+    async fn end(&self, reason: CloseReason) {
         let (core, session) = (Arc::clone(self.core), Arc::clone(self.session));
-        let _ended = tokio::task::spawn_blocking(move || how(&core, &session)).await;
+        let _ended = tokio::task::spawn_blocking(move || core.end(&session, reason)).await;
     }
 
     async fn room(&mut self, op: &Op, message: usize) -> Room {

@@ -23,9 +23,6 @@ use super::session::Session;
 
 /// What is promised is not durable for so long at least, unless somebody asks for it or it is much.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
-/// So many changes of a session are much, and so many bytes.
-pub(super) const MUCH_CHANGES: u64 = 16_384;
-pub(super) const MUCH_BYTES: usize = 16 << 20;
 
 /// Hears whether everything that was applied before it asked is durable.
 pub(super) type Synced = Box<dyn FnOnce(Result<(), Errno>) + Send>;

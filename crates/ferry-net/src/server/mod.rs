@@ -58,7 +58,7 @@ use panics::Panics;
 pub use panics::panic_is_answered;
 use refusals::Refusals;
 pub(crate) use refusals::{Cause, Refusal};
-use session::{Greeting, Line, Mounted, Session, Sessions};
+use session::{CloseReason, Greeting, Line, Mounted, Session, Sessions};
 
 /// Sessions at the same time, connected or not.
 const SESSIONS_MAX: usize = 1024;
@@ -308,30 +308,27 @@ impl Core {
         found.attr.inspect(|attr| self.fs.forget(attr.ino, 1))
     }
 
-    /// Ends a session: what it holds is given back.
-    fn end(&self, session: &Arc<Session>) {
-        self.end_if_left(session, None);
+    /// Ends a session, for whatever reason.
+    fn end(&self, session: &Session, reason: CloseReason) {
+        session.close(reason, &self.locks);
+        self.release(session, reason);
     }
 
-    /// The same for one whose client relies on nothing any more: when it is not there, nor are its
-    /// leases.
-    fn leave(&self, session: &Arc<Session>) {
-        session.end(None, &self.locks);
-        self.leases.end(session.number);
-        self.end(session);
-    }
-
-    /// [`Core::end`], but not if its client is there or was there after `left`.
-    fn end_if_left(&self, session: &Arc<Session>, left: Option<Duration>) -> bool {
-        let ended = session.end(left, &self.locks);
-        if ended {
-            // As long as it has a mark, a sync says how far it is durable.
-            session.unmark(&*self.fs);
-            self.free_locks(session);
-            self.remove(session);
-            self.gate.done(session.id);
+    /// A session has ended: what it holds is given back.
+    fn release(&self, session: &Session, reason: CloseReason) {
+        // In each other case the client may rely on its leases until their term is over.
+        if reason == CloseReason::Left {
+            self.leases.end(session.number);
         }
-        ended
+        // What the client may have shown to programs is still looked for by the next server.
+        if reason == CloseReason::HandedOver {
+            return self.remove(session);
+        }
+        // As long as it has a mark, a sync says how far it is durable.
+        session.unmark(&*self.fs);
+        self.free_locks(session);
+        self.remove(session);
+        self.gate.done(session.id);
     }
 
     /// A session has ended: its locks are free, unless one of its changes is still being made. Then
@@ -359,13 +356,6 @@ impl Core {
             tracing::error!(%error, "clients that have lost their locks may take them for theirs at the next server");
         }
         self.locks.end_grace();
-    }
-
-    /// Ends a session; what it may have promised is still looked for by the next server.
-    fn close(&self, session: &Arc<Session>) {
-        if session.end(None, &self.locks) {
-            self.remove(session);
-        }
     }
 
     fn remove(&self, session: &Session) {
@@ -399,7 +389,7 @@ impl Core {
                     "does not go on making again what it had promised"
                 );
                 self.disown(&session);
-                session.redone();
+                session.give_up_replay();
                 self.gate.done(id);
             }
         }
@@ -483,7 +473,7 @@ impl Core {
         }
         for session in all {
             session.say_last(&ToClient::Evicted { reason: why.into() });
-            self.end(session);
+            self.end(session, CloseReason::Evicted);
             tracing::warn!(client = session.name, number = session.number, "evicted");
         }
     }
@@ -531,7 +521,8 @@ impl Core {
             return;
         };
         for session in self.all() {
-            if self.end_if_left(&session, Some(deadline)) {
+            if session.close_if_away(deadline, &self.locks) {
+                self.release(&session, CloseReason::Away);
                 tracing::warn!(
                     client = session.name,
                     "has been away for too long: its session has ended"
@@ -755,7 +746,7 @@ impl Server {
         // Who still makes something again does so at the next server.
         let nothing_kept = self.core.gate.stop();
         // A message may have been read just before.
-        self.core.all().iter().for_each(|session| session.close_ears());
+        self.core.all().iter().for_each(|session| session.drain());
         self.runtime().block_on(self.drain());
         let synced = self.core.sync();
         if let Err(error) = &synced {
@@ -774,11 +765,11 @@ impl Server {
                     "stopping: it is silent, and may have shown as done what it has not sent; the next server waits for it"
                 );
             }
-            if synced.is_ok() && !*session.redoing() && !is_owing {
+            if synced.is_ok() && !session.is_replaying() && !is_owing {
                 session.say_last(&ToClient::Goodbye {});
-                self.core.end(&session);
+                self.core.end(&session, CloseReason::Stopped);
             } else {
-                self.core.close(&session);
+                self.core.end(&session, CloseReason::HandedOver);
             }
         }
         // The next server may begin at once: no client believes anything, and all that was promised

@@ -51,6 +51,14 @@ fn changes(change: &Change, turn: &Turn) -> Vec<Ino> {
     turn.inos().iter().copied().chain(tree).collect()
 }
 
+/// The inode that a change has made, as the volume numbers it.
+fn after_made(session: &Session, outcome: &Outcome) -> Option<Ino> {
+    match outcome {
+        Outcome::Entry { known: Some(known) } => session.inward(known.attr.ino),
+        _ => None,
+    }
+}
+
 /// What a change waits for.
 enum Waits {
     /// Its turn.
@@ -134,10 +142,10 @@ impl Core {
 
     /// Waits for clients that make again what they had promised, without a thread.
     fn apply_behind_gate(self: &Arc<Self>, session: &Arc<Session>, change: Change) {
-        session.set_at_gate(true);
+        session.wait_at_barrier();
         let (core, session) = (Arc::clone(self), Arc::clone(session));
         let run = move || {
-            session.set_at_gate(false);
+            session.pass_barrier();
             if core.apply_next(&session, change) {
                 core.apply_all(&session);
             }
@@ -149,20 +157,23 @@ impl Core {
     /// Makes a promised change again, for the server to which it was promised has crashed. It needs
     /// no lease: nobody has any. Gives back what is no such change.
     fn redo(self: &Arc<Self>, session: &Session, change: Change) -> Option<Change> {
-        let redoing = session.redoing();
-        if !*redoing || change.promised.is_none() || session.is_over() {
+        // These three end or prepare the replay: they are no part of it, whatever the client says.
+        let is_of_session =
+            matches!(change.op, Op::Redone {} | Op::Claim { .. } | Op::Numbered { .. });
+        if change.promised.is_none() || is_of_session || session.is_over() {
             return Some(change);
         }
+        let Some(right) = session.replay_right() else { return Some(change) };
         let Change { seq, promised, who, op, room, .. } = change;
         let promise = promised.map(|promised| promise(session, seq, &promised));
         let bytes = op.info().data_bytes;
         let applied = self.applying(session, who, promise).redo(op);
-        drop(redoing);
+        drop(right);
         // What comes behind one that cannot be made says nothing of that until its client has
         // heard.
         if matches!(applied.outcome, Outcome::Failed { .. }) {
-            session.stumble();
-        } else if !session.has_stumbled() {
+            session.replay_failed();
+        } else if !session.has_failed_replay() {
             self.was_kept((session, true), seq, bytes);
         }
         self.fresh.enter_unknown();
@@ -332,7 +343,7 @@ impl Core {
         if soon && !session.is_enlisted() {
             self.fs.remove_session(session.id);
         }
-        making.made = applied.after_made(session);
+        making.made = after_made(session, &applied.outcome);
         if promise.is_some() {
             session.provisions.spend(cost);
         }

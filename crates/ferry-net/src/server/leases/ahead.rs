@@ -66,8 +66,10 @@ impl Table {
     /// Makes those write leases of which the session has the only lease. They are not recalled
     /// before [`Table::told`]. Gives them.
     pub(super) fn upgrade(&mut self, session: SessionId, inos: &[Ino], now: Duration) -> Vec<Ino> {
-        let valid =
-            self.holders.get(&session).is_some_and(|holder| holder.until > now && !holder.is_fenced);
+        let valid = self
+            .holders
+            .get(&session)
+            .is_some_and(|holder| holder.until > now && !holder.is_fenced);
         let mut granted = Vec::new();
         for ino in inos.iter().filter(|_| valid && !self.closing).copied().collect::<Vec<_>>() {
             let alone = self.inodes.get(&ino).is_some_and(|holds| holds.len() == 1);

@@ -526,7 +526,10 @@ impl World {
                 );
             }
             let holder = &self.table.holders[session];
-            assert!(holder.is_fenced && holder.writes > 0, "{session} has lost its leases too early");
+            assert!(
+                holder.is_fenced && holder.writes > 0,
+                "{session} has lost its leases too early"
+            );
         }
         let mut holders: BTreeMap<Ino, Vec<bool>> = BTreeMap::new();
         for client in &self.clients {
@@ -564,8 +567,10 @@ impl World {
         for (session, holder) in self.table.holders.iter().collect::<BTreeMap<_, _>>() {
             let behind: Vec<_> = holder.behind.iter().map(place).collect();
             let Holder { until, returning, series, applying, is_fenced, .. } = holder;
-            let _ok =
-                write!(key, "{session}{until:?}{returning:?}{series}{applying}{is_fenced}{behind:?}");
+            let _ok = write!(
+                key,
+                "{session}{until:?}{returning:?}{series}{applying}{is_fenced}{behind:?}"
+            );
         }
         for (ticket, waiting) in self.table.waiting.iter().collect::<BTreeMap<_, _>>() {
             let _ok = write!(key, "{:?}{waiting:?}", place(ticket));

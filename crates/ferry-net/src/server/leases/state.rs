@@ -57,7 +57,7 @@ pub(super) enum LeaseEvent {
 impl LeaseState {
     /// The state behind `event`; `None`: it must not happen in this state.
     pub(super) fn after(self, event: LeaseEvent) -> Option<Self> {
-        use LeaseEvent::{Granted, Reconnected, Recalled, Returned, Told};
+        use LeaseEvent::{Granted, Recalled, Reconnected, Returned, Told};
         Some(match (self, event) {
             (Self::Granting { answers }, Granted) => {
                 Self::Granting { answers: answers.saturating_add(1) }
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_recall_waits_for_the_answers_that_grant_and_is_sent_once() {
-        use LeaseEvent::{Granted, Reconnected, Recalled, Returned, Told};
+        use LeaseEvent::{Granted, Recalled, Reconnected, Returned, Told};
         let after = |state: LeaseState, events: &[LeaseEvent]| {
             events.iter().try_fold(state, |state, event| state.after(*event))
         };

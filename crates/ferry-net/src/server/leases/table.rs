@@ -795,9 +795,8 @@ impl Table {
     /// what it has. Gives those.
     pub(super) fn not_told(&mut self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
         self.told(session, inos);
-        let held = |ino: &Ino| {
-            self.hold(session, *ino).is_some_and(|hold| hold.state.may_be_recalled())
-        };
+        let held =
+            |ino: &Ino| self.hold(session, *ino).is_some_and(|hold| hold.state.may_be_recalled());
         let asked: Vec<Ino> = inos.iter().copied().filter(held).collect();
         asked.iter().for_each(|ino| self.recall(session, *ino));
         asked

@@ -1,4 +1,15 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferry_fs::{ROOT, SessionStore};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
 use super::*;
+use crate::limits::Peer;
+use crate::message::{Op, Outcome, Who};
+use crate::server::leases::Leases;
+use crate::server::locks::Locks;
 
 fn change(seq: u64) -> Change {
     let permit = || Arc::new(Semaphore::new(1)).try_acquire_owned().expect("one is free");
@@ -33,9 +44,9 @@ fn an_older_connection_changes_nothing_and_takes_no_lock() {
     assert!(session.next().is_none());
     assert!(session.push(new, change(1), 0, &leases).expect("it comes again"));
     session.disconnect(old, Duration::ZERO, &locks);
-    assert!(!session.end(Some(Duration::MAX), &locks), "the newer connection is there");
+    assert!(!session.close_if_away(Duration::MAX, &locks), "the newer connection is there");
     session.disconnect(new, Duration::ZERO, &locks);
-    assert!(session.end(Some(Duration::ZERO), &locks));
+    assert!(session.close_if_away(Duration::ZERO, &locks));
     assert!(session.may_lock(Some(new)).is_none() && session.may_lock(None).is_none());
     assert!(session.connect((&line, None), &greeting, (true, 0), both).is_none());
 }
@@ -81,7 +92,7 @@ fn a_server_that_stops_takes_no_more_changes_and_applies_those_that_it_has() {
     let (line, _frames) = crate::lanes::line();
     let epoch = session.connect((&line, None), &greeting, (false, 0), both).expect("it lives");
     assert!(session.push(epoch, change(1), 0, &leases).expect("in order"));
-    session.close_ears();
+    session.drain();
     assert!(!session.push(epoch, change(2), 0, &leases).expect("not heard"));
     assert_eq!(session.next().map(|c| c.seq), Some(1));
     assert!(session.next().is_none() && !session.is_busy());
@@ -123,7 +134,7 @@ fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() 
     let (done, all) = channel();
     let (of_both, told) = (Arc::clone(&leases), done.clone());
     std::thread::spawn(move || {
-        let place = of_both.ask(3, super::super::leases::Wants::Lease, vec![20, 10]);
+        let place = of_both.ask(3, crate::server::leases::Wants::Lease, vec![20, 10]);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("there are threads").block_on(place.wait(|_| {}));
         told.send("fenced")

@@ -1,0 +1,132 @@
+//! Which changes of a session are durable, and what the volume knows of the session.
+
+use std::time::Duration;
+
+use ferry_fs::{Errno, Ino, SessionStore};
+
+use super::change::one_of;
+use super::link::{removed_names, send};
+use super::state::{Registration, Session};
+use crate::frame;
+use crate::message::{Place, ToClient};
+
+/// So many changes of a session are much, and so many bytes.
+const MUCH_CHANGES: u64 = 16_384;
+const MUCH_BYTES: usize = 16 << 20;
+
+impl Session {
+    /// Enters it on the volume, so that it is waited for after a crash. Waits for the device, once.
+    /// `promised`: for a change of the series that goes on.
+    pub(in crate::server) fn enlist(
+        &self,
+        fs: &dyn SessionStore,
+        promised: bool,
+    ) -> Result<(), Errno> {
+        let mut registration = self.registration.lock();
+        match *registration {
+            Registration::Absent => {}
+            Registration::Fenced if promised => {}
+            Registration::Recorded | Registration::Fenced => return Ok(()),
+        }
+        if self.is_over() {
+            return Err(Errno(libc::EIO));
+        }
+        fs.add_session(self.id)?;
+        *registration = Registration::Recorded;
+        Ok(())
+    }
+
+    /// Whether it is: then all that it changes leaves marks, and is durable soon.
+    pub(in crate::server) fn is_enlisted(&self) -> bool {
+        *self.registration.lock() == Registration::Recorded
+    }
+
+    /// Others may change what it has promised: it makes nothing of it again. Not before it has
+    /// heard of it and promises anew.
+    pub(in crate::server) fn fence(&self, fs: &dyn SessionStore) {
+        let mut registration = self.registration.lock();
+        if std::mem::replace(&mut *registration, Registration::Fenced) == Registration::Recorded {
+            fs.remove_session(self.id);
+        }
+    }
+
+    /// It has ended: nobody waits for it after a crash any more.
+    pub(in crate::server) fn unmark(&self, fs: &dyn SessionStore) {
+        if *self.registration.lock() == Registration::Recorded {
+            fs.remove_session(self.id);
+        }
+    }
+
+    /// A change was made that the client keeps until it is durable. Whether that is much.
+    pub(in crate::server) fn promised(&self, seq: u64, bytes: usize, now: Duration) -> bool {
+        let mut state = self.state.lock();
+        state.promised = seq;
+        state.unsynced.0 += 1;
+        state.unsynced.1 += bytes;
+        state.unsynced_since.get_or_insert(now);
+        state.unsynced.0 >= MUCH_CHANGES || state.unsynced.1 >= MUCH_BYTES
+    }
+
+    /// A sync is about to begin: the newest change that it covers, and not what was refused behind
+    /// that. `None`: the client keeps nothing that is not durable.
+    pub(in crate::server) fn note(&self, now: Duration) -> Option<u64> {
+        let mut state = self.state.lock();
+        if state.promised <= state.durable {
+            return None;
+        }
+        state.unsynced = (0, 0);
+        state.unsynced_since = Some(now);
+        Some(state.promised)
+    }
+
+    /// Another client is about to sync an inode: the newest change that this covers, if this client
+    /// may keep some that touch it.
+    pub(in crate::server) fn note_of(&self, ino: Ino) -> Option<u64> {
+        let state = self.state.lock();
+        (state.promised > state.durable && self.knows(&state, ino)).then_some(state.promised)
+    }
+
+    /// It has: the client is told, unless it hears too much already. All becomes durable soon, and
+    /// it is told of that.
+    pub(in crate::server) fn was_synced(&self, ino: Ino, seq: u64) {
+        let Some(room) = one_of(&self.notices) else { return };
+        let mut state = self.state.lock();
+        if seq > state.durable {
+            let synced = ToClient::Synced { ino: self.outward(ino), seq };
+            send(&mut state, frame::encode(&synced), Some(room));
+        }
+    }
+
+    /// Another client finds no space: this one is to give back what it does not need, and to forget
+    /// files that have no name any more. Not if it has nothing of either, or hears too much
+    /// already.
+    pub(in crate::server) fn lacks(&self) {
+        let [credit, _] = self.provisions.figures();
+        let mut state = self.state.lock();
+        if credit == (0, 0) && state.gone.0.is_empty() {
+            return;
+        }
+        let Some(room) = one_of(&self.notices) else { return };
+        let names: Vec<Place> = std::mem::take(&mut state.gone).0.into();
+        let frames = [removed_names(&names), frame::encode(&ToClient::Lack {})].concat();
+        send(&mut state, frames, Some(room));
+    }
+
+    /// Changes up to this one are durable: the client is told.
+    pub(in crate::server) fn became_durable(&self, seq: u64) {
+        let mut state = self.state.lock();
+        if seq <= state.durable {
+            return;
+        }
+        state.durable = seq;
+        if state.promised <= seq {
+            state.unsynced_since = None;
+        }
+        send(&mut state, frame::encode(&ToClient::Durable { seq }), None);
+    }
+
+    /// Changes up to this one are durable.
+    pub(in crate::server) fn durable(&self) -> u64 {
+        self.state.lock().durable
+    }
+}

@@ -1,0 +1,176 @@
+//! What a session's client knows and has open (SESSION-4).
+
+use std::time::Duration;
+
+use ferry_fs::{Errno, Filesystem, Ino};
+
+use super::change::Open;
+use super::link::removed_names;
+use super::state::Session;
+use crate::message::{OPEN_MAX, Place};
+
+/// Of names that others have taken away between two pings a client is told of the newest, so many
+/// bytes of them.
+const GONE_BYTES_MAX: usize = 2 << 20;
+/// Bytes of such a name beside the name itself.
+const GONE_BYTES: usize = 64;
+
+impl Session {
+    /// An answer names `ino`, whose lookup the file system has counted, and which is no directory
+    /// and was found in `dir` (0: it is one, or nobody knows). Gives the stamp.
+    pub(in crate::server) fn learn(&self, fs: &dyn Filesystem, ino: Ino, dir: Ino) -> u64 {
+        self.found_in(ino, dir);
+        let (stamp, surplus) = {
+            let mut state = self.state.lock();
+            state.stamp += 1;
+            let stamp = state.stamp;
+            let surplus =
+                self.is_over() || ino == self.root || state.known.insert(ino, stamp).is_some();
+            (stamp, surplus)
+        };
+        if surplus {
+            fs.forget(ino, 1);
+        }
+        stamp
+    }
+
+    /// The client has found an inode, which is no directory, in `dir` (0: it is one, or nobody
+    /// knows).
+    pub(in crate::server) fn found_in(&self, ino: Ino, dir: Ino) {
+        if let Some(walls) = self.walls.as_ref().filter(|_| dir != 0) {
+            walls.found(ino, dir);
+        }
+    }
+
+    /// In which directory the client has found an inode that it knows; 0: that is not known, or
+    /// nobody needs it.
+    pub(in crate::server) fn where_found(&self, ino: Ino) -> Ino {
+        self.walls.as_ref().and_then(|walls| walls.where_found(ino)).unwrap_or(0)
+    }
+
+    /// The client has claimed these, whose lookups the file system has counted. Gives the stamp.
+    pub(in crate::server) fn learn_again(
+        &self,
+        fs: &dyn Filesystem,
+        inos: &[Ino],
+        now: Duration,
+    ) -> u64 {
+        let (stamp, surplus) = {
+            let mut state = self.state.lock();
+            state.stamp += 1;
+            let (stamp, over) = (state.stamp, self.is_over());
+            let mut learn =
+                |ino: &Ino| over || *ino == self.root || state.known.insert(*ino, stamp).is_some();
+            let surplus: Vec<Ino> = inos.iter().copied().filter(|ino| learn(ino)).collect();
+            if surplus.len() < inos.len() {
+                state.claimed_at = Some(now);
+            }
+            (stamp, surplus)
+        };
+        surplus.into_iter().for_each(|ino| fs.forget(ino, 1));
+        stamp
+    }
+
+    /// Whether it has claimed anything behind `since`, so that it may claim more.
+    pub(in crate::server) fn has_claimed(&self, since: Duration) -> bool {
+        self.state.lock().claimed_at.is_some_and(|at| at > since)
+    }
+
+    /// Another client has taken these names away from some of these inodes.
+    pub(in crate::server) fn lose_names(&self, inos: &[Ino], names: &[Place]) {
+        let mut state = self.state.lock();
+        let knows = |ino: &Ino| self.knows(&state, *ino);
+        let is_dir = |ino: &Ino| names.iter().any(|name| name.parent == *ino);
+        if self.is_over() || !inos.iter().any(|ino| !is_dir(ino) && knows(ino)) {
+            return;
+        }
+        let known: Vec<&Place> = names.iter().filter(|name| knows(&name.parent)).collect();
+        for Place { parent, name } in known {
+            let (gone, bytes) = &mut state.gone;
+            gone.push_back(Place { parent: self.outward(*parent), name: name.clone() });
+            *bytes += GONE_BYTES + name.len();
+            while *bytes > GONE_BYTES_MAX
+                && let Some(oldest) = gone.pop_front()
+            {
+                *bytes -= GONE_BYTES + oldest.name.len();
+            }
+        }
+    }
+
+    /// Says which names others have taken away since this was said last.
+    pub(in crate::server) fn take_lost_names(&self) -> Vec<u8> {
+        let names: Vec<Place> = std::mem::take(&mut self.state.lock().gone).0.into();
+        removed_names(&names)
+    }
+
+    /// The client forgets an inode, unless an answer that it had not seen has named it again.
+    pub(in crate::server) fn forget(&self, fs: &dyn Filesystem, ino: Ino, stamp: u64) {
+        let gone = {
+            let mut state = self.state.lock();
+            let gone = state.known.get(&ino).is_some_and(|newest| *newest <= stamp);
+            if gone {
+                state.known.remove(&ino);
+            }
+            gone
+        };
+        if gone {
+            if let Some(walls) = &self.walls {
+                walls.forget(ino);
+            }
+            fs.forget(ino, 1);
+        }
+    }
+
+    /// Enters an open file, unless its number is in use or there are too many.
+    pub(in crate::server) fn open(&self, number: u64, open: Open) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        if self.is_over() || state.handles.contains_key(&number) {
+            return Err(Errno(libc::EIO));
+        }
+        if state.handles.len() >= OPEN_MAX {
+            return Err(Errno(libc::ENFILE));
+        }
+        state.handles.insert(number, open);
+        Ok(())
+    }
+
+    pub(in crate::server) fn is_open(&self, number: u64) -> bool {
+        self.state.lock().handles.contains_key(&number)
+    }
+
+    pub(in crate::server) fn handle(&self, number: u64) -> Option<Open> {
+        self.state.lock().handles.get(&number).copied()
+    }
+
+    /// A file system's number under which the client has an inode open.
+    pub(in crate::server) fn handle_of(&self, ino: Ino) -> Option<u64> {
+        let state = self.state.lock();
+        state.handles.values().find(|open| open.ino == ino).map(|open| open.fh)
+    }
+
+    pub(in crate::server) fn release(&self, number: u64) -> Option<Open> {
+        self.state.lock().handles.remove(&number)
+    }
+
+    /// A lock on this file was lost: what it has open of it is of no use any more.
+    pub(in crate::server) fn lose(&self, ino: Ino) {
+        let mut state = self.state.lock();
+        state.handles.values_mut().filter(|open| open.ino == ino).for_each(|open| open.lost = true);
+    }
+
+    /// Gives back what it holds of the file system. It has ended, so nothing is added any more.
+    pub(in crate::server) fn clear(&self, fs: &dyn Filesystem) {
+        let (handles, known) = {
+            let mut state = self.state.lock();
+            (std::mem::take(&mut state.handles), std::mem::take(&mut state.known))
+        };
+        let caller = ferry_fs::InProcess::default();
+        for open in handles.into_values() {
+            let _: Result<(), _> = caller.call(|cx| {
+                fs.release(cx, open.ino, open.fh);
+                Ok(())
+            });
+        }
+        known.into_keys().for_each(|ino| fs.forget(ino, 1));
+    }
+}

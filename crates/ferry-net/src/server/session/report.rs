@@ -1,0 +1,73 @@
+//! What people see of a session.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::state::{Link, Session};
+
+impl Session {
+    /// Says in the log who has come.
+    pub(in crate::server) fn log_arrival(&self, how: &str) {
+        let (number, client, certificate) = (self.number, &self.name, self.peer.name.as_deref());
+        let address = self.state.lock().from.map(|from| from.to_string());
+        let path = String::from_utf8_lossy(&self.path);
+        tracing::info!(number, client, certificate, address, %path, "{how}");
+    }
+
+    /// And who has gone.
+    pub(in crate::server) fn log_departure(&self, from: Option<SocketAddr>, error: Option<&str>) {
+        let (number, client, certificate) = (self.number, &self.name, self.peer.name.as_deref());
+        tracing::info!(
+            number,
+            client,
+            certificate,
+            address = from.map(|from| from.to_string()),
+            error,
+            "disconnected"
+        );
+    }
+
+    /// For `ferry clients`.
+    pub(in crate::server) fn json(&self, now: Duration) -> Value {
+        let [(credit_bytes, credit_inodes), (aside_bytes, aside_inodes)] =
+            self.provisions.figures();
+        let state = self.state.lock();
+        let under_way = state.worker.under_way();
+        let bytes = state.queued + under_way.map_or(0, |change| change.bytes);
+        let oldest =
+            under_way.map(|change| change.came).or(state.queue.front().map(|change| change.came));
+        let oldest = oldest.map(|came| now.saturating_sub(came));
+        Value::from_iter([
+            ("client", Value::from(self.number)),
+            ("name", self.name.as_str().into()),
+            ("certificate", self.peer.name.as_deref().into()),
+            ("address", state.from.map(|from| from.to_string()).into()),
+            ("path", String::from_utf8_lossy(&self.path).into()),
+            ("read_only", self.read_only.into()),
+            ("connected", matches!(state.link, Link::Connected(_)).into()),
+            ("connections", state.epoch.into()),
+            ("changes", state.applied.into()),
+            ("unanswered", (state.received - state.applied).into()),
+            ("unanswered_bytes", bytes.into()),
+            ("oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
+            ("answers_kept", state.answers.len().into()),
+            (
+                "promised_not_durable",
+                if state.promised > state.durable { state.applied - state.durable } else { 0 }
+                    .into(),
+            ),
+            (
+                "promised_not_durable_ms",
+                state.unsynced_since.map(|at| now.saturating_sub(at).as_millis() as u64).into(),
+            ),
+            ("credit_bytes", credit_bytes.into()),
+            ("credit_inodes", credit_inodes.into()),
+            ("aside_bytes", aside_bytes.into()),
+            ("aside_inodes", aside_inodes.into()),
+            ("inodes", state.known.len().into()),
+            ("open_files", state.handles.len().into()),
+        ])
+    }
+}

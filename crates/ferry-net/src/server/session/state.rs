@@ -1,0 +1,285 @@
+//! A session as data: what all parts of `session` work on.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
+
+use ferry_env::Clock;
+use ferry_fs::{Ino, ROOT};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Semaphore;
+
+use super::change::{Change, Line, Open, Room};
+use super::phase::{Event, Phase};
+use crate::limits::Peer;
+use crate::message::{Outcome, Place};
+use crate::server::provisions::Provisions;
+use crate::server::walls::Walls;
+
+/// So much that a client is told unasked is on its way; more is not said.
+const NOTICES_MAX: usize = 16;
+
+/// What the server says of itself to each connection.
+pub(in crate::server) struct Greeting {
+    pub(in crate::server) boot: u128,
+    pub(in crate::server) term_ms: u32,
+    pub(in crate::server) clock: Arc<dyn Clock>,
+}
+
+/// What a client mounts.
+pub(in crate::server) struct Mounted {
+    pub(in crate::server) path: Vec<u8>,
+    /// The directory that the client sees as its root.
+    pub(in crate::server) root: Ino,
+    pub(in crate::server) read_only: bool,
+    /// `None`: there is nothing that they would keep it from.
+    pub(in crate::server) walls: Option<Walls>,
+}
+
+/// A request that waits for a change.
+pub(in crate::server) struct Delayed {
+    pub(in crate::server) after: u64,
+    pub(in crate::server) run: Box<dyn FnOnce() + Send>,
+}
+
+/// Whether a session has a mark on the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) enum Registration {
+    Absent,
+    Recorded,
+    /// Not any more: it has lost its leases without a word of its own.
+    Fenced,
+}
+
+/// The connection on which the client is reached.
+#[derive(Default)]
+pub(in crate::server) enum Link {
+    /// No connection has come yet, or the server has sent the last message.
+    #[default]
+    Silent,
+    Connected(Line),
+    /// The last connection has broken. The client may come back.
+    Away {
+        since: Duration,
+    },
+}
+
+impl Link {
+    pub(in crate::server) fn hang_up(&mut self) {
+        if matches!(self, Self::Connected(_)) {
+            *self = Self::Silent;
+        }
+    }
+}
+
+/// What the thread is at that applies the session's changes, one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::server) enum Worker {
+    /// No change waits.
+    #[default]
+    Idle,
+    /// Changes wait, and a thread is about to begin.
+    Starting,
+    /// A change is being applied, or waits for leases of others or for a sync.
+    Applying(UnderWay),
+    /// A change waits for the grace-period barrier. The server does not wait for it when it stops.
+    AtBarrier(UnderWay),
+}
+
+/// The change that is being applied: when it came, and the bytes of its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) struct UnderWay {
+    pub(in crate::server) came: Duration,
+    pub(in crate::server) bytes: usize,
+}
+
+impl Worker {
+    pub(in crate::server) fn under_way(self) -> Option<UnderWay> {
+        match self {
+            Self::Idle | Self::Starting => None,
+            Self::Applying(change) | Self::AtBarrier(change) => Some(change),
+        }
+    }
+}
+
+/// Changes of a session that may restore it after a crash: for what comes beyond them it is not
+/// waited for.
+pub(in crate::server) const RESTORING_MAX: u64 = 4 << 20;
+
+/// What a session does of what the server waits for after a crash.
+#[derive(Default)]
+pub(in crate::server) struct RestoreProgress {
+    /// When it came, or came on.
+    pub(in crate::server) at: Duration,
+    /// The newest change that restores it.
+    pub(in crate::server) newest: u64,
+    /// So many more changes of it may count.
+    pub(in crate::server) changes_left: u64,
+    /// Bytes that had arrived when they counted last.
+    pub(in crate::server) counted: u64,
+}
+
+#[derive(Default)]
+pub(in crate::server) struct State {
+    /// Inodes, each with the number of the newest answer that named it.
+    pub(in crate::server) known: HashMap<Ino, u64>,
+    pub(in crate::server) stamp: u64,
+    pub(in crate::server) handles: HashMap<u64, Open>,
+    pub(in crate::server) received: u64,
+    /// The newest change behind which leases were given back.
+    pub(in crate::server) owed: u64,
+    pub(in crate::server) applied: u64,
+    pub(in crate::server) answers: VecDeque<(u64, Outcome)>,
+    pub(in crate::server) queue: VecDeque<Change>,
+    /// Bytes of changes in the queue.
+    pub(in crate::server) queued: usize,
+    pub(in crate::server) delayed: Vec<Delayed>,
+    /// Names of inodes in `known` that others have taken away since the last ping, and their bytes.
+    pub(in crate::server) gone: (VecDeque<Place>, usize),
+    /// The session was taken up, with this mark, and no change has come yet: the client may not
+    /// have heard of it.
+    pub(in crate::server) taken_up: Option<u64>,
+    pub(in crate::server) worker: Worker,
+    /// How far it is restored after a crash, while the server waits for that.
+    pub(in crate::server) progress: RestoreProgress,
+    /// When it claimed anything last.
+    pub(in crate::server) claimed_at: Option<Duration>,
+    /// Changes up to this one are durable.
+    pub(in crate::server) durable: u64,
+    /// The newest change that was made and that the client keeps.
+    pub(in crate::server) promised: u64,
+    /// Such changes since a sync began last, their bytes, and when the first came.
+    pub(in crate::server) unsynced: (u64, usize),
+    pub(in crate::server) unsynced_since: Option<Duration>,
+    pub(in crate::server) link: Link,
+    /// Where the newest connection comes from.
+    pub(in crate::server) from: Option<SocketAddr>,
+    /// Answers that nobody waits for, and their room: they go before whatever is sent next, at the
+    /// latest when no more changes wait.
+    pub(in crate::server) outbox: (Vec<u8>, Vec<Room>),
+    /// Counts connections.
+    pub(in crate::server) epoch: u64,
+}
+
+/// The session.
+pub(in crate::server) struct Session {
+    pub(in crate::server) id: u128,
+    /// What people call it: 1, 2, 3, … since the server's start.
+    pub(in crate::server) number: u64,
+    /// What the client calls itself.
+    pub(in crate::server) name: String,
+    /// Who it is. Another one does not get the session.
+    pub(in crate::server) peer: Peer,
+    pub(in crate::server) path: Vec<u8>,
+    /// The directory that the client sees as its root.
+    pub(in crate::server) root: Ino,
+    pub(in crate::server) read_only: bool,
+    pub(in crate::server) walls: Option<Walls>,
+    /// Held for reading while a file lock is taken, and for writing while a connection takes over
+    /// or the session ends: so no older connection takes a lock behind the newest, and no lock
+    /// outlives the session. Locked before `state`.
+    pub(in crate::server) locking: RwLock<()>,
+    pub(in crate::server) state: Mutex<State>,
+    /// Written under the lock of `state`, so that it stays as it is for a thread that has that lock.
+    /// Nothing is locked under it.
+    phase: Mutex<Phase>,
+    /// What it promises out of.
+    pub(in crate::server) provisions: Provisions,
+    /// Locked behind the leases, by the thread that fences the session, and `state` comes before the
+    /// leases: so of the session only `phase` is locked under it.
+    pub(in crate::server) registration: Mutex<Registration>,
+    /// Room for what it is told unasked.
+    pub(in crate::server) notices: Arc<Semaphore>,
+    /// Held for reading while a change is replayed: the thread that ends the replay waits for that.
+    pub(in crate::server) replaying: RwLock<()>,
+    /// Bytes that have arrived, on whatever connection.
+    pub(in crate::server) heard: Arc<AtomicU64>,
+    /// It may have held file locks at the server before.
+    pub(in crate::server) had_locks: AtomicBool,
+    /// It is entered on the volume as one that may hold file locks.
+    pub(in crate::server) locker_entered: Mutex<bool>,
+}
+
+impl Session {
+    pub(in crate::server) fn new(
+        (id, number): (u128, u64),
+        name: String,
+        peer: Peer,
+        Mounted { path, root, read_only, walls }: Mounted,
+    ) -> Self {
+        Self {
+            id,
+            number,
+            name,
+            peer,
+            path,
+            root,
+            read_only,
+            walls,
+            locking: RwLock::default(),
+            state: Mutex::default(),
+            phase: Mutex::new(Phase::Connecting),
+            provisions: Provisions::default(),
+            registration: Mutex::new(Registration::Absent),
+            notices: Arc::new(Semaphore::new(NOTICES_MAX)),
+            replaying: RwLock::default(),
+            heard: Arc::default(),
+            had_locks: AtomicBool::new(false),
+            locker_entered: Mutex::new(false),
+        }
+    }
+
+    /// The only place where the phase changes. The caller has the lock of `state`.
+    pub(super) fn transition(&self, _locked: &mut State, event: Event) {
+        let mut phase = self.phase.lock();
+        let after = phase.after(event);
+        let after = after.unwrap_or_else(|| panic!("{event:?} of a session that is {phase:?}"));
+        if *phase != after {
+            tracing::debug!(client = self.name, before = ?*phase, ?after, "session");
+        }
+        *phase = after;
+    }
+
+    pub(in crate::server) fn phase(&self) -> Phase {
+        *self.phase.lock()
+    }
+
+    /// Whether it has ended.
+    pub(in crate::server) fn is_over(&self) -> bool {
+        self.phase().is_closed()
+    }
+
+    /// Whether it goes on, on the connection with this number.
+    pub(in crate::server) fn is_at(&self, epoch: u64) -> bool {
+        let state = self.state.lock();
+        state.epoch == epoch && !self.is_over()
+    }
+
+    /// Whether the client knows an inode, by the volume's number.
+    pub(in crate::server) fn knows(&self, state: &State, ino: Ino) -> bool {
+        ino == self.root || state.known.contains_key(&ino)
+    }
+
+    /// The volume's number of an inode that the client may use.
+    pub(in crate::server) fn inward(&self, ino: Ino) -> Option<Ino> {
+        if ino == ROOT {
+            return Some(self.root);
+        }
+        self.state.lock().known.contains_key(&ino).then_some(ino)
+    }
+
+    /// The number under which the client knows an inode.
+    pub(in crate::server) fn outward(&self, ino: Ino) -> Ino {
+        if ino == self.root { ROOT } else { ino }
+    }
+
+    /// Whether its client may promise anything: others get nothing to promise it out of.
+    pub(in crate::server) fn may_promise(&self) -> bool {
+        !self.read_only && self.peer.limits.is_none()
+    }
+}
+
+/// The sessions by number.
+pub(in crate::server) type Sessions = Mutex<HashMap<u128, Arc<Session>>>;

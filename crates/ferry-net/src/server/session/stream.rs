@@ -1,0 +1,210 @@
+//! The ordered stream of a session: changes come in, answers go out (SESSION-1, SESSION-2).
+
+use ferry_fs::{Ino, ROOT};
+
+use super::change::{Applied, Change, Room, Violation};
+use super::link::send;
+use super::state::{Delayed, Session, UnderWay, Worker};
+use crate::codec::List;
+use crate::frame;
+use crate::message::{Outcome, ToClient, WINDOW_OPS};
+use crate::server::leases::Leases;
+
+/// No more answers wait for company,
+const OUTBOX_ANSWERS_MAX: usize = 64;
+/// and no more bytes of them.
+const OUTBOX_BYTES_MAX: usize = 32 << 10;
+/// A client gives leases back behind changes that are so many ahead of what has come.
+const AHEAD_MAX: u64 = 1 << 17;
+
+impl Session {
+    /// Takes a change in; `true`: the caller has to see that [`Session::next`] is called until it
+    /// gives nothing.
+    pub(in crate::server) fn push(
+        &self,
+        epoch: u64,
+        change: Change,
+        answered: u64,
+        leases: &Leases,
+    ) -> Result<bool, Violation> {
+        let mut state = self.state.lock();
+        if self.is_over() {
+            return Err(Violation("the session has ended"));
+        }
+        if state.epoch != epoch || self.phase().is_draining() {
+            return Ok(false); // SESSION-3; and after a goodbye it goes to the next server
+        }
+        if answered > state.applied || change.seq.saturating_sub(answered) > WINDOW_OPS as u64 {
+            return Err(Violation(
+                "answers that were not given, or more changes than the window holds",
+            ));
+        }
+        while state.answers.front().is_some_and(|(seq, _)| *seq <= answered) {
+            state.answers.pop_front();
+        }
+        let seq = change.seq;
+        if seq <= state.applied {
+            // The answer was sent again when the connection began.
+            let kept = state.answers.front().is_some_and(|(first, _)| *first <= seq);
+            return if kept {
+                Ok(false)
+            } else {
+                Err(Violation("a change again whose answer had arrived"))
+            };
+        }
+        if seq <= state.received {
+            return Ok(false); // in the queue: it is answered on the newest connection
+        }
+        if seq != state.received + 1 {
+            return Err(Violation("a gap in the changes"));
+        }
+        if change.series > leases.series(self.number) {
+            return Err(Violation("a series of changes that has not begun"));
+        }
+        if state.progress.changes_left > 0 {
+            state.progress.changes_left -= 1;
+            if change.promised.is_some() || change.op.info().restores {
+                (state.progress.at, state.progress.newest) = (change.came, seq);
+            }
+        }
+        (state.received, state.taken_up) = (seq, None);
+        state.queued += change.bytes;
+        state.queue.push_back(change);
+        let starts = state.worker == Worker::Idle;
+        if starts {
+            state.worker = Worker::Starting;
+        }
+        Ok(starts)
+    }
+
+    /// The next change to apply; `None`: there is none, and nobody applies any more.
+    pub(in crate::server) fn next(&self) -> Option<Change> {
+        let mut state = self.state.lock();
+        let change = if self.is_over() { None } else { state.queue.pop_front() };
+        state.worker = change.as_ref().map_or(Worker::Idle, |change| {
+            Worker::Applying(UnderWay { came: change.came, bytes: change.bytes })
+        });
+        state.queued -= change.as_ref().map_or(0, |change| change.bytes);
+        change
+    }
+
+    /// The change that is being applied has to wait for the grace-period barrier.
+    pub(in crate::server) fn wait_at_barrier(&self) {
+        let mut state = self.state.lock();
+        let Worker::Applying(change) = state.worker else {
+            panic!("no change is being applied: {:?}", state.worker);
+        };
+        state.worker = Worker::AtBarrier(change);
+    }
+
+    /// That barrier is open.
+    pub(in crate::server) fn pass_barrier(&self) {
+        let mut state = self.state.lock();
+        let Worker::AtBarrier(change) = state.worker else {
+            panic!("no change waits at the barrier: {:?}", state.worker);
+        };
+        state.worker = Worker::Applying(change);
+    }
+
+    /// A change has been applied. Where its client had `promised` it, the answer may wait for those
+    /// behind it.
+    pub(in crate::server) fn applied(
+        &self,
+        seq: u64,
+        applied: Applied,
+        room: Room,
+        promised: bool,
+    ) {
+        self.answer(seq, applied, Some(room), promised);
+    }
+
+    /// The next change has to wait: what was answered goes now.
+    pub(in crate::server) fn send_answers(&self) {
+        send(&mut self.state.lock(), Vec::new(), None);
+    }
+
+    /// The server ends because of a change: it is not to be sent again.
+    pub(in crate::server) fn say_fatal(&self, seq: u64, room: Option<Room>) {
+        send(&mut self.state.lock(), frame::encode(&ToClient::Fatal { seq }), room);
+    }
+
+    /// A change has panicked, before it was answered or behind that.
+    pub(in crate::server) fn fallen(&self, seq: u64, outcome: Outcome) {
+        self.answer(seq, Applied::alone(outcome), None, false);
+    }
+
+    fn answer(&self, seq: u64, applied: Applied, room: Option<Room>, patient: bool) {
+        let Applied { outcome, after, empty, made } = applied;
+        let ready: Vec<Delayed> = {
+            let mut state = self.state.lock();
+            if self.is_over() || state.applied >= seq {
+                return;
+            }
+            state.applied = seq;
+            let (after, kept) = (List(after), outcome.clone());
+            let frame = frame::encode(&ToClient::Changed { seq, after, empty, made, outcome });
+            state.answers.push_back((seq, kept));
+            let (answers, rooms) = &mut state.outbox;
+            answers.extend_from_slice(&frame);
+            rooms.extend(room);
+            let full = answers.len() >= OUTBOX_BYTES_MAX || rooms.len() >= OUTBOX_ANSWERS_MAX;
+            if full || !patient || state.queue.is_empty() {
+                send(&mut state, Vec::new(), None);
+            }
+            state.delayed.extract_if(.., |d| d.after <= seq).collect()
+        };
+        ready.into_iter().for_each(|d| (d.run)());
+    }
+
+    /// Runs `run` when the change `after` has been applied.
+    pub(in crate::server) fn when_applied(&self, after: u64, run: Box<dyn FnOnce() + Send>) {
+        {
+            let mut state = self.state.lock();
+            if after > state.applied && !self.is_over() {
+                state.delayed.push(Delayed { after, run });
+                return;
+            }
+        }
+        run();
+    }
+
+    /// The client has given leases back, on the connection `epoch`, behind the change `after`. What
+    /// an older one says is of leases that are no more, or are recalled again.
+    pub(in crate::server) fn returned(
+        &self,
+        epoch: u64,
+        (inodes, after): (&[Ino], u64),
+        leases: &Leases,
+    ) -> Result<(), Violation> {
+        let mut state = self.state.lock();
+        if state.epoch != epoch || !self.phase().takes_messages() {
+            return Ok(());
+        }
+        if after > state.received.saturating_add(AHEAD_MAX) {
+            return Err(Violation("leases that are given back behind a change that is far ahead"));
+        }
+        state.owed = state.owed.max(after);
+        let inward = |ino: &Ino| if *ino == ROOT { self.root } else { *ino };
+        let inodes: Vec<Ino> = inodes.iter().map(inward).collect();
+        // Whatever the client says: all that has come counts.
+        let after = after.max(state.received);
+        leases.give_back(self.number, &inodes, (after > state.applied).then_some(after));
+        Ok(())
+    }
+
+    /// Whether it has given leases back behind a change that has not come.
+    pub(in crate::server) fn owes_changes(&self) -> bool {
+        let state = self.state.lock();
+        state.owed > state.received
+    }
+
+    /// Whether one of its changes is being applied, or waits for its turn.
+    pub(in crate::server) fn is_applying(&self) -> bool {
+        self.state.lock().worker != Worker::Idle
+    }
+
+    /// Whether a change waits or is being applied; but for other clients that make something again.
+    pub(in crate::server) fn is_busy(&self) -> bool {
+        matches!(self.state.lock().worker, Worker::Starting | Worker::Applying(_))
+    }
+}
