@@ -81,7 +81,9 @@ fn counters_say_what_a_file_costs() {
         file.sync().unwrap();
     }
     let spent = Counters::of(&place).unwrap().since(&before);
-    assert_eq!((spent.flushes, spent.commits), (Some(10.0), Some(10.0)));
+    assert_eq!(spent.commits, Some(10.0));
+    // If the journal sees its log idle between two files, it writes one durable point, with a flush.
+    assert!(matches!(spent.flushes, Some(10.0 | 11.0)), "{:?}", spent.flushes);
     assert!(spent.cpu_s > 0.0);
 }
 
