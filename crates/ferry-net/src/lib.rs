@@ -11,7 +11,9 @@ mod error;
 mod frame;
 mod lanes;
 mod limits;
+mod lock_range;
 mod message;
+mod refusal;
 mod server;
 #[cfg(test)]
 mod tests;

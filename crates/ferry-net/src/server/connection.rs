@@ -13,12 +13,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::apply::Told;
+use super::core::{Core, Stage};
 use super::door::Stranger;
 use super::panics::answered;
-use super::refusals::{Cause, Refusal};
 use super::requests::Request;
 use super::session::{Change, CloseReason, Line, Room, Session, Violation, one_of, wall};
-use super::{Core, Stage};
 use crate::frame::{self, Frames, Stream};
 use crate::lanes::{self, AsTaken};
 use crate::limits::Peer;
@@ -26,6 +25,7 @@ use crate::message::{
     BATCH_MAX, FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_BYTES,
     WINDOW_OPS, WINDOW_UNIT, Who,
 };
+use crate::refusal::{Cause, Refusal};
 
 /// The number of a greeting among the messages.
 const HELLO: u8 = 1;
@@ -166,7 +166,7 @@ impl Drop for Unanswered {
         if let Some((core, session)) = self.0.take().filter(|_| std::thread::panicking()) {
             tracing::error!(client = session.name, "answering a request has panicked");
             let reply = |room| session.reply(self.1, 0, Outcome::Failed { errno: libc::EIO }, room);
-            if !core.falls(reply) {
+            if !core.panics.falls(&core.runtime, reply) {
                 reply(None);
             }
         }

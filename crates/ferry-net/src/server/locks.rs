@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ferry_fs::{Errno, FileLock, Ino};
 use parking_lot::Mutex;
 
+use crate::lock_range::set_range;
+
 /// A session's number.
 type SessionId = u128;
 /// Locks held or waited for on one file, at most: what makes more of them, also by cutting one into
@@ -122,34 +124,6 @@ impl File {
 
     fn is_idle(&self) -> bool {
         self.held.is_empty() && self.line.is_empty()
-    }
-}
-
-/// Makes a range the owner's as `lock` says (`F_UNLCK`: nobody's), among the locks of one client.
-/// Locks of one kind that touch become one.
-pub(crate) fn set_range(held: &mut Vec<FileLock>, lock: &FileLock) {
-    let mut whole = *lock;
-    for old in std::mem::take(held) {
-        let other = old.owner != lock.owner || old.flock != lock.flock;
-        let touches =
-            old.start <= lock.end.saturating_add(1) && lock.start <= old.end.saturating_add(1);
-        if !other && touches && old.kind == lock.kind {
-            (whole.start, whole.end) = (whole.start.min(old.start), whole.end.max(old.end));
-            continue;
-        }
-        if other || old.end < lock.start || lock.end < old.start {
-            held.push(old);
-            continue;
-        }
-        if old.start < lock.start {
-            held.push(FileLock { end: lock.start - 1, ..old });
-        }
-        if old.end > lock.end {
-            held.push(FileLock { start: lock.end + 1, ..old });
-        }
-    }
-    if lock.kind != libc::F_UNLCK {
-        held.push(whole);
     }
 }
 

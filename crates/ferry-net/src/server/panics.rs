@@ -12,10 +12,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use super::Core;
-use super::session::{Room, Session, one_of};
+use super::session::{Room, one_of};
 
 /// The word to the client has so long to be on its way.
 const LAST_WORD_TIME_MAX: Duration = Duration::from_secs(1);
@@ -61,28 +61,25 @@ impl Panics {
     pub(super) fn has_fallen(&self) -> bool {
         self.fallen.load(Ordering::Relaxed)
     }
-}
 
-impl Core {
-    /// Answering has panicked. If the server is to end, `tell` says the last word to the client,
-    /// and gives back its room when that is on its way; `false`: it goes on.
-    pub(super) fn falls(self: &Arc<Self>, tell: impl FnOnce(Option<Room>)) -> bool {
-        if self.panics.end.get().is_none() {
+    /// Answering has panicked. If the server is to end, `tell` sends the last message to the
+    /// client, and gives back its room when that is on its way; `false`: the server goes on.
+    pub(super) fn falls(
+        self: &Arc<Self>,
+        runtime: &Handle,
+        tell: impl FnOnce(Option<Room>),
+    ) -> bool {
+        if self.end.get().is_none() {
             return false;
         }
-        self.panics.fallen.store(true, Ordering::Relaxed);
-        let word = Arc::new(Semaphore::new(1));
-        tell(one_of(&word));
-        let core = Arc::clone(self);
-        self.runtime.spawn(async move {
-            let _late = tokio::time::timeout(LAST_WORD_TIME_MAX, word.acquire()).await;
-            core.panics.end.get().inspect(|end| end());
+        self.fallen.store(true, Ordering::Relaxed);
+        let sent = Arc::new(Semaphore::new(1));
+        tell(one_of(&sent));
+        let panics = Arc::clone(self);
+        runtime.spawn(async move {
+            let _late = tokio::time::timeout(LAST_WORD_TIME_MAX, sent.acquire()).await;
+            panics.end.get().inspect(|end| end());
         });
         true
-    }
-
-    /// A change has panicked; whether the server ends.
-    pub(super) fn falls_by(self: &Arc<Self>, session: &Session, seq: u64) -> bool {
-        self.falls(|room| session.say_fatal(seq, room))
     }
 }

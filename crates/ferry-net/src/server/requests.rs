@@ -4,10 +4,9 @@
 use std::sync::Arc;
 
 use ferry_fs::{Errno, Ino};
-use tokio::sync::oneshot;
 
-use super::Core;
-use super::apply::{Applying, Told};
+use super::apply::{Applying, Asked, Told};
+use super::core::Core;
 use super::leases::{Progress, Wants};
 use super::panics::answered;
 use super::session::Session;
@@ -28,14 +27,6 @@ impl Request {
     pub(super) fn applying<'a>(&'a self, core: &'a Arc<Core>) -> Applying<'a> {
         core.applying(&self.session, self.who, None)
     }
-}
-
-/// What became of a request.
-pub(super) enum Asked {
-    /// It is answered, or will be.
-    Answered,
-    /// Others have write leases on these.
-    Behind(Vec<Ino>, Box<Op>, Told),
 }
 
 impl Core {
@@ -100,18 +91,6 @@ impl Core {
                 _ => return,
             }
         }
-    }
-
-    /// Sees that what others have changed of these inodes is durable; whether it is.
-    pub(super) async fn is_safe(self: &Arc<Self>, session: &Session, inos: &[Ino]) -> bool {
-        if !self.fresh.is_others(session.number, inos) {
-            return true;
-        }
-        let (told, synced) = oneshot::channel();
-        self.make_durable(Box::new(move |result| {
-            let _gone = told.send(result);
-        }));
-        matches!(synced.await, Ok(Ok(())))
     }
 
     /// Gives the write leases that a client asks for, as far as it may have them.

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use ferry_fs::{EarlyAck, Errno, Ino, SessionSeq};
 
-use super::Core;
 use super::apply::Applying;
+use super::core::Core;
 use super::leases::{Begin, Place, Progress, Recalls, Turn};
 use super::panics::answered;
 use super::session::{Applied, Change, Session, wall};
-use crate::message::{BATCH_MAX, Info, Op, Outcome, Promised};
+use crate::message::{Info, Op, Outcome, Promised};
 
 /// So many changes of a session are made after a crash before another session has its turn on the
 /// thread.
@@ -291,7 +291,7 @@ impl Core {
             seq = fallen.seq,
             "a change has panicked: it may be made or not"
         );
-        if self.falls_by(session, fallen.seq) {
+        if self.panics.falls(&self.runtime, |room| session.say_fatal(fallen.seq, room)) {
             return None;
         }
         let outcome = Outcome::Failed { errno: libc::EIO };
@@ -404,18 +404,6 @@ impl Core {
             "what it has shown as done cannot be done"
         );
         self.leases.end_series(session.number, series);
-    }
-
-    pub(super) fn recall(&self, recalls: &Recalls) {
-        for (number, inos) in recalls {
-            let session =
-                self.sessions.lock().values().find(|session| session.number == *number).cloned();
-            for batch in inos.chunks(BATCH_MAX) {
-                if let Some(session) = &session {
-                    session.recall(batch.iter().copied());
-                }
-            }
-        }
     }
 
     fn touched(self: &Arc<Self>, session: &Session, change: &Change) -> Vec<Ino> {

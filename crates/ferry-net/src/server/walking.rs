@@ -20,8 +20,8 @@ use std::time::Duration;
 use ferry_fs::{Attr, Ino};
 use tokio::time::{Instant, timeout_at};
 
-use super::Core;
 use super::apply::Applying;
+use super::core::Core;
 use super::leases::Wants;
 use super::requests::Request;
 use crate::codec::List;

@@ -17,21 +17,15 @@
 //! nothing is checked for it.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 
 use ferry_fs::{Errno, Filesystem, InProcess, Ino, ROOT};
 use parking_lot::Mutex;
 
-use super::apply::Applying;
-use super::session::Session;
-use super::{Core, is_below, normal};
 use crate::limits::Export;
-use crate::message::{Op, Use};
 
 /// Inodes whose place is remembered; beyond that all are looked for again.
 const PLACES_MAX: usize = 1 << 16;
 const OUTSIDE: Errno = Errno(libc::ESTALE);
-const READ_ONLY: Errno = Errno(libc::EROFS);
 
 /// What a client may do with what it mounts.
 #[derive(Debug, PartialEq, Eq)]
@@ -60,9 +54,27 @@ pub(super) fn access(lists: &[&[Export]], path: &[u8]) -> Option<Access> {
     Some(access)
 }
 
+/// Without empty components, `.` and a slash at the end; `..` is refused by finding nothing.
+pub(super) fn normal(path: &[u8]) -> Vec<u8> {
+    let mut normal = Vec::new();
+    for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".") {
+        normal.push(b'/');
+        normal.extend_from_slice(name);
+    }
+    if normal.is_empty() { b"/".to_vec() } else { normal }
+}
+
+/// Whether `path` is `base` or below it, both normal.
+fn is_below(path: &[u8], base: &[u8]) -> bool {
+    let climbs = path.split(|b| *b == b'/').any(|name| name == b"..");
+    let inside =
+        path.strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
+    !climbs && (base == b"/" || inside)
+}
+
 /// Where an inode lies, inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     Changeable,
     ReadOnly,
 }
@@ -84,7 +96,7 @@ pub(super) struct Walls {
     /// Directories of read-only exports inside.
     held: Vec<Ino>,
     /// These, and those between them and the root.
-    pinned: Vec<Ino>,
+    pub(super) pinned: Vec<Ino>,
     places: Mutex<Places>,
 }
 
@@ -110,6 +122,10 @@ fn above(fs: &dyn Filesystem, ino: Ino) -> Result<Above, Errno> {
 }
 
 impl Walls {
+    pub(super) fn new(root: Ino, held: Vec<Ino>, pinned: Vec<Ino>) -> Self {
+        Self { root, held, pinned, places: Mutex::default() }
+    }
+
     /// The client has found `ino` in `dir`.
     pub(super) fn found(&self, ino: Ino, dir: Ino) {
         let mut places = self.places.lock();
@@ -130,7 +146,7 @@ impl Walls {
     }
 
     /// Where an inode lies; `moves` have been made so far.
-    fn place(&self, fs: &dyn Filesystem, ino: Ino, moves: u64) -> Result<Place, Errno> {
+    pub(super) fn place(&self, fs: &dyn Filesystem, ino: Ino, moves: u64) -> Result<Place, Errno> {
         let (mut at, mut way, mut held) = (ino, Vec::new(), false);
         let place = loop {
             if at == self.root {
@@ -176,96 +192,17 @@ impl Walls {
     }
 }
 
-impl Core {
-    /// The walls of a session that mounts `path`, which is the directory `root`; `None`: it needs
-    /// none.
-    pub(super) fn walls(
-        &self,
-        path: &[u8],
-        root: Ino,
-        access: &Access,
-    ) -> Result<Option<Walls>, String> {
-        let (mut held, mut pinned) = (Vec::new(), Vec::new());
-        for base in access.held.iter().filter(|_| !access.read_only) {
-            let shown = String::from_utf8_lossy(base);
-            let missing = || {
-                format!(
-                    "{shown} is exported read-only and is no directory of the volume: make it first, or take it out of the exports"
-                )
-            };
-            let mut at = root;
-            for name in base[path.len()..].split(|b| *b == b'/').filter(|name| !name.is_empty()) {
-                at = self.named(at, name).ok_or_else(missing)?.ino;
-                pinned.push(at);
-            }
-            held.push(at);
-        }
-        let needed = root != ROOT || !held.is_empty();
-        Ok(needed.then(|| Walls { root, held, pinned, places: Mutex::default() }))
-    }
-
-    /// A name was moved from one directory to another: what was inside may be outside.
-    pub(super) fn moved(&self) {
-        self.moves.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn place(&self, session: &Session, walls: &Walls, ino: Ino) -> Result<Place, Errno> {
-        walls.place(&*self.fs, ino, self.moves.load(Ordering::SeqCst)).or_else(|errno| {
-            // EXPORT-3: an open file is used as it was opened.
-            match session.handle_of(ino) {
-                Some(_) => Ok(Place::Changeable),
-                None => Err(errno),
-            }
-        })
-    }
-
-    /// Whether an inode, by the volume's number, is inside the session's walls.
-    pub(super) fn is_inside(&self, session: &Session, ino: Ino) -> bool {
-        session.walls.as_ref().is_none_or(|walls| self.place(session, walls, ino).is_ok())
-    }
-
-    /// Whether the session's client may change it there, in every way: it may not move what is on
-    /// the way to a read-only export.
-    pub(super) fn is_changeable(&self, session: &Session, ino: Ino) -> bool {
-        session.walls.as_ref().is_none_or(|walls| {
-            !walls.pinned.contains(&ino) && self.place(session, walls, ino) == Ok(Place::Changeable)
-        })
-    }
-}
-
-impl Applying<'_> {
-    /// Whether an operation stays within the walls: EXPORT-3 and EXPORT-4.
-    pub(super) fn stay_inside(&self, op: &Op) -> Result<(), Errno> {
-        let Some(walls) = &self.session.walls else { return Ok(()) };
-        let place = |ino: Ino| self.core.place(self.session, walls, self.ino(ino)?);
-        let changeable = |ino: Ino| match place(ino)? {
-            Place::Changeable => Ok(()),
-            Place::ReadOnly => Err(READ_ONLY),
-        };
-        let keeps_place = |dir: Ino, name: &[u8]| {
-            let moves = |ino: Ino| walls.pinned.contains(&ino);
-            let meant = || self.core.named(self.session.inward(dir)?, name);
-            let pinned = !walls.pinned.is_empty() && meant().is_some_and(|attr| moves(attr.ino));
-            if pinned { Err(Errno(libc::EBUSY)) } else { Ok(()) }
-        };
-        let info = op.info();
-        if let Op::Link { ino, parent, .. } = op {
-            changeable(*parent)?;
-            return if place(*ino)? == Place::ReadOnly { Err(Errno(libc::EXDEV)) } else { Ok(()) };
-        }
-        if info.needs_writable {
-            info.inodes().try_for_each(changeable)?;
-        } else {
-            info.inodes_with(Use::Opened).try_for_each(|ino| place(ino).map(drop))?;
-        }
-        let mut taken = info.names().filter(|_| info.naming.takes_names());
-        taken.try_for_each(|(dir, name)| keeps_place(dir, name))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_is_below_an_export_or_not() {
+        assert_eq!(normal(b"//a/./b/"), b"/a/b");
+        assert_eq!(normal(b""), b"/");
+        assert!(is_below(b"/a/b", b"/a") && is_below(b"/a", b"/a") && is_below(b"/a", b"/"));
+        assert!(!is_below(b"/ab", b"/a") && !is_below(b"/a/../b", b"/a") && !is_below(b"/", b"/a"));
+    }
 
     fn exports(words: &str) -> Vec<Export> {
         words.split(',').map(|word| word.parse().expect(word)).collect()

@@ -1,8 +1,10 @@
 //! Clients that want to harm.
 
-use super::boundaries::Raw;
+use super::boundaries::{Raw, hello};
 use super::certificates::Listening;
+use super::redo::Crashing;
 use super::*;
+use crate::codec::List;
 use crate::limits::Peer;
 use crate::message::*;
 use crate::server::SESSIONS_OF_CERTIFICATE_MAX;
@@ -94,4 +96,34 @@ fn who_connects_and_says_nothing_keeps_nobody_out() {
         io::Read::read(newest, &mut [0]).map_err(|e| e.kind()),
         Err(io::ErrorKind::WouldBlock)
     );
+}
+
+/// Only changes of the file system are replayed. A message that ends the replay is none, and a
+/// client must not block the server by saying so.
+#[test]
+fn the_end_of_a_replay_that_is_marked_as_a_replayed_change_blocks_nobody() {
+    let mut crashing = Crashing::new(905);
+    let mut raw = Raw::new(&crashing.world);
+    raw.send(&hello(b"/"));
+    let Some(ToClient::Welcome { session, .. }) = raw.hear() else { panic!("no welcome") };
+    assert!(matches!(raw.ask(Op::Numbers {}), Outcome::Numbers { .. }));
+    crashing.crash_and_start();
+    let mut raw = Raw::new(&crashing.world);
+    let ToServer::Hello { version, path, name, newest, .. } = hello(b"/") else { unreachable!() };
+    raw.send(&ToServer::Hello { version, session, path, name, newest });
+    assert!(matches!(raw.hear(), Some(ToClient::Welcome { mark: Some(0), .. })));
+    let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino: 0 });
+    let (answered, series, who) = (0, 0, Who::default());
+    for (seq, op) in [(1, Op::Claim { inodes: List::default() }), (2, Op::Redone {})] {
+        raw.send(&ToServer::Change { seq, answered, series, promised, who, op });
+        match raw.hear() {
+            Some(ToClient::Changed { seq: of, outcome: Outcome::Count { .. }, .. }) => {
+                assert_eq!(of, seq);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(raw.ask(Op::Settled {}), Outcome::Done {});
+    let client = crashing.world.client();
+    assert!(client.create(ROOT, "f").is_ok(), "the barrier is open");
 }

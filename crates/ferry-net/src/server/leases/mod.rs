@@ -44,6 +44,7 @@ use tokio::time::sleep;
 mod ahead;
 #[cfg(test)]
 mod model;
+mod queue;
 mod state;
 mod table;
 #[cfg(test)]

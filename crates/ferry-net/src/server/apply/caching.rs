@@ -1,8 +1,8 @@
-//! What a client may keep of what it is told, and what a change makes others give back.
+//! What a client may cache of an answer, and which inodes an operation touches.
 
 use ferry_fs::{Attr, Errno, Ino, ROOT};
 
-use super::apply::Applying;
+use super::applying::Applying;
 use crate::message::{LEASED, LEASED_FOUND, Naming, Op, Outcome, Place, Use};
 
 /// What became of a lookup.
@@ -80,11 +80,6 @@ impl Applying<'_> {
         self.attr_now(ino).ok()
     }
 
-    pub(super) fn attr_now(&self, ino: Ino) -> Result<Attr, Errno> {
-        let (attr, _) = self.call(|cx| self.fs().getattr(cx, ino, None))?;
-        Ok(self.attr(attr))
-    }
-
     pub(super) fn is_empty(&self, dir: Ino) -> bool {
         let mut empty = true;
         let listed = self.call(|cx| {
@@ -128,7 +123,7 @@ impl Applying<'_> {
 
     /// The inodes that a change reads or writes, in order. If it touches what its names mean, these
     /// inodes are among them.
-    pub(super) fn touched(&self, op: &Op) -> Vec<Ino> {
+    pub(in crate::server) fn touched(&self, op: &Op) -> Vec<Ino> {
         let info = op.info();
         let named =
             |(dir, name): (Ino, &[u8])| Some(self.core.named(self.session.inward(dir)?, name)?.ino);

@@ -21,10 +21,10 @@
 
 use ferry_fs::{Attr, Errno, InProcess, Ino, SessionStore, SetAttr, SetTime};
 
-use super::apply::Applying;
-use super::session::Open;
+use super::applying::Applying;
 use crate::limits::Limits;
 use crate::message::{Check, Op, Who};
+use crate::server::session::Open;
 
 const READ: u32 = 4;
 const WRITE: u32 = 2;
@@ -132,7 +132,7 @@ fn allowed(fs: &dyn SessionStore, rights: &Rights<'_>, attr: &Attr) -> Result<u3
 
 /// Whether some user of a certificate may search a directory: it lies on the way to what its client
 /// mounts.
-pub(super) fn may_search(fs: &dyn SessionStore, limits: &Limits, dir: &Attr) -> bool {
+pub(in crate::server) fn may_search(fs: &dyn SessionStore, limits: &Limits, dir: &Attr) -> bool {
     let rights = Rights { limits, who: Who::default(), daemon: true };
     allowed(fs, &rights, dir).is_ok_and(|allowed| allowed & EXECUTE != 0)
 }
@@ -161,7 +161,7 @@ impl Applying<'_> {
     }
 
     /// Whether a directory may be listed and searched for who asks, by the volume's number.
-    pub(super) fn may_walk(&self, dir: Ino) -> bool {
+    pub(in crate::server) fn may_walk(&self, dir: Ino) -> bool {
         let Some(limits) = &self.session.peer.limits else { return true };
         let rights = Rights { limits, who: self.who, daemon: false };
         let may = || self.may_inside(&rights, &self.inside(dir)?, READ | EXECUTE);

@@ -1,0 +1,159 @@
+//! One operation of a session, on its way to the file system and back.
+
+use std::sync::Arc;
+
+use ferry_fs::inprocess::FromReply;
+use ferry_fs::{
+    Answer, Attr, Complete, Cx, DirEntry, EarlyAck, Entry, Errno, InProcess, Ino, Interrupt, Park,
+    ROOT, Reply, SessionStore, Stop,
+};
+use parking_lot::Mutex;
+
+use crate::message::{Known, Name, Outcome, Who};
+use crate::server::capability;
+use crate::server::core::Core;
+use crate::server::session::{Open, Session};
+
+/// The largest offset of a file, and of an entry in a directory.
+pub(super) const OFFSET_MAX: u64 = i64::MAX as u64;
+
+pub(super) type Done = Result<Outcome, Errno>;
+
+/// Takes an answer, now or later, and what the client may keep of it.
+pub(in crate::server) type Told = Box<dyn FnOnce(Outcome, u8) + Send>;
+
+/// An operation of one session, on its way.
+pub(in crate::server) struct Applying<'a> {
+    pub(in crate::server) core: &'a Arc<Core>,
+    pub(in crate::server) session: &'a Session,
+    pub(in crate::server) who: Who,
+    /// What the client has shown of it already.
+    pub(in crate::server) promise: Option<EarlyAck>,
+    /// What it will be told when that is made, and keeps.
+    pub(in crate::server) told: Option<EarlyAck>,
+}
+
+impl Core {
+    /// An operation of this session.
+    pub(in crate::server) fn applying<'a>(
+        self: &'a Arc<Self>,
+        session: &'a Session,
+        who: Who,
+        promise: Option<EarlyAck>,
+    ) -> Applying<'a> {
+        Applying { core: self, session, who, promise, told: None }
+    }
+}
+
+impl Applying<'_> {
+    pub(in crate::server) fn fs(&self) -> &dyn SessionStore {
+        &*self.core.fs
+    }
+
+    fn caller(&self) -> InProcess {
+        let Who { uid, gid, umask, pid } = self.who;
+        InProcess { uid, gid, umask: umask & 0o777, caller: pid, ack: self.promise.or(self.told) }
+    }
+
+    pub(in crate::server) fn call<T: FromReply>(
+        &self,
+        request: impl FnOnce(&Cx<'_>) -> Answer<T>,
+    ) -> Result<T, Errno> {
+        self.caller().call(request)
+    }
+
+    pub(super) fn ino(&self, ino: Ino) -> Result<Ino, Errno> {
+        self.session.inward(ino).ok_or(Errno(libc::ESTALE))
+    }
+
+    pub(super) fn open(&self, fh: u64) -> Result<Open, Errno> {
+        let open = self.session.handle(fh).ok_or(Errno(libc::EBADF))?;
+        if open.lost { Err(Errno(libc::EIO)) } else { Ok(open) }
+    }
+
+    pub(super) fn optional(&self, fh: Option<u64>) -> Result<Option<u64>, Errno> {
+        let known = fh.filter(|fh| self.session.is_open(*fh));
+        known.map(|fh| self.open(fh).map(|open| open.fh)).transpose()
+    }
+
+    pub(super) fn attr(&self, attr: Attr) -> Attr {
+        Attr { ino: self.session.outward(attr.ino), ..attr }
+    }
+
+    pub(in crate::server) fn attr_now(&self, ino: Ino) -> Result<Attr, Errno> {
+        let (attr, _) = self.call(|cx| self.fs().getattr(cx, ino, None))?;
+        Ok(self.attr(attr))
+    }
+
+    /// An entry of `dir` as the client gets it; it then knows the inode.
+    pub(in crate::server) fn entry(&self, dir: Ino, entry: Entry) -> Outcome {
+        let known = entry.attr.map(|attr| {
+            let dir = if attr.mode & libc::S_IFMT == libc::S_IFDIR { 0 } else { dir };
+            let stamp = self.session.learn(self.fs(), attr.ino, dir);
+            let ticket = capability::of_inode(&self.core.key, &self.session.path, attr.ino, dir);
+            Known { attr: self.attr(attr), stamp, ticket }
+        });
+        Outcome::Entry { known }
+    }
+
+    /// An entry of a directory as the client gets it. What is above the client's root is its root.
+    pub(in crate::server) fn name(&self, dir: Ino, entry: &DirEntry) -> Name {
+        let above = dir == self.session.root && *entry.name == *b"..";
+        let ino = if above { ROOT } else { self.session.outward(entry.ino) };
+        Name { name: entry.name.to_vec(), ino, kind: entry.kind, cookie: entry.cookie }
+    }
+
+    pub(super) fn done(&self, request: impl FnOnce(&Cx<'_>) -> Answer<()>) -> Done {
+        self.call(request).map(|()| Outcome::Done {})
+    }
+
+    /// Makes a request that may park; no thread waits for it.
+    pub(super) fn later<T: Into<Reply>>(
+        &self,
+        told: Told,
+        request: impl FnOnce(&Cx<'_>) -> Answer<T>,
+    ) {
+        let complete: Complete = Box::new(move |result| told(outcome(result), 0));
+        let parking = Parking(Mutex::new(Some(complete)));
+        let Who { uid, gid, umask, pid } = self.who;
+        let cx = Cx { uid, gid, pid, umask, park: &parking };
+        let result = match request(&cx) {
+            Ok(answer) => Ok(answer.into()),
+            Err(Stop::Errno(errno)) => Err(errno),
+            Err(Stop::Parked) => return,
+        };
+        // Nothing is left if it was parked and dropped on the way to an error: that has answered.
+        if let Some(complete) = parking.0.into_inner() {
+            complete(result);
+        }
+    }
+}
+
+/// Hands the way to answer to who parks.
+struct Parking(Mutex<Option<Complete>>);
+
+impl Park for Parking {
+    fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
+        self.0.lock().take().expect("a request is parked at most once")
+    }
+}
+
+/// For requests that may park.
+fn outcome(result: Result<Reply, Errno>) -> Outcome {
+    match result {
+        Ok(Reply::Empty) => Outcome::Done {},
+        Ok(Reply::Count(count)) => Outcome::Count { count },
+        Ok(Reply::Data(bytes)) => Outcome::Data { bytes },
+        Ok(Reply::Shared(bytes)) => Outcome::Data { bytes: bytes.to_vec() },
+        Ok(_) => Outcome::Failed { errno: libc::EPROTO },
+        Err(Errno(errno)) => Outcome::Failed { errno },
+    }
+}
+
+pub(super) fn within(offset: u64, len: u64) -> Result<(), Errno> {
+    if offset.checked_add(len).is_some_and(|end| end <= OFFSET_MAX) {
+        Ok(())
+    } else {
+        Err(Errno(libc::EFBIG))
+    }
+}

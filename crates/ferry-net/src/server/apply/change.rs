@@ -1,0 +1,75 @@
+//! A change whose turn has come: checked, applied, and what its client may keep of it.
+
+use ferry_fs::{Attr, Errno, Ino};
+
+use super::applying::{Applying, Done};
+use crate::codec::List;
+use crate::message::{Info, Made, Makes, Op, Outcome};
+use crate::server::session::Applied;
+
+impl Applying<'_> {
+    /// Makes a change whose turn on `inos` has come. It waits for no other client.
+    pub(in crate::server) fn change(&self, op: Op, inos: &[Ino]) -> Applied {
+        let mut op = op;
+        let Info { needs_writable, makes, .. } = op.info();
+        let writes = matches!(op, Op::Write { .. });
+        if self.session.read_only && needs_writable {
+            return Applied::failed(Errno(libc::EROFS));
+        }
+        let taken = self.names_taken(&op);
+        let permitted = self
+            .stay_inside(&op)
+            .and_then(|()| self.permit(&mut op))
+            .and_then(|()| self.promised(&op));
+        let outcome = match permitted.and_then(|()| self.make(op)) {
+            Ok(outcome) => outcome,
+            Err(errno) => return Applied::failed(errno),
+        };
+        self.names_lost(inos, &taken);
+        let file = inos.first().filter(|_| writes && self.told.is_some());
+        let size = file.and_then(|ino| self.attr_now(*ino).ok()).map(|attr| attr.size);
+        let made = match &outcome {
+            Outcome::Entry { known: Some(known) } => self.session.inward(known.attr.ino),
+            _ => None,
+        };
+        let made = made.filter(|made| !inos.contains(made));
+        let after: Vec<Attr> =
+            inos.iter().copied().chain(made).filter_map(|ino| self.leased(ino)).collect();
+        let empty = makes == Makes::Directory
+            && made.is_some_and(|made| {
+                after.iter().any(|attr| attr.ino == made) && self.is_empty(made)
+            });
+        let made = self.told.map(|told| {
+            let touched = inos.iter().map(|ino| self.session.outward(*ino)).collect();
+            Made { at: told.at, size: size.unwrap_or(0), touched: List(touched) }
+        });
+        Applied { outcome, after, empty, made }
+    }
+
+    /// What is made under a promise is made under a number that was set aside for this client, and
+    /// leased to it before anybody can find it.
+    fn promised(&self, op: &Op) -> Result<(), Errno> {
+        let Some(promise) = self.promise else { return Ok(()) };
+        let makes = op.info().makes.is_inode();
+        match promise.ino {
+            None if !makes => Ok(()),
+            Some(ino) if makes && self.session.provisions.use_number(ino) => {
+                if self.core.leases.bear(self.session.number, ino) {
+                    Ok(())
+                } else {
+                    Err(Errno(libc::ENOSPC))
+                }
+            }
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+
+    fn make(&self, op: Op) -> Done {
+        let promised = self.promise.and_then(|promise| promise.ino);
+        let made = self.make_any(op);
+        if let (Some(ino), Err(_)) = (promised, &made) {
+            self.core.leases.unbear(self.session.number, ino);
+        }
+        made
+    }
+}

@@ -1,0 +1,137 @@
+//! What all connections of a server share, and how a session is found in it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use ferry_env::Env;
+use ferry_fs::{Attr, InProcess, Ino, SessionSeq, SessionStore, Statfs};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use super::door::Door;
+use super::durability::Durability;
+use super::fresh::Fresh;
+use super::gate::Gate;
+use super::leases::{Leases, Recalls};
+use super::locks::Locks;
+use super::panics::Panics;
+use super::refusals::Refusals;
+use super::session::{Greeting, Session, Sessions};
+use crate::limits::Export;
+use crate::message::BATCH_MAX;
+use crate::tls::Revocations;
+
+/// Why an evicted client is not let in.
+pub(super) const EVICTED: &str =
+    "the session was ended by the server's administrator (`ferry evict`)";
+
+/// What all connections share.
+pub(super) struct Core {
+    pub(super) fs: Arc<dyn SessionStore>,
+    pub(super) env: Env,
+    pub(super) exports: Vec<Export>,
+    pub(super) session_life: Duration,
+    pub(super) key: [u8; 16],
+    pub(super) greeting: Greeting,
+    pub(super) locks: Locks,
+    pub(super) leases: Arc<Leases>,
+    pub(super) durability: Durability,
+    pub(super) fresh: Fresh,
+    pub(super) gate: Gate,
+    pub(super) panics: Arc<Panics>,
+    pub(super) sessions: Sessions,
+    pub(super) door: Arc<Door>,
+    /// Held while a session is found or made.
+    pub(super) entering: Mutex<()>,
+    /// Certificates that are not let in any more.
+    pub(super) revocations: Revocations,
+    pub(super) refusals: Refusals,
+    /// Sessions so far.
+    pub(super) numbers: AtomicU64,
+    /// Names so far that were moved from one directory to another.
+    pub(super) moves: AtomicU64,
+    /// Sessions that nobody goes on with, as they stand on the volume, oldest first.
+    pub(super) evicted: Mutex<VecDeque<SessionSeq>>,
+    pub(super) runtime: Handle,
+    pub(super) stopping: watch::Sender<Stage>,
+    /// Held by each connection that may still have something to send.
+    pub(super) writing: Arc<()>,
+}
+
+/// How far the server's end has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+pub(super) enum Stage {
+    Serving,
+    /// Nothing more is taken.
+    Draining,
+    /// Everything was answered.
+    Ended,
+}
+
+impl Stage {
+    /// Whether the server has come so far.
+    pub(super) fn is_reached(self, at: &watch::Receiver<Stage>) -> bool {
+        *at.borrow() >= self
+    }
+
+    /// Waits until the server has come so far.
+    pub(super) async fn reached(self, at: &mut watch::Receiver<Stage>) {
+        // The sender lives as long as the server: an error is an end, too.
+        let _reached = at.wait_for(|stage| *stage >= self).await.map(drop);
+    }
+}
+
+impl Core {
+    /// What a name means, for nobody who would then know it.
+    pub(super) fn named(&self, dir: Ino, name: &[u8]) -> Option<Attr> {
+        let found = InProcess::default().call(|cx| self.fs.lookup(cx, dir, name)).ok()?;
+        found.attr.inspect(|attr| self.fs.forget(attr.ino, 1))
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Session>> {
+        self.sessions.lock().values().cloned().collect()
+    }
+
+    /// The sessions but one.
+    pub(super) fn others(&self, than: &Session) -> impl Iterator<Item = Arc<Session>> {
+        let number = than.number;
+        self.all().into_iter().filter(move |session| session.number != number)
+    }
+
+    /// Whether there is no second session.
+    pub(super) fn is_alone(&self) -> bool {
+        self.sessions.lock().len() < 2
+    }
+
+    /// What a client is shown of the volume's space: what is reserved for clients is free, for they
+    /// give it back to who needs it.
+    pub(super) fn totals(&self, totals: Statfs) -> Statfs {
+        let reserved: u64 = self.all().iter().map(|session| session.provisions.reserved()).sum();
+        let blocks = reserved / u64::from(totals.block_size.max(1));
+        let (free, available) = (totals.blocks_free + blocks, totals.blocks_available + blocks);
+        Statfs {
+            blocks_free: free.min(totals.blocks),
+            blocks_available: available.min(totals.blocks),
+            ..totals
+        }
+    }
+
+    pub(super) fn recall(&self, recalls: &Recalls) {
+        for (number, inos) in recalls {
+            let session =
+                self.sessions.lock().values().find(|session| session.number == *number).cloned();
+            for batch in inos.chunks(BATCH_MAX) {
+                if let Some(session) = &session {
+                    session.recall(batch.iter().copied());
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn random(env: &Env) -> u128 {
+    u128::from(env.entropy.next_u64()) << 64 | u128::from(env.entropy.next_u64())
+}

@@ -1,0 +1,140 @@
+//! How a session ends, and what becomes of what it held.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use ferry_fs::SessionSeq;
+
+use super::core::{Core, EVICTED};
+use super::session::{CloseReason, Session};
+use crate::message::ToClient;
+
+/// Evicted sessions that are remembered.
+const EVICTED_MAX: usize = 4096;
+
+impl Core {
+    /// Ends a session, for whatever reason.
+    pub(super) fn end(&self, session: &Session, reason: CloseReason) {
+        session.close(reason, &self.locks);
+        self.release(session, reason);
+    }
+
+    /// A session has ended: what it holds is given back.
+    pub(super) fn release(&self, session: &Session, reason: CloseReason) {
+        // In each other case the client may rely on its leases until their term is over.
+        if reason == CloseReason::Left {
+            self.leases.end(session.number);
+        }
+        // What the client may have shown to programs is still looked for by the next server.
+        if reason == CloseReason::HandedOver {
+            return self.remove(session);
+        }
+        // As long as it has a mark, a sync says how far it is durable.
+        session.unmark(&*self.fs);
+        self.free_locks(session);
+        self.remove(session);
+        self.gate.done(session.id);
+    }
+
+    /// A session has ended: its locks are free, unless one of its changes is still being made. Then
+    /// they are when that is over.
+    pub(super) fn free_locks(&self, session: &Session) {
+        if !session.is_applying() && !self.locks.is_closed() {
+            session.remove_locker(&*self.fs);
+            self.locks.end(session.id);
+        }
+    }
+
+    pub(super) fn remove(&self, session: &Session) {
+        self.sessions.lock().remove(&session.id);
+        session.clear(&*self.fs);
+    }
+
+    /// Ends the sessions of that name or number, or with a certificate of that name, for good;
+    /// gives how many.
+    pub(super) fn evict(&self, which: &str) -> usize {
+        let mut all = self.all();
+        all.retain(|session| {
+            let certificate = session.peer.name.as_deref();
+            session.name == which
+                || certificate == Some(which)
+                || session.number.to_string() == which
+        });
+        self.shut_out(&all, EVICTED);
+        all.len()
+    }
+
+    /// Ends the sessions whose certificate was revoked: they would not come in again, and what they
+    /// held is for others.
+    pub(super) fn end_revoked(&self) {
+        let all = self.all();
+        let revoked = self.revocations.revoked(all.iter().map(|session| &session.peer));
+        if revoked.is_empty() {
+            return;
+        }
+        let gone = |session: &Arc<Session>| revoked.contains(&session.peer.serial);
+        let gone: Vec<Arc<Session>> = all.into_iter().filter(gone).collect();
+        for session in &gone {
+            tracing::warn!(
+                client = session.name,
+                certificate = session.peer.name,
+                "its certificate was revoked"
+            );
+        }
+        self.shut_out(&gone, "the client's certificate was revoked");
+    }
+
+    /// Ends these sessions for good. That stands on the volume before anybody gets what they held:
+    /// none of them makes anything again at the next server, whatever becomes of this one.
+    pub(super) fn shut_out(&self, all: &[Arc<Session>], why: &str) {
+        if all.is_empty() {
+            return;
+        }
+        let noted = {
+            let mut evicted = self.evicted.lock();
+            let newest = evicted.back().map_or(0, |mark| mark.seq);
+            let numbered = (newest + 1..)
+                .zip(all)
+                .map(|(seq, session)| SessionSeq { session: session.id, seq });
+            let numbered: Vec<SessionSeq> = numbered.collect();
+            evicted.extend(&numbered);
+            let surplus = evicted.len().saturating_sub(EVICTED_MAX);
+            let forgotten: Vec<u128> = evicted.drain(..surplus).map(|mark| mark.session).collect();
+            // Under the lock: what stands there is what is here.
+            self.fs.evict(&numbered, &forgotten)
+        };
+        if let Err(error) = noted {
+            tracing::error!(%error, "an eviction could not be noted on the volume: when the server starts anew the client may come back");
+        }
+        for session in all {
+            session.say_last(&ToClient::Evicted { reason: why.into() });
+            self.end(session, CloseReason::Evicted);
+            tracing::warn!(client = session.name, number = session.number, "evicted");
+        }
+    }
+
+    /// Others may change what a session keeps, and it need not have heard that this is durable: it
+    /// makes nothing of it again.
+    pub(super) fn disown(&self, session: &Session) {
+        session.fence(&*self.fs);
+        self.leases.disown(session.number);
+    }
+
+    pub(super) fn expire(&self) {
+        let alive: HashSet<u64> =
+            self.sessions.lock().values().map(|session| session.number).collect();
+        self.leases.expire(&alive);
+        let Some(deadline) = self.env.clock.monotonic().checked_sub(self.session_life) else {
+            return;
+        };
+        for session in self.all() {
+            if session.close_if_away(deadline, &self.locks) {
+                self.release(&session, CloseReason::Away);
+                tracing::warn!(
+                    client = session.name,
+                    "has been away for too long: its session has ended"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! How a client gets into a session: one that it goes on with, one of a server that crashed, or a
+//! new one.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ferry_fs::{Attr, InProcess, Ino, ROOT};
+
+use super::apply::may_search;
+use super::core::{Core, EVICTED, random};
+use super::session::{Line, Mounted, Session};
+use super::walls::{self, Access, Walls, normal};
+use crate::limits::{Export, Limits, Peer};
+use crate::refusal::{Cause, Refusal};
+use crate::tls::ends_soon;
+
+/// Sessions at the same time, connected or not.
+const SESSIONS_MAX: usize = 1024;
+/// Of these with one certificate.
+pub(crate) const SESSIONS_OF_CERTIFICATE_MAX: usize = 128;
+
+impl Core {
+    /// Finds the session that a client wants to go on with, or makes one.
+    pub(super) fn enter(
+        &self,
+        (id, newest): (u128, u64),
+        (peer, from): (Peer, Option<SocketAddr>),
+        path: &[u8],
+        name: String,
+        line: &Line,
+    ) -> Result<(Arc<Session>, u64), Refusal> {
+        let path = normal(path);
+        let _entering = self.entering.lock();
+        // Now, not when the connection was made: its client may have let time pass before it said
+        // anything.
+        let standing = self.revocations.standing(&peer, self.env.clock.wall());
+        if self.evicted.lock().iter().any(|evicted| evicted.session == id) {
+            let why = standing.err().map_or_else(|| EVICTED.to_owned(), |refusal| refusal.reason);
+            return Err(Refusal::new(Cause::Evicted, why));
+        }
+        standing?;
+        if let Some(ending) = peer.until.and_then(|until| ends_soon(until, self.env.clock.wall())) {
+            tracing::warn!(
+                certificate = peer.name,
+                from = from.map(|from| from.to_string()),
+                "the client's certificate {ending}"
+            );
+        }
+        let old =
+            self.sessions.lock().get(&id).filter(|s| s.peer == peer && s.path == path).cloned();
+        if let Some(old) = old
+            && let Some(epoch) = old.connect(
+                (line, from),
+                &self.greeting,
+                (true, newest),
+                (&self.locks, &self.leases),
+            )
+        {
+            old.log_arrival("connected again");
+            return Ok((old, epoch));
+        }
+        let shown = String::from_utf8_lossy(&path).into_owned();
+        let of_server = walls::access(&[&self.exports], &path);
+        let not_there = |reason: String| Refusal::new(Cause::Path, reason);
+        of_server.ok_or_else(|| not_there(format!("the server does not export {shown}")))?;
+        let lists = [&self.exports[..], &peer.exports].into_iter().filter(|list| !list.is_empty());
+        let access = walls::access(&lists.collect::<Vec<_>>(), &path).ok_or_else(|| {
+            let exports: Vec<String> = peer.exports.iter().map(Export::to_string).collect();
+            not_there(format!(
+                "the client's certificate is not for {shown}, but for {}",
+                exports.join(",")
+            ))
+        })?;
+        let root = self.resolve(&path, peer.limits.as_ref()).map_err(not_there)?;
+        let walls = self.walls(&path, root, &access).map_err(not_there)?;
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
+        let (all, of_certificate) = {
+            let sessions = self.sessions.lock();
+            let same = |session: &&Arc<Session>| session.peer.certificate == peer.certificate;
+            (sessions.len(), sessions.values().filter(same).count())
+        };
+        if all >= SESSIONS_MAX {
+            return Err(Refusal::new(Cause::Full, "the server has as many clients as it can take"));
+        }
+        if !peer.certificate.is_empty() && of_certificate >= SESSIONS_OF_CERTIFICATE_MAX {
+            let reason = format!(
+                "there are {of_certificate} mounts with this client's certificate, and no more are taken: unmount some, or `ferry evict` those that \
+                 are gone"
+            );
+            return Err(Refusal::new(Cause::Full, reason));
+        }
+        let mark = self.marks_of(id, newest);
+        let had_locks = self.locks.may_reclaim(id);
+        let id = if mark.is_some() { id } else { random(&self.env) };
+        let mounted = Mounted { path, root, read_only: access.read_only, walls };
+        let session = Arc::new(Session::new((id, number), name, peer, mounted));
+        if had_locks {
+            session.reclaims_locks(mark.is_some());
+        }
+        if let Some(mark) = mark {
+            session.take_up(mark, self.env.clock.monotonic());
+        }
+        self.sessions.lock().insert(session.id, Arc::clone(&session));
+        let both = (&self.locks, &*self.leases);
+        let epoch = session.connect((line, from), &self.greeting, (false, newest), both);
+        let epoch = epoch.ok_or_else(|| Refusal::new(Cause::Server, "the server stops"))?;
+        session.log_arrival(if mark.is_some() {
+            "connected again, to another server"
+        } else {
+            "connected"
+        });
+        Ok((session, epoch))
+    }
+
+    /// How far the changes of a session came at a server that crashed, and how far they are
+    /// durable, if it may make again what is missing.
+    fn marks_of(&self, id: u128, newest: u64) -> Option<(u64, u64)> {
+        if id == 0 || !self.gate.is_shut() {
+            return None;
+        }
+        let mark = self.fs.last_applied(id).ok().flatten().filter(|mark| *mark <= newest)?;
+        let durable = self.fs.durable_watermark(id).ok().filter(|durable| *durable <= newest)?;
+        self.gate.come(id).then_some((mark, durable))
+    }
+
+    /// The directory at `path`, for a client with this certificate: some user of it may search each
+    /// directory on the way. Symbolic links are not followed.
+    pub(super) fn resolve(&self, path: &[u8], limits: Option<&Limits>) -> Result<Ino, String> {
+        let shown = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+        let missing = || format!("{}: no such directory on the server", shown(path));
+        let attr = |ino| {
+            InProcess::default().call(|cx| self.fs.getattr(cx, ino, None)).map(|(attr, _)| attr)
+        };
+        let is_dir = |attr: &Attr| attr.mode & libc::S_IFMT == libc::S_IFDIR;
+        let (mut at, mut way) = (attr(ROOT).map_err(|_| missing())?, Vec::new());
+        for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
+            if limits.is_some_and(|limits| is_dir(&at) && !may_search(&*self.fs, limits, &at)) {
+                let dir = shown(&normal(&way));
+                return Err(format!(
+                    "the users of the client's certificate may not search {dir}: a certificate for others is needed (`ferry cert issue`), or \
+                     another mode of that directory"
+                ));
+            }
+            at = self.named(at.ino, name).ok_or_else(missing)?;
+            way.push(b'/');
+            way.extend_from_slice(name);
+        }
+        if is_dir(&at) { Ok(at.ino) } else { Err(missing()) }
+    }
+
+    /// The walls of a session that mounts `path`, which is the directory `root`; `None`: it needs
+    /// none.
+    fn walls(&self, path: &[u8], root: Ino, access: &Access) -> Result<Option<Walls>, String> {
+        let (mut held, mut pinned) = (Vec::new(), Vec::new());
+        for base in access.held.iter().filter(|_| !access.read_only) {
+            let shown = String::from_utf8_lossy(base);
+            let missing = || {
+                format!(
+                    "{shown} is exported read-only and is no directory of the volume: make it first, or take it out of the exports"
+                )
+            };
+            let mut at = root;
+            for name in base[path.len()..].split(|b| *b == b'/').filter(|name| !name.is_empty()) {
+                at = self.named(at, name).ok_or_else(missing)?.ino;
+                pinned.push(at);
+            }
+            held.push(at);
+        }
+        let needed = root != ROOT || !held.is_empty();
+        Ok(needed.then(|| Walls::new(root, held, pinned)))
+    }
+}

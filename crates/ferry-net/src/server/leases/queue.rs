@@ -1,0 +1,306 @@
+//! Who waits for leases of others, in which order, and how far each has come: LEASE-2, LEASE-3 and
+//! LEASE-5 to LEASE-8.
+
+use std::time::Duration;
+
+use ferry_fs::Ino;
+
+use super::state::LeaseState;
+use super::table::{
+    Coarse, Hold, LEASES_MAX, LEASES_TOTAL_MAX, Progress, Recalls, SessionId, Table, Ticket,
+    Waiting, Wants,
+};
+
+/// Who is in the way of somebody.
+#[derive(Default)]
+struct InTheWay {
+    recalls: Recalls,
+    until: Option<Duration>,
+    any: bool,
+}
+
+impl InTheWay {
+    fn waits(self) -> Option<Progress> {
+        self.any.then_some(Progress::Waits(self.recalls, self.until))
+    }
+}
+
+impl Table {
+    /// Stands in line.
+    pub(super) fn ask(&mut self, session: SessionId, wants: Wants, inos: Vec<Ino>) -> Ticket {
+        self.tickets += 1;
+        for ino in &inos {
+            self.queues.entry(*ino).or_default().push_back(self.tickets);
+        }
+        self.waiting.insert(self.tickets, Waiting { session, wants, inos, begun: false });
+        self.tickets
+    }
+
+    /// Leaves the line: it is done, or nobody waits any more.
+    pub(super) fn leave(&mut self, ticket: Ticket) {
+        let Some(waiting) = self.waiting.remove(&ticket) else { return };
+        for ino in waiting.inos {
+            if let Some(queue) = self.queues.get_mut(&ino) {
+                queue.retain(|other| *other != ticket);
+                if queue.is_empty() {
+                    self.queues.remove(&ino);
+                }
+            }
+            self.wake(ino);
+        }
+    }
+
+    /// A change whose session has the write leases of all that it touches needs no place in any
+    /// line: who stands there waits for it.
+    pub(super) fn begin_own(
+        &mut self,
+        session: SessionId,
+        series: u32,
+        inos: &[Ino],
+        now: Duration,
+    ) -> Option<Progress> {
+        let Some(holder) = self.holders.get(&session).filter(|holder| holder.series == series)
+        else {
+            return Some(Progress::Dropped);
+        };
+        debug_assert!(!holder.applying, "one at a time");
+        if !inos.iter().all(|ino| self.writes(session, *ino)) {
+            return None;
+        }
+        self.uses(session, inos, now);
+        self.set_applying(session, true);
+        Some(Progress::Begun(Vec::new()))
+    }
+
+    /// A session is about to change these.
+    fn uses(&mut self, session: SessionId, inos: &[Ino], now: Duration) {
+        for ino in inos {
+            if let Some(hold) = self.hold_mut(session, *ino) {
+                hold.used = Coarse::of(now);
+            }
+        }
+    }
+
+    fn set_applying(&mut self, session: SessionId, applying: bool) {
+        if let Some(holder) = self.holders.get_mut(&session) {
+            holder.applying = applying;
+            if !applying {
+                self.woken.append(&mut holder.behind);
+            }
+        }
+    }
+
+    /// What a change did is done; `applied`: and with it all changes of its session up to this one.
+    pub(super) fn end_change(&mut self, session: SessionId, applied: Option<u64>) {
+        self.set_applying(session, false);
+        let Some(applied) = applied else { return };
+        while let Some(holder) = self.holders.get_mut(&session)
+            && holder.returning.front().is_some_and(|(after, _)| *after <= applied)
+            && let Some((_, inos)) = holder.returning.pop_front()
+        {
+            for ino in inos {
+                let state = self.hold(session, ino).map(|hold| hold.state);
+                if state == Some(LeaseState::Returning) {
+                    self.remove(session, ino);
+                }
+            }
+        }
+    }
+
+    /// Tries to go on.
+    pub(super) fn progress(&mut self, ticket: Ticket, now: Duration) -> Progress {
+        let Some(Waiting { session, wants, inos, .. }) = self.waiting.get(&ticket).cloned() else {
+            return Progress::Dropped;
+        };
+        let progress = match wants {
+            Wants::Change { series, promised } => {
+                self.progress_change(ticket, (series, promised), now)
+            }
+            Wants::Read => self.in_the_way(ticket, |_, hold| hold.writes, now).waits(),
+            Wants::Lease if inos.iter().any(|ino| self.is_behind(ticket, *ino)) => {
+                Some(Progress::Waits(Recalls::new(), None))
+            }
+            Wants::Lease => self.in_the_way(ticket, |_, _| true, now).waits(),
+            Wants::Walk { writes } => return self.progress_walk(session, &inos, writes, now),
+        };
+        if let Some(not_yet) = progress {
+            return not_yet;
+        }
+        if wants == Wants::Lease {
+            let granted = self.take(session, inos, now);
+            self.leave(ticket);
+            return Progress::Begun(granted);
+        }
+        if let Some(waiting) = self.waiting.get_mut(&ticket) {
+            waiting.begun = true;
+        }
+        if wants != Wants::Read {
+            self.uses(session, &inos, now);
+            self.set_applying(session, true);
+        }
+        Progress::Begun(Vec::new())
+    }
+
+    /// The change waits for earlier changes and for the word of readers, for nothing else.
+    fn progress_change(
+        &mut self,
+        ticket: Ticket,
+        (series, promised): (u32, bool),
+        now: Duration,
+    ) -> Option<Progress> {
+        let Waiting { session, inos, .. } = self.waiting.get(&ticket)?;
+        let session = *session;
+        if self.holders.get(&session).is_none_or(|holder| holder.series != series) {
+            return Some(Progress::Dropped);
+        }
+        let others: Vec<Ino> =
+            inos.iter().copied().filter(|ino| !self.writes(session, *ino)).collect();
+        if promised && !others.is_empty() {
+            return Some(Progress::Broken);
+        }
+        let mut waits = false;
+        for ino in &others {
+            if self.writer(*ino).is_some() {
+                return Some(Progress::Busy);
+            }
+            for earlier in self.earlier(ticket, *ino) {
+                match earlier.wants {
+                    Wants::Lease if earlier.session != session => return Some(Progress::Busy),
+                    Wants::Change { .. } => waits = true,
+                    Wants::Lease | Wants::Read | Wants::Walk { .. } => {}
+                }
+            }
+        }
+        if waits {
+            return Some(Progress::Waits(Recalls::new(), None));
+        }
+        self.in_the_way(ticket, |ino, _| others.contains(&ino), now).waits()
+    }
+
+    fn earlier(&self, ticket: Ticket, ino: Ino) -> impl Iterator<Item = &Waiting> {
+        let queue = self.queues.get(&ino).into_iter().flatten();
+        queue.take_while(move |other| **other < ticket).filter_map(|other| self.waiting.get(other))
+    }
+
+    fn is_behind(&self, ticket: Ticket, ino: Ino) -> bool {
+        self.earlier(ticket, ino).any(|earlier| !matches!(earlier.wants, Wants::Walk { .. }))
+    }
+
+    /// What others have, of what somebody waits for and `matters` says: it is recalled, or taken
+    /// away where its term is over. Of its own only what it has given back, or was asked for, is in
+    /// the way of a new lease.
+    fn in_the_way(
+        &mut self,
+        ticket: Ticket,
+        matters: impl Fn(Ino, &Hold) -> bool,
+        now: Duration,
+    ) -> InTheWay {
+        let mut found = InTheWay::default();
+        let Some(Waiting { session, wants, inos, .. }) = self.waiting.get(&ticket).cloned() else {
+            return found;
+        };
+        for ino in inos {
+            let holds = self.inodes.get(&ino).cloned().unwrap_or_default();
+            for hold in holds.into_iter().filter(|hold| matters(ino, hold)) {
+                if hold.session == session {
+                    let is_fenced = self.is_fenced(session);
+                    found.any |= wants == Wants::Lease
+                        && hold.writes
+                        && (hold.state.is_leaving() || is_fenced);
+                    continue;
+                }
+                let until =
+                    self.holders.get(&hold.session).map_or(Duration::ZERO, |holder| holder.until);
+                if until <= now {
+                    self.count_silence(hold.session, now);
+                }
+                if (until <= now || self.is_fenced(hold.session)) && self.take_away(hold, ticket) {
+                    continue;
+                }
+                found.any = true;
+                if self.is_fenced(hold.session) {
+                    continue;
+                }
+                // At the end of the term of somebody who is making a change one waits for that to
+                // end.
+                found.until = [found.until, Some(until).filter(|until| *until > now)]
+                    .into_iter()
+                    .flatten()
+                    .min();
+                if hold.state.may_be_recalled() {
+                    self.recall(hold.session, ino);
+                    found.recalls.entry(hold.session).or_default().push(ino);
+                }
+            }
+        }
+        found
+    }
+
+    /// Takes a lease away whose term is over; whether it is gone. With a write lease go all that
+    /// the session has, and what it has promised: not in the middle of a change, and when that
+    /// stands on the volume.
+    fn take_away(&mut self, hold: Hold, waits: Ticket) -> bool {
+        if !hold.writes {
+            self.remove_all(hold.session, true);
+            return true;
+        }
+        let Some(holder) = self.holders.get_mut(&hold.session) else { return false };
+        holder.behind.push(waits);
+        if !holder.applying && !std::mem::replace(&mut holder.is_fenced, true) {
+            holder.series += 1;
+            holder.fenced_before = holder.series;
+            holder.returning.clear();
+            self.to_fence.push(hold.session);
+        }
+        false
+    }
+
+    /// That a session is fenced stands on the volume: what it had is free.
+    pub(super) fn fenced(&mut self, session: SessionId) {
+        self.remove_all(session, false);
+        if let Some(holder) = self.holders.get_mut(&session) {
+            holder.is_fenced = false;
+            self.woken.append(&mut holder.behind);
+        }
+    }
+
+    /// Enters the write leases that somebody has waited for, as far as there is room. They are not
+    /// recalled before [`Table::told`].
+    fn take(&mut self, session: SessionId, inos: Vec<Ino>, now: Duration) -> Vec<Ino> {
+        let mut granted = Vec::new();
+        for ino in inos {
+            let Some(holder) = self.holders.get(&session).filter(|holder| holder.until > now)
+            else {
+                break;
+            };
+            if self.closing || holder.is_fenced || self.is_barred(session, now) {
+                break;
+            }
+            let full = self.leases >= LEASES_TOTAL_MAX || holder.inos.len() >= LEASES_MAX;
+            if full && self.hold(session, ino).is_none() {
+                break;
+            }
+            self.enter_write(session, ino, now);
+            granted.push(ino);
+        }
+        granted
+    }
+
+    /// From now on nobody gets a lease. Gives what is to be recalled: all that somebody relies on,
+    /// and was not asked for yet.
+    pub(super) fn close(&mut self, now: Duration) -> Recalls {
+        self.closing = true;
+        let mut recalls = Recalls::new();
+        for (ino, holds) in &self.inodes {
+            for hold in holds.iter().filter(|hold| hold.state.may_be_recalled()) {
+                if self.holders.get(&hold.session).is_some_and(|holder| holder.until > now) {
+                    recalls.entry(hold.session).or_default().push(*ino);
+                }
+            }
+        }
+        for (session, inos) in &recalls {
+            inos.iter().for_each(|ino| self.recall(*session, *ino));
+        }
+        recalls
+    }
+}

@@ -1,0 +1,142 @@
+//! How connections come in: accepted, greeted with TLS or without, and handed to `connection`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::connection;
+use super::core::{Core, Stage};
+use super::door::Stranger;
+use crate::frame::Stream;
+use crate::limits::Peer;
+use crate::message::ToClient;
+use crate::refusal::{Cause, Refusal};
+use crate::tls::{self, ServerTls};
+
+/// A TLS handshake must be complete after this time.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+/// A client that is not let in has so long to take the last words and to hang up.
+const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
+/// How often it is looked whether the rest of a greeting has come.
+const PEEK_INTERVAL: Duration = Duration::from_millis(5);
+
+pub(super) async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<ServerTls>) {
+    let mut stopping = core.stopping.subscribe();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = Stage::Draining.reached(&mut stopping) => return,
+        };
+        match accepted {
+            Ok((stream, from)) => {
+                let (stranger, leave) = core.door.come(from);
+                let served = serve(Arc::clone(&core), stream, tls.clone(), stranger);
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = served => {}
+                        () = leave.notified() => {
+                            tracing::info!(%from, "hung up: it had said nothing, and others came");
+                        }
+                    }
+                });
+            }
+            Err(error) => {
+                // Out of descriptors, mostly: those that are there go on.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, stranger: Stranger) {
+    let from = stranger.from;
+    let greeted = tokio::time::timeout(HANDSHAKE_TIME_MAX, greet(stream, tls)).await;
+    match greeted.unwrap_or_else(|_| Err(Unheard::Gone(std::io::ErrorKind::TimedOut.into()))) {
+        Ok((stream, peer)) => connection::serve(core, stream, peer, Some(stranger)).await,
+        Err(Unheard::Gone(error)) => tracing::info!(%from, %error, "no connection"),
+        Err(Unheard::Refused(refusal, mut stream)) => {
+            core.refusals.note(&*core.env.clock, (Some(from), None), &refusal);
+            // One that does not speak TLS understands this; others have been told by the handshake,
+            // or see that this is none.
+            let last_words = async {
+                if matches!(refusal.cause, Cause::Plain | Cause::Tls) {
+                    let word = ToClient::Refused { reason: refusal.reason.into_bytes() };
+                    stream.write_all(&crate::frame::encode(&word)).await?;
+                }
+                stream.shutdown().await?;
+                // A connection that is closed with something unread is reset, and the other side
+                // may lose the last words.
+                tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
+            };
+            let _late = tokio::time::timeout(LAST_WORDS_TIME_MAX, last_words).await;
+        }
+    }
+}
+
+/// A connection that comes to nothing.
+enum Unheard {
+    Gone(std::io::Error),
+    Refused(Refusal, TcpStream),
+}
+
+impl From<std::io::Error> for Unheard {
+    fn from(error: std::io::Error) -> Self {
+        Self::Gone(error)
+    }
+}
+
+async fn greet(
+    stream: TcpStream,
+    tls: Option<ServerTls>,
+) -> Result<(Box<dyn Stream>, Peer), Unheard> {
+    stream.set_nodelay(true)?;
+    match (tls, begins_tls(&stream).await?) {
+        (None, false) => Ok((Box::new(stream), Peer::default())),
+        (None, true) => Err(Unheard::Refused(
+            Refusal::new(Cause::Tls, "the server does not speak TLS, and the client does"),
+            stream,
+        )),
+        (Some(_), false) => {
+            let reason = "the server speaks TLS: mount with -o tls=DIR, with what `ferry cert issue` has made at the server";
+            Err(Unheard::Refused(Refusal::new(Cause::Plain, reason), stream))
+        }
+        (Some(tls), true) => match tls.accept(stream).await {
+            Ok((stream, peer)) => Ok((stream, peer)),
+            Err((error, stream)) => {
+                let refusal = match tls::Fault::of(&error) {
+                    None => return Err(Unheard::Gone(error)),
+                    Some(tls::Fault::Certificate) => {
+                        let reason = format!(
+                            "the client has no certificate of this server's authority ({error})"
+                        );
+                        Refusal::new(Cause::Unknown, reason)
+                    }
+                    Some(tls::Fault::Handshake) => {
+                        Refusal::new(Cause::NoGreeting, format!("no TLS of a client ({error})"))
+                    }
+                };
+                Err(Unheard::Refused(refusal, stream))
+            }
+        },
+    }
+}
+
+/// Whether the client begins a TLS handshake. A greeting in the clear is short: its length has a
+/// zero where TLS has its version.
+async fn begins_tls(stream: &TcpStream) -> std::io::Result<bool> {
+    const HANDSHAKE: u8 = 0x16;
+    let mut first = [0; 3];
+    loop {
+        match (stream.peek(&mut first).await?, first) {
+            (0, _) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            (3.., [HANDSHAKE, 3, minor]) => return Ok(minor != 0),
+            (1..=2, [HANDSHAKE, ..]) => {}
+            _ => return Ok(false),
+        }
+        // The rest of it is on its way.
+        tokio::time::sleep(PEEK_INTERVAL).await;
+    }
+}

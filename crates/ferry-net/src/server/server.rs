@@ -1,0 +1,369 @@
+//! A server: it starts, listens, and stops.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use ferry_env::Env;
+use ferry_fs::SessionStore;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use super::control::Control;
+use super::core::{Core, Stage, random};
+use super::durability::Durability;
+use super::fresh::Fresh;
+use super::gate::Gate;
+use super::leases::Leases;
+use super::locks::Locks;
+use super::recovery::EXPIRY_INTERVAL;
+use super::refusals::Refusals;
+use super::session::{CloseReason, Greeting};
+use super::{connection, listen};
+use crate::error::NetError;
+use crate::frame::Stream;
+use crate::limits::{Export, Peer};
+use crate::message::ToClient;
+use crate::tls::{Revocations, ServerTls};
+
+/// Threads that may wait for the device or the log on behalf of clients.
+const THREADS_MAX: usize = 32;
+/// How often it is looked whether the server's own certificate ends soon.
+const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
+/// A server that stops waits so long for operations that are under way.
+const STOP_TIME_MAX: Duration = Duration::from_secs(30);
+/// And so long for clients to take their last answers.
+const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
+/// How often it is looked for who is given up.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// How often it looks.
+const STOP_INTERVAL: Duration = Duration::from_millis(5);
+/// And how many times before it asks for leases again.
+const RECALL_ROUND: u32 = 20;
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// What clients may mount.
+    pub exports: Vec<Export>,
+    /// A session ends when its client has been away for so long.
+    pub session_life: Duration,
+    /// After its start the server gives for so long only locks that clients held before; and it
+    /// changes nothing in this time, or in one term of a lease if that is shorter: clients that do
+    /// not know yet that the server before is gone may rely on theirs. Not if that one has handed
+    /// the volume over: it has stopped in order, and nobody does.
+    pub grace: Duration,
+    /// A client may keep what it was told for so long after the server heard of it last.
+    pub lease_term: Duration,
+    /// A secret of the volume, from which it is proved that a client may use an inode.
+    pub key: [u8; 16],
+}
+
+impl ServerOptions {
+    /// The term of a lease. A change waits no longer for a client that has gone without a word.
+    pub const LEASE_TERM: Duration = Duration::from_secs(6);
+}
+
+/// A server. Dropping it ends it as a crash would, for the clients.
+pub struct Server {
+    core: Arc<Core>,
+    runtime: Option<Runtime>,
+}
+
+impl Server {
+    /// Starts to serve `fs`; clients come with [`Server::listen`].
+    pub fn start(
+        fs: Arc<dyn SessionStore>,
+        options: ServerOptions,
+        env: Env,
+    ) -> Result<Self, NetError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .max_blocking_threads(THREADS_MAX)
+            .thread_name("ferry-server")
+            .enable_all()
+            .build()
+            .map_err(NetError::Start)?;
+        let locks = Locks::default();
+        let lockers = fs.lock_holders();
+        if options.grace.is_zero() {
+            let _reported = fs.remove_lock_holders(&lockers.unwrap_or_default());
+        } else if !matches!(&lockers, Ok(nobody) if nobody.is_empty()) {
+            locks.begin_grace(lockers.unwrap_or_default());
+        }
+        // Clocks of two machines do not go at quite the same speed.
+        let term = options.lease_term + options.lease_term / 8;
+        let hold = if fs.was_handed_over() { Duration::ZERO } else { options.grace.min(term) };
+        let evicted = fs.evicted().unwrap_or_else(|error| {
+            tracing::error!(%error, "the list of evicted clients cannot be read: they may come back");
+            Vec::new()
+        });
+        let is_out = |id: &u128| evicted.iter().any(|mark| mark.session == *id);
+        let (out, marked): (Vec<u128>, _) =
+            fs.sessions().unwrap_or_default().into_iter().partition(is_out);
+        out.iter().for_each(|id| fs.remove_session(*id));
+        let awaited = if hold.is_zero() {
+            marked.iter().for_each(|id| fs.remove_session(*id));
+            Vec::new()
+        } else {
+            marked
+        };
+        let core = Arc::new(Core {
+            fs,
+            durability: Durability::default(),
+            fresh: Fresh::default(),
+            gate: Gate::new(awaited),
+            panics: Arc::default(),
+            entering: Mutex::default(),
+            greeting: Greeting {
+                boot: random(&env),
+                term_ms: options.lease_term.as_millis() as u32,
+                clock: Arc::clone(&env.clock),
+            },
+            leases: Arc::new(Leases::new(Arc::clone(&env.clock), term, hold)),
+            env,
+            exports: options.exports,
+            session_life: options.session_life,
+            key: options.key,
+            locks,
+            sessions: Mutex::new(HashMap::new()),
+            door: Arc::default(),
+            revocations: Revocations::default(),
+            refusals: Refusals::default(),
+            numbers: AtomicU64::new(0),
+            moves: AtomicU64::new(0),
+            evicted: Mutex::new(evicted.into()),
+            runtime: runtime.handle().clone(),
+            stopping: watch::Sender::new(Stage::Serving),
+            writing: Arc::default(),
+        });
+        for export in core.exports.iter().filter(|export| core.resolve(&export.path, None).is_err())
+        {
+            let path = String::from_utf8_lossy(&export.path);
+            tracing::warn!(
+                "{path} is exported and is no directory of the volume: nobody can mount it until it is"
+            );
+        }
+        let server = Self { core, runtime: Some(runtime) };
+        server.begin_tasks(options.grace, options.lease_term, hold);
+        Ok(server)
+    }
+
+    /// Begins what the server does on its own, besides serving connections.
+    fn begin_tasks(&self, grace: Duration, lease_term: Duration, hold: Duration) {
+        self.begin_grace(grace, lease_term, hold);
+        self.begin_fencing();
+        self.runtime().spawn(Arc::clone(&self.core).keep_durable());
+        if self.core.gate.is_shut() {
+            self.begin_giving_up(hold);
+        }
+        self.begin_expiry();
+    }
+
+    /// Ends the grace period of file locks, and then what deleted files wait for claims.
+    fn begin_grace(&self, grace: Duration, lease_term: Duration, hold: Duration) {
+        let graceful = Arc::clone(&self.core);
+        self.runtime().spawn(async move {
+            tokio::time::sleep(grace).await;
+            // Who makes something again after a crash opens its files and takes its locks behind
+            // that.
+            if !graceful.made_again().await {
+                return;
+            }
+            let core = Arc::clone(&graceful);
+            let _done = tokio::task::spawn_blocking(move || core.end_grace()).await;
+            // And claims what else it knows behind that.
+            tokio::time::sleep(hold).await;
+            graceful.all_claimed(lease_term).await;
+            let _done = tokio::task::spawn_blocking(move || graceful.fs.reclaim_removed()).await;
+        });
+    }
+
+    /// Records a fence on the volume before the leases are free.
+    fn begin_fencing(&self) {
+        let fencing = Arc::downgrade(&self.core);
+        self.core.leases.on_fence(Box::new(move |number, fencing_one| {
+            let Some(core) = fencing.upgrade() else { return };
+            let session =
+                core.sessions.lock().values().find(|session| session.number == number).cloned();
+            let runtime = core.runtime.clone();
+            // It may wait for the device, and whoever has found it must not.
+            runtime.spawn_blocking(move || {
+                session.iter().for_each(|session| session.fence(&*core.fs));
+                fencing_one.done();
+            });
+        }));
+    }
+
+    /// Gives clients up that do not replay, until the barrier is open.
+    fn begin_giving_up(&self, hold: Duration) {
+        let waiting = Arc::clone(&self.core);
+        let began = self.core.env.clock.monotonic();
+        self.runtime().spawn(async move {
+            while waiting.gate.is_shut() {
+                tokio::time::sleep(LOOK_INTERVAL).await;
+                let core = Arc::clone(&waiting);
+                let _done =
+                    tokio::task::spawn_blocking(move || core.give_up_late(began, hold)).await;
+            }
+        });
+    }
+
+    /// Looks for sessions whose client is away for too long, or whose certificate was revoked.
+    fn begin_expiry(&self) {
+        let expiring = Arc::clone(&self.core);
+        self.runtime().spawn(async move {
+            let mut tick = tokio::time::interval(EXPIRY_INTERVAL);
+            loop {
+                tick.tick().await;
+                let core = Arc::clone(&expiring);
+                let look = move || {
+                    core.expire();
+                    core.end_revoked();
+                };
+                let _done = tokio::task::spawn_blocking(look).await;
+            }
+        });
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("it runs until it is dropped")
+    }
+
+    /// Takes connections at `addr`; gives the address with the port that was chosen where it says
+    /// 0.
+    pub fn listen(&self, addr: SocketAddr, tls: Option<ServerTls>) -> Result<SocketAddr, NetError> {
+        let failed = |error| NetError::Listen { addr, error };
+        let listener = self.runtime().block_on(TcpListener::bind(addr)).map_err(failed)?;
+        let bound = listener.local_addr().map_err(failed)?;
+        if let Some(tls) = &tls {
+            self.core.revocations.add(tls.revoked().to_owned());
+            let (tls, clock) = (tls.clone(), Arc::clone(&self.core.env.clock));
+            self.runtime().spawn(async move {
+                loop {
+                    if let Some(ending) = tls.ending(clock.wall()) {
+                        tracing::warn!("the server's certificate {ending}: move server.pem and server.key away, and `ferry cert init` makes new ones");
+                    }
+                    tokio::time::sleep(CERTIFICATE_INTERVAL).await;
+                }
+            });
+        }
+        self.runtime().spawn(listen::accept(Arc::clone(&self.core), listener, tls));
+        Ok(bound)
+    }
+
+    /// Takes one connection that somebody else has made.
+    pub fn serve_stream(&self, stream: Box<dyn Stream>) {
+        self.serve_peer(stream, Peer::default());
+    }
+
+    /// The same, of somebody who has proved who it is.
+    pub(crate) fn serve_peer(&self, stream: Box<dyn Stream>, peer: Peer) {
+        self.runtime().spawn(connection::serve(Arc::clone(&self.core), stream, peer, None));
+    }
+
+    /// What ends the process: called when answering a client has panicked and the client was told.
+    /// Without it the server goes on.
+    pub fn on_panic(&self, end: impl Fn() + Send + Sync + 'static) {
+        self.core.panics.on(Box::new(end));
+    }
+
+    /// For an administrator.
+    pub fn control(&self) -> Control {
+        Control(Arc::clone(&self.core))
+    }
+
+    /// Stops: clients give back what they decide alone, what has come is applied and answered,
+    /// everything is made durable, and the clients are told.
+    pub fn stop(self) {
+        // As long as they bring what they have promised: the term of one that is silent ends.
+        let nobody_relies = self.runtime().block_on(self.take_leases_back());
+        self.core.stopping.send_replace(Stage::Draining);
+        // Who still makes something again does so at the next server.
+        let nothing_kept = self.core.gate.stop();
+        // A message may have been read just before.
+        self.core.all().iter().for_each(|session| session.drain());
+        self.runtime().block_on(self.drain());
+        let synced = self.core.sync();
+        if let Err(error) = &synced {
+            tracing::error!(%error, "stopping: not everything could be made durable");
+        }
+        // Their programs go on with the next server, with their locks.
+        self.core.locks.close();
+        self.core.fs.keep_removed();
+        for session in self.core.all() {
+            // What it has promised and not brought goes to the next server, as behind a crash: it
+            // keeps its mark.
+            let is_owing = session.is_enlisted() && self.core.leases.held_by(session.number).1 > 0;
+            if is_owing {
+                tracing::warn!(
+                    client = session.name,
+                    "stopping: it is silent, and may have shown as done what it has not sent; the next server waits for it"
+                );
+            }
+            if synced.is_ok() && !session.is_replaying() && !is_owing {
+                session.say_last(&ToClient::Goodbye {});
+                self.core.end(&session, CloseReason::Stopped);
+            } else {
+                self.core.end(&session, CloseReason::HandedOver);
+            }
+        }
+        // The next server may begin at once: no client believes anything, and all that was promised
+        // has been made.
+        if nobody_relies
+            && nothing_kept
+            && synced.is_ok()
+            && let Err(error) = self.core.fs.hand_over()
+        {
+            tracing::warn!(%error, "stopping: the next server will wait for leases that nobody has");
+        }
+        self.core.stopping.send_replace(Stage::Ended);
+        self.runtime().block_on(async {
+            let sent = self.until(|| Arc::strong_count(&self.core.writing) == 1);
+            if tokio::time::timeout(FAREWELL_TIME_MAX, sent).await.is_err() {
+                tracing::warn!("stopping: a client does not take its last answers");
+            }
+        });
+    }
+
+    /// Until nobody relies on a lease any more. Whether all that was promised under leases has been
+    /// made, too.
+    async fn take_leases_back(&self) -> bool {
+        loop {
+            // Once more now and then: what was being given before is recalled later.
+            self.core.recall(&self.core.leases.close());
+            for _ in 0..RECALL_ROUND {
+                let (relied_on, promised) = self.core.leases.relied_on();
+                if !relied_on {
+                    return !promised;
+                }
+                tokio::time::sleep(STOP_INTERVAL).await;
+            }
+        }
+    }
+
+    async fn drain(&self) {
+        let drained = self.until(|| !self.core.all().iter().any(|s| s.is_busy()));
+        if tokio::time::timeout(STOP_TIME_MAX, drained).await.is_err() {
+            tracing::warn!("stopping: an operation does not end");
+        }
+    }
+
+    async fn until(&self, condition: impl Fn() -> bool) {
+        while !condition() {
+            tokio::time::sleep(STOP_INTERVAL).await;
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
