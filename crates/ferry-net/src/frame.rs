@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::rt::time::{Instant, timeout, timeout_at};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
-use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::codec::{Malformed, Wire, decode};
 use crate::message::{Op, Promised, Who};
@@ -325,7 +325,7 @@ mod tests {
                     (0..24).map(|n| vec![n as u8; [3, 0, 1000, LONG][n % 4]]).collect();
                 let all: Vec<u8> = sent.iter().flat_map(|message| with_length(message)).collect();
                 let (mut near, far) = tokio::io::duplex(pieces);
-                let writing = tokio::spawn(async move { near.write_all(&all).await });
+                let writing = crate::rt::spawn(async move { near.write_all(&all).await });
                 let mut frames = Frames::new(far, LONG);
                 assert!(frames.next().is_none() && !frames.is_ready());
                 for message in &sent {

@@ -8,14 +8,14 @@
 //! * LANE-3: the second lane is written as far as its [`Pace`] allows. What waits in the sockets of
 //!   both sides and in the network delays the first lane too, so a pace bounds that.
 
-use std::collections::VecDeque;
+use crate::rt::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
+use crate::rt::time::{Instant, timeout};
 use tokio::io::{AsyncWrite, AsyncWriteExt, BufWriter};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::time::{Instant, timeout};
 
 use crate::frame::{self, HEAD};
 
@@ -121,7 +121,7 @@ impl<T> Outgoing<T> {
                 return !self.second.is_empty();
             }
             let waits = !self.second.is_empty();
-            let item = tokio::select! {
+            let item = crate::rt::select! {
                 item = self.incoming.recv() => item,
                 () = pace.bell().notified(), if waits => continue,
             };
@@ -309,7 +309,7 @@ mod tests {
             let pace = std::sync::Arc::new(Steps::new(1000, 1));
             let (line, outgoing) = line();
             let paced = std::sync::Arc::clone(&pace);
-            let writing = tokio::spawn(async move { write_all(near, outgoing, &*paced).await });
+            let writing = crate::rt::spawn(async move { write_all(near, outgoing, &*paced).await });
             let mut frames = Frames::new(far, 10_000);
             // Two short ones and a long one travel together.
             let long: Vec<u8> = (0..4500).map(|n| n as u8).collect();
@@ -360,11 +360,11 @@ mod tests {
             (0..FRAMES).for_each(|_| line.send_first(vec![1; 1024], ()));
             drop(line);
             let writing =
-                tokio::spawn(async { write_all(near, frames, &AsTaken::default()).await });
+                crate::rt::spawn(async { write_all(near, frames, &AsTaken::default()).await });
             let (mut taken, mut piece) = (0, vec![0; 1024]);
             while let Ok(n @ 1..) = far.read(&mut piece).await {
                 taken += n;
-                tokio::time::sleep(Duration::from_millis(10)).await;
+                crate::rt::time::sleep(Duration::from_millis(10)).await;
             }
             writing.await.expect("it does not panic");
             assert_eq!(taken, FRAMES * 1024, "a frame every 10 ms is a sign of life");

@@ -14,6 +14,7 @@ mod limits;
 mod lock_range;
 mod message;
 mod refusal;
+mod rt;
 mod server;
 #[cfg(test)]
 mod tests;

@@ -18,13 +18,13 @@
 //!   their leases back. Contents that were read are kept by the same rules as attributes, and go
 //!   where those become unknown; but not where only the access time has moved.
 
-use std::collections::HashMap;
+use crate::rt::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::rt::{Mutex, MutexGuard};
 use ferry_env::Clock;
 use ferry_fs::{Attr, Ino, Timestamp, ToForget};
-use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 
 use super::contents::CONTENTS_MAX;
@@ -266,7 +266,7 @@ pub(super) struct Cache {
 impl Cache {
     pub(super) fn new(clock: Arc<dyn Clock>) -> Self {
         let state = State {
-            nodes: HashMap::new(),
+            nodes: HashMap::default(),
             names: 0,
             epoch: 0,
             moments: 0,

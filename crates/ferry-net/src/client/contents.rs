@@ -5,7 +5,7 @@
 //! * CONTENTS-2: of small files only, and not too much of all; beyond that those used longest ago
 //!   go.
 
-use std::collections::HashMap;
+use crate::rt::collections::HashMap;
 
 use ferry_fs::Ino;
 

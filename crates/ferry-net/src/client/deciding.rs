@@ -6,9 +6,9 @@
 
 use std::sync::{Arc, Weak};
 
+use crate::rt::Mutex;
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{Answer, Cx, Errno, Ino, ROOT, Stop};
-use parking_lot::Mutex;
 
 use super::cache::Sight;
 use super::link::{Pending, Waiter};

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::rt::runtime::Handle;
+use crate::rt::{Mutex, RwLock};
 use ferry_fs::{Host, ToForget};
-use parking_lot::{Mutex, RwLock};
 use serde_json::Value;
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::cache::{NAME_SHOWN_MAX, SHOWN_MAX};
@@ -99,7 +99,7 @@ fn forget(
     let late = Arc::clone(&once);
     host.forget(what, Box::new(move || once.call()));
     runtime.spawn(async move {
-        tokio::time::sleep(over).await;
+        crate::rt::time::sleep(over).await;
         late.call();
     });
 }

@@ -14,19 +14,19 @@
 //! * LINK-4: `answer`, `fail` and `moved` are called without the lock held, and nothing that has a
 //!   [`Touch`] is dropped under it.
 
-use std::collections::{BTreeMap, HashMap};
+use crate::rt::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::rt::Mutex;
+use crate::rt::time::{interval, sleep, timeout};
 use ferry_env::Clock;
 use ferry_fs::{Errno, Ino, ToForget};
-use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
-use tokio::time::{interval, sleep, timeout};
 
 use super::cache::{Cache, Touch};
 use super::kernel::Kernel;
@@ -361,7 +361,7 @@ impl Link {
             sent: 0,
             changes: BTreeMap::new(),
             series: 0,
-            touching: HashMap::new(),
+            touching: HashMap::default(),
             promised: 0,
             newest_promised: 0,
             queued_bytes: 0,
@@ -636,7 +636,7 @@ impl Link {
                 return;
             }
             retry = most.min(retry * 2);
-            greeted = tokio::select! {
+            greeted = crate::rt::select! {
                 result = self.greet() => result.inspect_err(|error| tracing::debug!(%error, "no connection")).ok(),
                 () = self.late() => None,
                 () = self.closed.notified() => return,
@@ -649,7 +649,7 @@ impl Link {
     async fn waits_to_try(&self, retry: Duration) -> bool {
         let mut wait = pin!(sleep(retry));
         loop {
-            let over = tokio::select! {
+            let over = crate::rt::select! {
                 () = &mut wait => Some(false),
                 () = self.late() => None,
                 () = self.closed.notified() => Some(true),
@@ -684,7 +684,7 @@ impl Link {
         let flow = Arc::new(Flow::new(Arc::clone(&self.clock), self.term_of(&welcome)));
         let paced = Arc::clone(&flow);
         let writing =
-            tokio::spawn(async move { lanes::write_all(writer, outgoing, &*paced).await });
+            crate::rt::spawn(async move { lanes::write_all(writer, outgoing, &*paced).await });
         self.state.lock().flow = Some(Arc::clone(&flow));
         // Before there is anything else: so long takes a ping on an empty connection.
         line.send_first(flow.ping(), ());
@@ -708,7 +708,7 @@ impl Link {
         let mut tick = interval(PING_INTERVAL.min(self.cache.term() / 3).max(PING_INTERVAL_MIN));
         let mut sending = pin!(self.send_waiting());
         let ended = loop {
-            tokio::select! {
+            crate::rt::select! {
                 ended = &mut reading => break ended,
                 () = &mut sending => {}
                 () = self.closed.notified() => break Ok(()),

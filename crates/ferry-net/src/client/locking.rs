@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
+use crate::rt::Mutex;
 use ferry_fs::{Answer, Cx, FileLock, Ino, Reply, Stop};
-use parking_lot::Mutex;
 
 use super::requests::{done, unfit};
 use super::tables::Owner;

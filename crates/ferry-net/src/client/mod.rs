@@ -27,15 +27,15 @@ mod tables;
 mod waiting;
 mod walking;
 
-use std::collections::HashSet;
+use crate::rt::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::rt::Mutex;
+use crate::rt::runtime::Runtime;
 use ferry_env::Env;
 use ferry_fs::{Answer, Cx, Errno, FileLock, Ino, Stop};
-use parking_lot::Mutex;
-use tokio::runtime::Runtime;
 
 pub use link::{Connecting, Connector};
 
@@ -108,7 +108,7 @@ impl RemoteFs {
         options: ClientOptions,
         env: &Env,
     ) -> Result<Arc<Self>, NetError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
+        let runtime = crate::rt::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("ferry-client")
             .enable_all()
@@ -169,10 +169,12 @@ impl RemoteFs {
         if let Some(runtime) = &runtime {
             let patient = !self.abandoned.load(Ordering::SeqCst);
             runtime.block_on(async {
-                let _late = tokio::time::timeout(self.timeout, self.link.drained(patient)).await;
+                let _late =
+                    crate::rt::time::timeout(self.timeout, self.link.drained(patient)).await;
                 if patient {
                     // Who does not say goodbye keeps others waiting.
-                    let _late = tokio::time::timeout(FAREWELL_TIME_MAX, self.link.reached()).await;
+                    let _late =
+                        crate::rt::time::timeout(FAREWELL_TIME_MAX, self.link.reached()).await;
                 }
             });
         }
@@ -180,7 +182,7 @@ impl RemoteFs {
         if let Some(runtime) = runtime {
             runtime.block_on(async {
                 let told = self.link.told();
-                let _late = tokio::time::timeout(FAREWELL_TIME_MAX, told).await;
+                let _late = crate::rt::time::timeout(FAREWELL_TIME_MAX, told).await;
             });
             runtime.shutdown_background();
         }
@@ -366,9 +368,9 @@ impl Drop for RemoteFs {
         if let Some(runtime) = self.runtime.lock().take() {
             // The server hears of it, else it waits for leases that nobody has. A thread of the
             // runtime itself must not wait.
-            if tokio::runtime::Handle::try_current().is_err() {
+            if crate::rt::runtime::Handle::try_current().is_err() {
                 runtime.block_on(async {
-                    let _late = tokio::time::timeout(FAREWELL_TIME_MAX, self.link.told()).await;
+                    let _late = crate::rt::time::timeout(FAREWELL_TIME_MAX, self.link.told()).await;
                 });
             }
             runtime.shutdown_background();

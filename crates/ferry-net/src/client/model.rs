@@ -7,7 +7,7 @@
 //! * MODEL-2: `blocks` and access times are estimates: both change at the server without a change
 //!   of the protocol.
 
-use std::collections::HashMap;
+use crate::rt::collections::HashMap;
 use std::sync::Arc;
 
 use ferry_fs::posix::{self, is_dir};

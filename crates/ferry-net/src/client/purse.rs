@@ -1,7 +1,7 @@
 //! What promised changes need, given by the server beforehand: inode numbers, and space that is set
 //! aside.
 
-use std::collections::VecDeque;
+use crate::rt::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 

@@ -11,7 +11,7 @@
 //! the times are those that were promised. Only the time of the last change (`ctime`) of an inode
 //! that was written and then linked, renamed or unlinked may be that of the write.
 
-use std::collections::{HashMap, HashSet};
+use crate::rt::collections::{HashMap, HashSet};
 use std::sync::Weak;
 
 use ferry_fs::{Errno, Ino, SetAttr, XattrFlags};
@@ -74,8 +74,8 @@ impl Plan {
             forgotten: Vec::new(),
             lost: Vec::new(),
             losses: Vec::new(),
-            broken: HashSet::new(),
-            unmade: HashSet::new(),
+            broken: HashSet::default(),
+            unmade: HashSet::default(),
             unnamed: Vec::new(),
             at_all: mark.is_some(),
         };
@@ -141,7 +141,7 @@ impl Plan {
         (mark, durable): (u64, u64),
     ) -> (Vec<KeptChange>, Vec<Ino>) {
         let (mut again, mut made) = (Vec::new(), Vec::new());
-        let mut written = HashSet::new();
+        let mut written: HashSet<Ino> = HashSet::default();
         for change in changes {
             let sets = matches!(change.op, Op::Setattr { .. });
             let content = change.op.info().effect == Effect::Contents;
@@ -181,7 +181,7 @@ impl Plan {
         let mut wanted: HashSet<Ino> = written.filter_map(|change| change.file).collect();
         wanted
             .extend(tables.handles.values().filter(|handle| !handle.lost).map(|handle| handle.ino));
-        let mut files: HashMap<Ino, u64> = HashMap::new();
+        let mut files: HashMap<Ino, u64> = HashMap::default();
         for mut change in again {
             change.quiet |= change.touched.iter().any(|ino| gone.contains(ino));
             let mut opens: Vec<Step> = Vec::new();

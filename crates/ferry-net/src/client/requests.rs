@@ -294,7 +294,7 @@ fn dir_entry(name: &Name) -> DirEntry {
 
 /// As many entries as the kernel has room for in any case; the others are kept.
 fn listing(fs: &RemoteFs, fh: u64, names: Vec<Name>) -> Vec<DirEntry> {
-    let mut names = std::collections::VecDeque::from(names);
+    let mut names = crate::rt::collections::VecDeque::from(names);
     let (mut entries, mut bytes, mut cookie) = (Vec::new(), 0, 0);
     while let Some(name) = names.front() {
         bytes += (ENTRY_BYTES + name.name.len()).next_multiple_of(8);

@@ -10,8 +10,8 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::rt::Mutex;
 use ferry_fs::{Errno, write_cost};
-use parking_lot::Mutex;
 
 use super::RemoteFs;
 use super::link::{Pending, Waiter};
@@ -62,7 +62,7 @@ impl RemoteFs {
         match &*runtime {
             Some(runtime) if later >= RETRY_FIRST => {
                 runtime.spawn(async move {
-                    tokio::time::sleep(later).await;
+                    crate::rt::time::sleep(later).await;
                     again();
                 });
             }

@@ -1,7 +1,7 @@
 //! What a client remembers of its session, so that it can have another one: inodes that its kernel
 //! knows, open files, locks.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use crate::rt::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use ferry_fs::{Errno, ErrorCursor, ErrorSequence, FileLock, Ino, ROOT};

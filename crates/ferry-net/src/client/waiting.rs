@@ -6,8 +6,8 @@
 
 use std::sync::{Arc, Weak};
 
+use crate::rt::Mutex;
 use ferry_fs::{Complete, Errno, Ino, Reply};
-use parking_lot::Mutex;
 
 use super::RemoteFs;
 use super::link::{Key, Waiter};

@@ -10,7 +10,7 @@
 //!   no walk.
 //! * CLIENT-WALK-4: this lock comes before that of the cache.
 
-use std::collections::{HashMap, VecDeque};
+use crate::rt::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
 use ferry_fs::{Errno, Ino};

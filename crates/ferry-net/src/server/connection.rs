@@ -1,16 +1,16 @@
 //! One connection: the greeting, then messages in, answers out. Whatever comes from the other side
 //! costs it its connection at most.
 
-use std::collections::HashMap;
+use crate::rt::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use crate::rt::Mutex;
+use crate::rt::time::timeout;
 use tokio::io::ReadHalf;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
 
 use super::apply::Told;
 use super::core::{Core, Stage};
@@ -59,7 +59,9 @@ pub(super) async fn serve(
     let (line, outgoing) = lanes::line();
     let under_way = Arc::clone(&core.writing);
     let writing =
-        tokio::spawn(async move { lanes::write_all(writer, outgoing, &AsTaken::default()).await });
+        crate::rt::spawn(
+            async move { lanes::write_all(writer, outgoing, &AsTaken::default()).await },
+        );
     let mut inside = None;
     let (from, certificate) = (stranger.as_ref().map(|stranger| stranger.from), peer.name.clone());
     let said = match greet(&core, &mut messages, &line, (peer, from), (stranger, &mut inside)).await
@@ -131,7 +133,7 @@ async fn greet(
         String::from_utf8_lossy(&name).chars().filter(|c| !c.is_control()).take(80).collect();
     let core = Arc::clone(core);
     let line = line.clone();
-    let entered = tokio::task::spawn_blocking(move || {
+    let entered = crate::rt::task::spawn_blocking(move || {
         core.enter((session, newest), peer, &path, name, &line)
     })
     .await;
@@ -236,7 +238,7 @@ impl<'a> Connection<'a> {
         loop {
             if !messages.is_ready() {
                 self.due.begin();
-                let more = tokio::select! {
+                let more = crate::rt::select! {
                     more = timeout(SILENCE_MAX, messages.more()) => more,
                     // Nothing more is taken; what was taken is answered before the end.
                     () = Stage::Draining.reached(&mut stopping) => {
@@ -305,7 +307,7 @@ impl<'a> Connection<'a> {
     /// Ends the session. That may wait for the device.
     async fn end(&self, reason: CloseReason) {
         let (core, session) = (Arc::clone(self.core), Arc::clone(self.session));
-        let _ended = tokio::task::spawn_blocking(move || core.end(&session, reason)).await;
+        let _ended = crate::rt::task::spawn_blocking(move || core.end(&session, reason)).await;
     }
 
     async fn room(&mut self, op: &Op, message: usize) -> Room {

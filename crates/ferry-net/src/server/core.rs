@@ -1,14 +1,14 @@
 //! What all connections of a server share, and how a session is found in it.
 
-use std::collections::VecDeque;
+use crate::rt::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use crate::rt::Mutex;
+use crate::rt::runtime::Handle;
 use ferry_env::Env;
 use ferry_fs::{Attr, InProcess, Ino, SessionSeq, SessionStore, Statfs};
-use parking_lot::Mutex;
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::door::Door;

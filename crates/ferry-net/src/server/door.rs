@@ -6,11 +6,11 @@
 //!   all. So nobody who only connects keeps others out.
 //! * GREETING-2: who has said it has a place of its own, and never goes for a stranger.
 
-use std::collections::VecDeque;
+use crate::rt::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::rt::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Connections at the door at the same time.

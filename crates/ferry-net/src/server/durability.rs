@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::rt::Mutex;
 use ferry_fs::Errno;
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// Hears whether everything that was applied before it asked is durable.

@@ -1,6 +1,6 @@
 //! How a session ends, and what becomes of what it held.
 
-use std::collections::HashSet;
+use crate::rt::collections::HashSet;
 use std::sync::Arc;
 
 use ferry_fs::SessionSeq;

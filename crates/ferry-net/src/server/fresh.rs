@@ -11,10 +11,10 @@
 //!   that is durable. So what a crash takes away was seen by its maker alone, who makes it again:
 //!   nobody has changed anything since.
 
-use std::collections::HashMap;
+use crate::rt::collections::HashMap;
 
+use crate::rt::Mutex;
 use ferry_fs::Ino;
-use parking_lot::Mutex;
 
 use super::leases::SessionId;
 

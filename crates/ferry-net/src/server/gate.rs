@@ -10,10 +10,10 @@
 //!   server has something to do for it. Who does nothing of that for too long is given up: what it
 //!   has not made again then is lost, and it is told.
 
-use std::collections::HashMap;
+use crate::rt::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
+use crate::rt::Mutex;
 
 /// What waits.
 type Run = Box<dyn FnOnce() + Send>;
@@ -107,7 +107,7 @@ impl Gate {
         true
     }
 
-    fn open_if_done(&self, mut state: parking_lot::MutexGuard<'_, State>) {
+    fn open_if_done(&self, mut state: crate::rt::MutexGuard<'_, State>) {
         if !state.awaited.is_empty() || state.stopped || !self.is_shut() {
             return;
         }

@@ -25,7 +25,7 @@ const PEEK_INTERVAL: Duration = Duration::from_millis(5);
 pub(super) async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<ServerTls>) {
     let mut stopping = core.stopping.subscribe();
     loop {
-        let accepted = tokio::select! {
+        let accepted = crate::rt::select! {
             accepted = listener.accept() => accepted,
             () = Stage::Draining.reached(&mut stopping) => return,
         };
@@ -33,8 +33,8 @@ pub(super) async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<S
             Ok((stream, from)) => {
                 let (stranger, leave) = core.door.come(from);
                 let served = serve(Arc::clone(&core), stream, tls.clone(), stranger);
-                tokio::spawn(async move {
-                    tokio::select! {
+                crate::rt::spawn(async move {
+                    crate::rt::select! {
                         () = served => {}
                         () = leave.notified() => {
                             tracing::info!(%from, "hung up: it had said nothing, and others came");
@@ -45,7 +45,7 @@ pub(super) async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<S
             Err(error) => {
                 // Out of descriptors, mostly: those that are there go on.
                 tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                crate::rt::time::sleep(Duration::from_millis(100)).await;
             }
         }
     }
@@ -53,7 +53,7 @@ pub(super) async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<S
 
 async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, stranger: Stranger) {
     let from = stranger.from;
-    let greeted = tokio::time::timeout(HANDSHAKE_TIME_MAX, greet(stream, tls)).await;
+    let greeted = crate::rt::time::timeout(HANDSHAKE_TIME_MAX, greet(stream, tls)).await;
     match greeted.unwrap_or_else(|_| Err(Unheard::Gone(std::io::ErrorKind::TimedOut.into()))) {
         Ok((stream, peer)) => connection::serve(core, stream, peer, Some(stranger)).await,
         Err(Unheard::Gone(error)) => tracing::info!(%from, %error, "no connection"),
@@ -71,7 +71,7 @@ async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, stran
                 // may lose the last words.
                 tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
             };
-            let _late = tokio::time::timeout(LAST_WORDS_TIME_MAX, last_words).await;
+            let _late = crate::rt::time::timeout(LAST_WORDS_TIME_MAX, last_words).await;
         }
     }
 }
@@ -137,6 +137,6 @@ async fn begins_tls(stream: &TcpStream) -> std::io::Result<bool> {
             _ => return Ok(false),
         }
         // The rest of it is on its way.
-        tokio::time::sleep(PEEK_INTERVAL).await;
+        crate::rt::time::sleep(PEEK_INTERVAL).await;
     }
 }

@@ -9,11 +9,11 @@
 //! its locks are free for others it is removed there. So the next server knows who may reclaim:
 //! sessions that the one before has not ended, and no older ones.
 
-use std::collections::{HashMap, HashSet};
+use crate::rt::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::rt::Mutex;
 use ferry_fs::{Errno, FileLock, Ino};
-use parking_lot::Mutex;
 
 use crate::lock_range::set_range;
 

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use crate::rt::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use super::session::{Room, one_of};
@@ -77,7 +77,7 @@ impl Panics {
         tell(one_of(&sent));
         let panics = Arc::clone(self);
         runtime.spawn(async move {
-            let _late = tokio::time::timeout(LAST_WORD_TIME_MAX, sent.acquire()).await;
+            let _late = crate::rt::time::timeout(LAST_WORD_TIME_MAX, sent.acquire()).await;
             panics.end.get().inspect(|end| end());
         });
         true

@@ -1,10 +1,10 @@
 //! What a session promises out of: inode numbers and space that were set aside for it.
 
-use std::collections::{HashSet, VecDeque};
+use crate::rt::collections::{HashSet, VecDeque};
 use std::ops::Range;
 
+use crate::rt::Mutex;
 use ferry_fs::{Errno, Ino, Reservation, ReservationId, SessionStore};
-use parking_lot::Mutex;
 
 use crate::message::Cost;
 

@@ -1,7 +1,7 @@
 //! After a start: the server waits for clients of the one before, and gives up those that do not
 //! come, or do not go on.
 
-use std::collections::HashSet;
+use crate::rt::collections::HashSet;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -81,7 +81,7 @@ impl Core {
             self.all().iter().any(|session| session.has_claimed(since))
         };
         while claims() {
-            tokio::time::sleep(EXPIRY_INTERVAL).await;
+            crate::rt::time::sleep(EXPIRY_INTERVAL).await;
         }
     }
 }

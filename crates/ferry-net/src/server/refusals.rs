@@ -1,12 +1,12 @@
 //! Who is not let in, and why: said to the client, counted by cause, and logged, though not as
 //! often as a client tries.
 
-use std::collections::HashMap;
+use crate::rt::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use crate::rt::Mutex;
 use ferry_env::Clock;
-use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::refusal::{Cause, Refusal};

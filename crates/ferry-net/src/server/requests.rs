@@ -73,7 +73,7 @@ impl Core {
             let place = self.leases.ask(request.session.number, Wants::Read, inos.clone());
             let _begun = place.wait(|recalls| self.recall(recalls)).await;
             let core = Arc::clone(&self);
-            let answered = tokio::task::spawn_blocking(move || {
+            let answered = crate::rt::task::spawn_blocking(move || {
                 let again = answered(|| core.try_answer(request));
                 drop(place);
                 again
@@ -121,7 +121,7 @@ impl Core {
             }
         };
         let (core, all, number) = (Arc::clone(&self), granted.clone(), session.number);
-        let answered = tokio::task::spawn_blocking(move || {
+        let answered = crate::rt::task::spawn_blocking(move || {
             let applying = request.applying(&core);
             // What is gone has nothing to be leased, and who is gone no use for it.
             let over = request.session.is_over();

@@ -1,16 +1,16 @@
 //! A server: it starts, listens, and stops.
 
-use std::collections::HashMap;
+use crate::rt::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use crate::rt::Mutex;
+use crate::rt::runtime::Runtime;
 use ferry_env::Env;
 use ferry_fs::SessionStore;
-use parking_lot::Mutex;
 use tokio::net::TcpListener;
-use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use super::control::Control;
@@ -81,7 +81,7 @@ impl Server {
         options: ServerOptions,
         env: Env,
     ) -> Result<Self, NetError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
+        let runtime = crate::rt::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .max_blocking_threads(THREADS_MAX)
             .thread_name("ferry-server")
@@ -130,7 +130,7 @@ impl Server {
             session_life: options.session_life,
             key: options.key,
             locks,
-            sessions: Mutex::new(HashMap::new()),
+            sessions: Mutex::new(HashMap::default()),
             door: Arc::default(),
             revocations: Revocations::default(),
             refusals: Refusals::default(),
@@ -168,18 +168,19 @@ impl Server {
     fn begin_grace(&self, grace: Duration, lease_term: Duration, hold: Duration) {
         let graceful = Arc::clone(&self.core);
         self.runtime().spawn(async move {
-            tokio::time::sleep(grace).await;
+            crate::rt::time::sleep(grace).await;
             // Who makes something again after a crash opens its files and takes its locks behind
             // that.
             if !graceful.made_again().await {
                 return;
             }
             let core = Arc::clone(&graceful);
-            let _done = tokio::task::spawn_blocking(move || core.end_grace()).await;
+            let _done = crate::rt::task::spawn_blocking(move || core.end_grace()).await;
             // And claims what else it knows behind that.
-            tokio::time::sleep(hold).await;
+            crate::rt::time::sleep(hold).await;
             graceful.all_claimed(lease_term).await;
-            let _done = tokio::task::spawn_blocking(move || graceful.fs.reclaim_removed()).await;
+            let _done =
+                crate::rt::task::spawn_blocking(move || graceful.fs.reclaim_removed()).await;
         });
     }
 
@@ -205,10 +206,10 @@ impl Server {
         let began = self.core.env.clock.monotonic();
         self.runtime().spawn(async move {
             while waiting.gate.is_shut() {
-                tokio::time::sleep(LOOK_INTERVAL).await;
+                crate::rt::time::sleep(LOOK_INTERVAL).await;
                 let core = Arc::clone(&waiting);
                 let _done =
-                    tokio::task::spawn_blocking(move || core.give_up_late(began, hold)).await;
+                    crate::rt::task::spawn_blocking(move || core.give_up_late(began, hold)).await;
             }
         });
     }
@@ -217,7 +218,7 @@ impl Server {
     fn begin_expiry(&self) {
         let expiring = Arc::clone(&self.core);
         self.runtime().spawn(async move {
-            let mut tick = tokio::time::interval(EXPIRY_INTERVAL);
+            let mut tick = crate::rt::time::interval(EXPIRY_INTERVAL);
             loop {
                 tick.tick().await;
                 let core = Arc::clone(&expiring);
@@ -225,7 +226,7 @@ impl Server {
                     core.expire();
                     core.end_revoked();
                 };
-                let _done = tokio::task::spawn_blocking(look).await;
+                let _done = crate::rt::task::spawn_blocking(look).await;
             }
         });
     }
@@ -248,7 +249,7 @@ impl Server {
                     if let Some(ending) = tls.ending(clock.wall()) {
                         tracing::warn!("the server's certificate {ending}: move server.pem and server.key away, and `ferry cert init` makes new ones");
                     }
-                    tokio::time::sleep(CERTIFICATE_INTERVAL).await;
+                    crate::rt::time::sleep(CERTIFICATE_INTERVAL).await;
                 }
             });
         }
@@ -324,7 +325,7 @@ impl Server {
         self.core.stopping.send_replace(Stage::Ended);
         self.runtime().block_on(async {
             let sent = self.until(|| Arc::strong_count(&self.core.writing) == 1);
-            if tokio::time::timeout(FAREWELL_TIME_MAX, sent).await.is_err() {
+            if crate::rt::time::timeout(FAREWELL_TIME_MAX, sent).await.is_err() {
                 tracing::warn!("stopping: a client does not take its last answers");
             }
         });
@@ -341,21 +342,21 @@ impl Server {
                 if !relied_on {
                     return !promised;
                 }
-                tokio::time::sleep(STOP_INTERVAL).await;
+                crate::rt::time::sleep(STOP_INTERVAL).await;
             }
         }
     }
 
     async fn drain(&self) {
         let drained = self.until(|| !self.core.all().iter().any(|s| s.is_busy()));
-        if tokio::time::timeout(STOP_TIME_MAX, drained).await.is_err() {
+        if crate::rt::time::timeout(STOP_TIME_MAX, drained).await.is_err() {
             tracing::warn!("stopping: an operation does not end");
         }
     }
 
     async fn until(&self, condition: impl Fn() -> bool) {
         while !condition() {
-            tokio::time::sleep(STOP_INTERVAL).await;
+            crate::rt::time::sleep(STOP_INTERVAL).await;
         }
     }
 }

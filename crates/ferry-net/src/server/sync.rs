@@ -29,8 +29,8 @@ impl Core {
     pub(super) async fn keep_durable(self: Arc<Self>) {
         loop {
             self.durability.news.notified().await;
-            tokio::select! {
-                () = tokio::time::sleep(SYNC_INTERVAL) => {}
+            crate::rt::select! {
+                () = crate::rt::time::sleep(SYNC_INTERVAL) => {}
                 () = self.durability.much.notified() => {}
             }
             self.durability.promised.store(false, Ordering::Relaxed);
@@ -41,7 +41,7 @@ impl Core {
             if !matches!(synced.await, Ok(Ok(()))) {
                 // It stays so, mostly; clients keep what they have promised, and promise no more
                 // when that is too much.
-                tokio::time::sleep(SYNC_INTERVAL).await;
+                crate::rt::time::sleep(SYNC_INTERVAL).await;
                 self.durability.promised(false);
             }
         }

@@ -216,7 +216,7 @@ impl Core {
         loop {
             let progress = place.wait(|recalls| self.recall(recalls)).await;
             let (core, session) = (Arc::clone(&self), Arc::clone(&session));
-            let applied = tokio::task::spawn_blocking(move || {
+            let applied = crate::rt::task::spawn_blocking(move || {
                 let fallen = Fallen::of(&change);
                 let act = || core.apply_in_turn(&session, change, place, &progress);
                 let again = core.surely(&session, fallen, act);

@@ -13,12 +13,12 @@
 //! * WALK-4: a directory is listed for who may list and search it; who may promise nothing gets no
 //!   write leases.
 
-use std::collections::{HashMap, HashSet};
+use crate::rt::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::rt::time::{Instant, timeout_at};
 use ferry_fs::{Attr, Ino};
-use tokio::time::{Instant, timeout_at};
 
 use super::apply::Applying;
 use super::core::Core;
@@ -59,7 +59,7 @@ struct Walk {
 impl Walk {
     fn new(purpose: Purpose) -> Self {
         let (next, rest, seen, dirs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (asked, found_in) = (HashMap::new(), HashMap::new());
+        let (asked, found_in) = (HashMap::default(), HashMap::default());
         Self { purpose, next, asked, first: true, found_in, rest, seen, dirs, entries: 0, bytes: 0 }
     }
 
@@ -102,7 +102,7 @@ impl Core {
         request.op = Op::Nothing {};
         let mut walk = Walk::new(purpose);
         let core = Arc::clone(&self);
-        let found = tokio::task::spawn_blocking(move || {
+        let found = crate::rt::task::spawn_blocking(move || {
             request.applying(&core).find(&dirs.0, &mut walk);
             (request, walk)
         });
@@ -117,7 +117,7 @@ impl Core {
                 timeout_at(deadline, place.wait(|recalls| self.recall(recalls))).await.is_err();
             drop(place);
             let core = Arc::clone(&self);
-            let step = tokio::task::spawn_blocking(move || {
+            let step = crate::rt::task::spawn_blocking(move || {
                 request.applying(&core).step(&mut walk);
                 (request, walk)
             });
@@ -131,7 +131,8 @@ impl Core {
         if !self.is_safe(&session, &shown).await {
             walk = Walk::new(walk.purpose);
         }
-        let _answered = tokio::task::spawn_blocking(move || self.tell_of_walk(request, walk)).await;
+        let _answered =
+            crate::rt::task::spawn_blocking(move || self.tell_of_walk(request, walk)).await;
     }
 
     /// Answers it.

@@ -16,10 +16,10 @@
 //! A session that mounts the whole volume, with no read-only export inside, has no walls, and
 //! nothing is checked for it.
 
-use std::collections::HashMap;
+use crate::rt::collections::HashMap;
 
+use crate::rt::Mutex;
 use ferry_fs::{Errno, Filesystem, InProcess, Ino, ROOT};
-use parking_lot::Mutex;
 
 use crate::limits::Export;
 
@@ -156,7 +156,7 @@ impl Walls {
             let found_in = {
                 let mut places = self.places.lock();
                 if places.moves != moves {
-                    (places.moves, places.inside) = (moves, HashMap::new());
+                    (places.moves, places.inside) = (moves, HashMap::default());
                 }
                 if let Some(place) = places.inside.get(&at) {
                     break *place;

@@ -7,14 +7,14 @@
 //! * REVOCATION-2: the sessions of a certificate that is revoked end within a second or two. One
 //!   that expires keeps its connection, and gets no next one.
 
-use std::collections::HashSet;
+use crate::rt::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use crate::rt::Mutex;
 use tokio_rustls::rustls::client::danger::HandshakeSignatureValid;
 use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
 use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};

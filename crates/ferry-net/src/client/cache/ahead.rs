@@ -4,7 +4,7 @@
 //! that may have been read, or leased, before. Each walk keeps which inodes that are, for while
 //! somebody removes a tree something is given back and changed all the time.
 
-use std::collections::{HashMap, HashSet};
+use crate::rt::collections::{HashMap, HashSet};
 
 use ferry_fs::Ino;
 

@@ -3,7 +3,7 @@
 //! What is given back while an answer is on its way is not taken from that answer: the server may
 //! have taken it back already, or will.
 
-use std::collections::HashMap;
+use crate::rt::collections::HashMap;
 use std::time::Duration;
 
 use ferry_fs::{Attr, Ino, Timestamp};

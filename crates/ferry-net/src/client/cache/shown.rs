@@ -18,7 +18,7 @@
 //!   there is written on the way, and that may have to wait for the very change that wants the
 //!   lease. So a mapping shows what others have written a moment later.
 
-use std::collections::{HashMap, HashSet};
+use crate::rt::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use ferry_fs::{Attr, Ino, ROOT, RenameFlags, ToForget};

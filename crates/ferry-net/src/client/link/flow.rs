@@ -9,13 +9,13 @@
 //! * FLOW-3: what is promised and not answered takes a few of these times
 //!   ([`Flow::unanswered_max`]), so that a recall is honoured soon.
 
-use std::collections::VecDeque;
+use crate::rt::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::rt::Mutex;
 use ferry_env::Clock;
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::client::cache::Moment;

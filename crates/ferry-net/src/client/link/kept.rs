@@ -14,7 +14,7 @@
 //! * REPLAY-LOG-5: what the server has decided is made again as it was: with the time, the number
 //!   and the place in the file that the answer has named.
 
-use std::collections::{HashMap, VecDeque};
+use crate::rt::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use ferry_fs::Ino;

@@ -16,14 +16,14 @@
 //!   numbered in one piece with finding out; space is asked for behind that. Each connection begins
 //!   with it, for the answer to such a question may be lost with the one before.
 
-use std::collections::HashSet;
+use crate::rt::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::rt::MutexGuard;
+use crate::rt::time::sleep;
 use ferry_fs::{Attr, Errno, Ino, ToForget};
-use parking_lot::MutexGuard;
-use tokio::time::sleep;
 
 use super::stream::{pump, pump_requests};
 use super::{Change, Key, Link, Pending, Request, Restore, State, Waiter, Waiting, kept};
@@ -517,7 +517,7 @@ impl Link {
         let held = cache.drop_held(self.cache.now());
         let to_forget = cache.take_to_forget();
         let mut again = Vec::new();
-        let mut lost_inodes = HashSet::new();
+        let mut lost_inodes: HashSet<Ino> = HashSet::default();
         // The oldest place of a change that gets another one.
         let mut moved_from = None;
         let unanswered = changes.into_iter().map(|(seq, change)| (Some(seq), *change));
@@ -610,7 +610,7 @@ impl Link {
                     return;
                 }
             }
-            tokio::select! {
+            crate::rt::select! {
                 () = drained => {}
                 () = self.late() => {}
             }

@@ -477,8 +477,10 @@ fn recall_of(ino: Ino) -> ToClient {
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_given_back_when_the_kernel_has_forgotten_what_it_was_shown() {
     let (link, kernel) = (link(), Arc::new(SlowKernel::default()));
-    link.kernel
-        .attach(Arc::clone(&kernel) as Arc<dyn ferry_fs::Host>, tokio::runtime::Handle::current());
+    link.kernel.attach(
+        Arc::clone(&kernel) as Arc<dyn ferry_fs::Host>,
+        crate::rt::runtime::Handle::current(),
+    );
     link.cache.drop_all();
     let mut line = connect(&link, 1, false);
     sent(&link, &mut line);

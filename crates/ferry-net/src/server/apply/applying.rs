@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use crate::rt::Mutex;
 use ferry_fs::inprocess::FromReply;
 use ferry_fs::{
     Answer, Attr, Complete, Cx, DirEntry, EarlyAck, Entry, Errno, InProcess, Ino, Interrupt, Park,
     ROOT, Reply, SessionStore, Stop,
 };
-use parking_lot::Mutex;
 
 use crate::message::{Known, Name, Outcome, Who};
 use crate::server::capability;

@@ -28,7 +28,7 @@ impl Table {
         writes: bool,
         now: Duration,
     ) -> Progress {
-        let (mut recalls, mut waits) = (Recalls::new(), false);
+        let (mut recalls, mut waits) = (Recalls::default(), false);
         for ino in inos {
             if self.is_wanted(*ino) {
                 continue;

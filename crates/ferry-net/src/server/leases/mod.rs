@@ -31,15 +31,15 @@
 //!
 //! Leases that are asked for ahead, by who walks through a tree, have rules of their own: `ahead`.
 
-use std::collections::{HashMap, HashSet};
+use crate::rt::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use crate::rt::Mutex;
+use crate::rt::time::sleep;
 use ferry_env::Clock;
 use ferry_fs::Ino;
-use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::time::sleep;
 
 mod ahead;
 #[cfg(test)]
@@ -252,7 +252,7 @@ impl Leases {
 
     /// Nobody hears it. Gives what is to be recalled.
     pub(super) fn not_told(&self, session: SessionId, inos: &[Ino]) -> Recalls {
-        Recalls::from([(session, self.with(|table| table.not_told(session, inos)))])
+        Recalls::from_iter([(session, self.with(|table| table.not_told(session, inos)))])
     }
 
     /// Begins a change, at once if it may; `recall` asks sessions to give back what is in the way.
@@ -312,7 +312,7 @@ impl Leases {
     }
 
     fn progress(self: &Arc<Self>, ticket: Ticket) -> Progress {
-        let mut asked = Recalls::new();
+        let mut asked = Recalls::default();
         loop {
             let now = self.clock.monotonic();
             let try_once = |table: &mut Table| {
@@ -365,7 +365,7 @@ impl Place {
                 self.bell.notified().await;
                 continue;
             };
-            tokio::select! {
+            crate::rt::select! {
                 () = self.bell.notified() => {}
                 () = sleep(until.saturating_sub(leases.clock.monotonic())) => {}
             }

@@ -4,7 +4,7 @@
 //! was made. Checked where nothing can happen any more: everybody has done all that it wanted. Who
 //! waits looks again only when it is woken, so a wake-up that is forgotten is found, too.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use crate::rt::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt::Write as _;
 
 use super::state::LeaseState;
@@ -209,13 +209,13 @@ impl World {
                 let inos = self.clients[at].telling.take().expect("to be told");
                 self.clients[at].down.push_back(Down::Leases(Vec::new()));
                 let recalled = self.table.not_told(at as SessionId, &inos);
-                self.recall(Recalls::from([(at as SessionId, recalled)]));
+                self.recall(Recalls::from_iter([(at as SessionId, recalled)]));
             }
             Event::NotWalked(at) => {
                 self.failures -= 1;
                 let (_, held) = self.clients[at].walked.take().expect("to be told");
                 let recalled = self.table.not_told(at as SessionId, &held);
-                self.recall(Recalls::from([(at as SessionId, recalled)]));
+                self.recall(Recalls::from_iter([(at as SessionId, recalled)]));
             }
             Event::Fenced(session) => {
                 self.fencing.remove(&session);
@@ -646,7 +646,7 @@ fn explore(scripts: &[&[Act]]) -> usize {
 
 /// The same, where so many times nobody is told.
 fn explore_failures(scripts: &[&[Act]], failures: usize) -> usize {
-    let (mut seen, mut open) = (HashSet::new(), vec![World::new(scripts, failures)]);
+    let (mut seen, mut open) = (HashSet::default(), vec![World::new(scripts, failures)]);
     while let Some(world) = open.pop() {
         let events = world.events();
         if events.is_empty() {

@@ -118,7 +118,7 @@ impl Table {
             }
             Wants::Read => self.in_the_way(ticket, |_, hold| hold.writes, now).waits(),
             Wants::Lease if inos.iter().any(|ino| self.is_behind(ticket, *ino)) => {
-                Some(Progress::Waits(Recalls::new(), None))
+                Some(Progress::Waits(Recalls::default(), None))
             }
             Wants::Lease => self.in_the_way(ticket, |_, _| true, now).waits(),
             Wants::Walk { writes } => return self.progress_walk(session, &inos, writes, now),
@@ -172,7 +172,7 @@ impl Table {
             }
         }
         if waits {
-            return Some(Progress::Waits(Recalls::new(), None));
+            return Some(Progress::Waits(Recalls::default(), None));
         }
         self.in_the_way(ticket, |ino, _| others.contains(&ino), now).waits()
     }
@@ -290,7 +290,7 @@ impl Table {
     /// and was not asked for yet.
     pub(super) fn close(&mut self, now: Duration) -> Recalls {
         self.closing = true;
-        let mut recalls = Recalls::new();
+        let mut recalls = Recalls::default();
         for (ino, holds) in &self.inodes {
             for hold in holds.iter().filter(|hold| hold.state.may_be_recalled()) {
                 if self.holders.get(&hold.session).is_some_and(|holder| holder.until > now) {

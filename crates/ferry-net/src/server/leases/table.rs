@@ -1,7 +1,7 @@
 //! The table of leases as data: who has which, and who waits for which. Nothing here waits, sends,
 //! or looks at a clock.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use crate::rt::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use ferry_fs::Ino;

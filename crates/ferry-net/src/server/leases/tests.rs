@@ -127,7 +127,11 @@ fn who_brings_changes_is_waited_for_and_for_two_terms_while_it_owes_its_word() {
     leases.makes_progress(1);
     let reader = leases.ask(2, Wants::Read, vec![10]);
     hand.set(8);
-    assert_eq!(leases.recalls(&reader), Some(Recalls::from([(1, vec![10])])), "its term went on");
+    assert_eq!(
+        leases.recalls(&reader),
+        Some(Recalls::from_iter([(1, vec![10])])),
+        "its term went on"
+    );
     for secs in [8, 12, 16] {
         hand.set(secs);
         leases.makes_progress(1);
@@ -168,7 +172,7 @@ fn a_term_that_is_over_is_not_waited_for() {
     hand.set(8);
     assert!(leases.recalls(&place).is_some());
     hand.set(9);
-    leases.expire(&HashSet::from([1, 2, 3]));
+    leases.expire(&HashSet::from_iter([1, 2, 3]));
     assert!(leases.recalls(&place).is_none());
     assert!(!leases.grant(2, 12), "nothing is heard of it");
     leases.begin(2, 2);
@@ -213,13 +217,13 @@ fn a_write_lease_is_given_back_when_what_came_before_is_applied() {
     assert!(leases.grant(1, 10) && !leases.grant(2, 10), "it is alone");
     assert!(leases.is_readable(1, &[10]) && !leases.is_readable(2, &[9, 10]));
     let reader = leases.ask(2, Wants::Read, vec![10]);
-    assert_eq!(leases.recalls(&reader), Some(Recalls::from([(1, vec![10])])));
+    assert_eq!(leases.recalls(&reader), Some(Recalls::from_iter([(1, vec![10])])));
     assert!(!leases.renew(1).0);
     leases.give_back(1, &[10], Some(2));
     assert!(leases.renew(1).0, "it has given its word");
     assert_eq!(
         leases.recalls(&reader),
-        Some(Recalls::new()),
+        Some(Recalls::default()),
         "its changes are still to be applied"
     );
     leases.turn(1, &[10]).done(1);
@@ -229,7 +233,7 @@ fn a_write_lease_is_given_back_when_what_came_before_is_applied() {
     assert_eq!(leases.held_by(1), (1, 1));
     leases.give_back(1, &[11], Some(3));
     let again = leases.ask(1, Wants::Lease, vec![11]);
-    assert_eq!(leases.recalls(&again), Some(Recalls::new()), "what it is about to lose");
+    assert_eq!(leases.recalls(&again), Some(Recalls::default()), "what it is about to lose");
     leases.refused(1, 3);
     assert_eq!(leases.progress(again.ticket), Progress::Begun(vec![11]));
     assert_eq!(leases.refusal(1, true, &[10]), Progress::Broken, "a promise without a lease");
@@ -246,7 +250,7 @@ fn a_change_of_what_another_may_promise_is_busy() {
     drop(leases.turn(1, &[10]));
     assert_eq!(
         leases.recalls(&asking),
-        Some(Recalls::from([(1, vec![10]), (3, vec![20])])),
+        Some(Recalls::from_iter([(1, vec![10]), (3, vec![20])])),
         "promised changes pass the line, and those who ask for leases are not in their own way"
     );
     drop(leases.line(2, &[20]));
@@ -261,12 +265,12 @@ fn a_recall_never_overtakes_the_answer_that_grants() {
     let asking = leases.ask(1, Wants::Lease, vec![10]);
     assert_eq!(leases.progress(asking.ticket), Progress::Begun(vec![10]));
     let other = leases.ask(2, Wants::Lease, vec![10]);
-    assert_eq!(leases.recalls(&other), Some(Recalls::new()));
+    assert_eq!(leases.recalls(&other), Some(Recalls::default()));
     leases.told(1, &[10]);
-    assert_eq!(leases.recalls(&other), Some(Recalls::from([(1, vec![10])])));
+    assert_eq!(leases.recalls(&other), Some(Recalls::from_iter([(1, vec![10])])));
     // The recall may be lost with the connection.
     leases.begin(1, 1);
-    assert_eq!(leases.recalls(&other), Some(Recalls::from([(1, vec![10])])));
+    assert_eq!(leases.recalls(&other), Some(Recalls::from_iter([(1, vec![10])])));
     let again = leases.ask(1, Wants::Lease, vec![10]);
     assert!(leases.recalls(&again).is_some(), "behind the other");
     leases.give_back(1, &[10], None);
@@ -280,7 +284,7 @@ fn who_is_not_heard_of_for_a_term_loses_all_that_it_has_promised_but_not_in_the_
     assert_eq!(leases.lease(1, &[10, 11]), [10, 11]);
     hand.set(6);
     leases.begin(2, 2);
-    leases.expire(&HashSet::from([1, 2, 3]));
+    leases.expire(&HashSet::from_iter([1, 2, 3]));
     let changing = leases.turn(1, &[11]);
     let reader = leases.ask(2, Wants::Read, vec![10]);
     assert!(leases.recalls(&reader).is_some(), "its change is being made");
@@ -321,8 +325,8 @@ fn a_server_that_stops_has_all_leases_back_or_knows_that_it_has_not() {
     assert_eq!(leases.relied_on(), (true, true));
     let mut recalls = leases.close();
     recalls.values_mut().for_each(|inos| inos.sort_unstable());
-    assert_eq!(recalls, Recalls::from([(1, vec![10]), (2, vec![10, 11]), (3, vec![12])]));
-    assert_eq!(leases.close(), Recalls::new(), "asked once");
+    assert_eq!(recalls, Recalls::from_iter([(1, vec![10]), (2, vec![10, 11]), (3, vec![12])]));
+    assert_eq!(leases.close(), Recalls::default(), "asked once");
     assert!(!leases.grant(1, 13) && leases.lease(1, &[13]).is_empty(), "nothing more is given");
     leases.give_back(1, &[10], None);
     leases.give_back(3, &[12], Some(5));
@@ -334,7 +338,7 @@ fn a_server_that_stops_has_all_leases_back_or_knows_that_it_has_not() {
 
     let (leases, hand) = self::leases();
     assert_eq!(leases.lease(3, &[12]), [12]);
-    assert_eq!(leases.close(), Recalls::from([(3, vec![12])]));
+    assert_eq!(leases.close(), Recalls::from_iter([(3, vec![12])]));
     hand.set(5);
     assert_eq!(leases.relied_on(), (false, true), "what it has promised it may still send");
 }
@@ -407,8 +411,8 @@ fn who_is_fenced_holds_up_nobody_else_and_nobody_gets_what_it_had_before() {
     assert!(leases.grant(2, 12));
     let place = leases.ask(2, Wants::Lease, vec![10, 12]);
     let reader = leases.ask(3, Wants::Read, vec![11]);
-    assert_eq!(leases.recalls(&place), Some(Recalls::new()));
-    assert_eq!(leases.recalls(&reader), Some(Recalls::new()));
+    assert_eq!(leases.recalls(&place), Some(Recalls::default()));
+    assert_eq!(leases.recalls(&reader), Some(Recalls::default()));
     let (session, one) = fencing.lock().pop().unwrap();
     assert!(session == 1 && fencing.lock().is_empty(), "once");
     // The volume takes its time. Others go on; it is back, and has nothing.
@@ -418,7 +422,7 @@ fn who_is_fenced_holds_up_nobody_else_and_nobody_gets_what_it_had_before() {
     assert_eq!(leases.refusal(1, true, &[10]), Progress::Broken);
     assert_eq!(leases.refusal(1, false, &[10]), Progress::Busy);
     leases.give_back(1, &[10, 11], None);
-    leases.expire(&HashSet::from([1, 2, 3]));
+    leases.expire(&HashSet::from_iter([1, 2, 3]));
     assert!(leases.recalls(&place).is_some() && leases.recalls(&reader).is_some());
     one.done();
     assert_eq!(leases.progress(place.ticket), Progress::Begun(vec![10, 12]));
@@ -430,7 +434,7 @@ fn who_is_fenced_holds_up_nobody_else_and_nobody_gets_what_it_had_before() {
 #[test]
 fn a_client_that_ignores_recalls_gets_no_leases_in_a_new_session_either() {
     let (leases, hand) = leases();
-    let alive = HashSet::new();
+    let alive = HashSet::default();
     let mut now = 0;
     let mut ignores = |session: SessionId, client: ClientId| {
         leases.begin(session, client);

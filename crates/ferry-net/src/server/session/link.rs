@@ -1,14 +1,14 @@
 //! A session's connections: it outlives them, and the newest one is the one that counts
 //! (SESSION-3).
 
-use std::collections::VecDeque;
+use crate::rt::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::rt::RwLockReadGuard;
 use ferry_env::Clock;
 use ferry_fs::{Ino, Timestamp};
-use parking_lot::RwLockReadGuard;
 
 use super::change::{Line, Room};
 use super::phase::{CloseReason, Event};

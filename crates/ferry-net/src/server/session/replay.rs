@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use parking_lot::RwLockReadGuard;
+use crate::rt::RwLockReadGuard;
 
 use super::phase::{Event, Replay};
 use super::state::{RESTORING_MAX, Registration, RestoreProgress, Session, Worker};

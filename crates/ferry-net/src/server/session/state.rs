@@ -1,14 +1,14 @@
 //! A session as data: what all parts of `session` work on.
 
-use std::collections::{HashMap, VecDeque};
+use crate::rt::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
+use crate::rt::{Mutex, RwLock};
 use ferry_env::Clock;
 use ferry_fs::{Ino, ROOT};
-use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
 
 use super::change::{Change, Line, Open, Room};
@@ -234,10 +234,11 @@ impl Session {
     /// The only place where the phase changes. The caller has the lock of `state`.
     pub(super) fn transition(&self, _locked: &mut State, event: Event) {
         let mut phase = self.phase.lock();
-        let after = phase.after(event);
-        let after = after.unwrap_or_else(|| panic!("{event:?} of a session that is {phase:?}"));
-        if *phase != after {
-            tracing::debug!(client = self.name, before = ?*phase, ?after, "session");
+        let before = *phase;
+        let after = before.after(event);
+        let after = after.unwrap_or_else(|| panic!("{event:?} of a session that is {before:?}"));
+        if before != after {
+            tracing::debug!(client = self.name, ?before, ?after, "the session's phase");
         }
         *phase = after;
     }

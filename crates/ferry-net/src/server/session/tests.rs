@@ -1,8 +1,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::rt::Mutex;
 use ferry_fs::{ROOT, SessionStore};
-use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use super::*;
