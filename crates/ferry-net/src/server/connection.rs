@@ -12,9 +12,9 @@ use crate::rt::time::timeout;
 use tokio::io::ReadHalf;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::apply::Told;
+use super::admission::Newcomer;
+use super::apply::Respond;
 use super::core::{Core, Stage};
-use super::door::Stranger;
 use super::panics::answered;
 use super::requests::Request;
 use super::session::{Change, CloseReason, Line, Room, Session, Violation, one_of, wall};
@@ -46,13 +46,13 @@ const PINGS_MAX: usize = 16;
 
 type Messages = Frames<ReadHalf<Box<dyn Stream>>>;
 
-/// Speaks with a client until one of the two goes. `peer` says who it is, `stranger` that it stands
-/// at the door.
+/// Speaks with a client until one of the two goes. `peer` says who it is, `newcomer` that it stands
+/// at the admission.
 pub(super) async fn serve(
     core: Arc<Core>,
     stream: Box<dyn Stream>,
     peer: Peer,
-    stranger: Option<Stranger>,
+    newcomer: Option<Newcomer>,
 ) {
     let (reader, writer) = tokio::io::split(stream);
     let mut messages = Frames::new(reader, HELLO_MAX);
@@ -63,16 +63,16 @@ pub(super) async fn serve(
             async move { lanes::write_all(writer, outgoing, &AsTaken::default()).await },
         );
     let mut inside = None;
-    let (from, certificate) = (stranger.as_ref().map(|stranger| stranger.from), peer.name.clone());
-    let said = match greet(&core, &mut messages, &line, (peer, from), (stranger, &mut inside)).await
+    let (from, certificate) = (newcomer.as_ref().map(|newcomer| newcomer.from), peer.name.clone());
+    let said = match greet(&core, &mut messages, &line, (peer, from), (newcomer, &mut inside)).await
     {
-        Ok((session, epoch)) => {
-            let mut connection = Connection::new(&core, &session, epoch, &line);
+        Ok((session, number)) => {
+            let mut connection = Connection::new(&core, &session, number, &line);
             messages.set_max(FRAME_MAX);
             messages.count_in(&session.heard);
             let ended = connection.run(&mut messages).await;
             drop(connection);
-            session.disconnect(epoch, core.env.clock.monotonic(), &core.locks);
+            session.disconnect(number, core.env.clock.monotonic(), &core.locks);
             session.log_departure(from, ended.as_ref().err().map(String::as_str));
             ended.err().map(|reason| ToClient::Refused { reason: reason.into_bytes() })
         }
@@ -94,7 +94,7 @@ pub(super) async fn serve(
     // It ends when whoever may still answer has done so, or soon after the other side has stopped
     // to read.
     let _written = writing.await;
-    // A connection that is closed with something unread is reset, and the other side may lose the
+    // A connection that is closed with something unread is reset, and the other side may lock_lost the
     // last words.
     let _late = timeout(LAST_WORDS_TIME_MAX, messages.discard()).await;
     drop((under_way, inside));
@@ -106,7 +106,7 @@ async fn greet(
     messages: &mut Messages,
     line: &Line,
     peer: (Peer, Option<SocketAddr>),
-    (stranger, inside): (Option<Stranger>, &mut Option<OwnedSemaphorePermit>),
+    (newcomer, inside): (Option<Newcomer>, &mut Option<OwnedSemaphorePermit>),
 ) -> Result<(Arc<Session>, u64), Refusal> {
     let ready = timeout(HELLO_TIME_MAX, messages.ready()).await;
     let came = messages.next().filter(|_| matches!(ready, Ok(Ok(true))));
@@ -124,10 +124,10 @@ async fn greet(
         return Err(Refusal::new(Cause::NoGreeting, reason));
     };
     // Not behind this: who enters a session must not be cut off in the middle of it.
-    if let Some(stranger) = stranger {
+    if let Some(newcomer) = newcomer {
         let full =
             || Refusal::new(Cause::Full, "the server has as many connections as it can take");
-        *inside = Some(stranger.pass().ok_or_else(full)?);
+        *inside = Some(newcomer.admit().ok_or_else(full)?);
     }
     let name: String =
         String::from_utf8_lossy(&name).chars().filter(|c| !c.is_control()).take(80).collect();
@@ -168,7 +168,7 @@ impl Drop for Unanswered {
         if let Some((core, session)) = self.0.take().filter(|_| std::thread::panicking()) {
             tracing::error!(client = session.name, "answering a request has panicked");
             let reply = |room| session.reply(self.1, 0, Outcome::Failed { errno: libc::EIO }, room);
-            if !core.panics.falls(&core.runtime, reply) {
+            if !core.panics.end_server(&core.runtime, reply) {
                 reply(None);
             }
         }
@@ -205,7 +205,7 @@ impl Drop for Due<'_> {
 struct Connection<'a> {
     core: &'a Arc<Core>,
     session: &'a Arc<Session>,
-    epoch: u64,
+    connection: u64,
     line: &'a Line,
     due: Due<'a>,
     ops: Arc<Semaphore>,
@@ -220,7 +220,12 @@ struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    fn new(core: &'a Arc<Core>, session: &'a Arc<Session>, epoch: u64, line: &'a Line) -> Self {
+    fn new(
+        core: &'a Arc<Core>,
+        session: &'a Arc<Session>,
+        connection: u64,
+        line: &'a Line,
+    ) -> Self {
         let ops = Arc::new(Semaphore::new(WINDOW_OPS));
         let bytes = Arc::new(Semaphore::new(WINDOW_BYTES / WINDOW_UNIT));
         let due = Due { core, session, any: false };
@@ -228,7 +233,19 @@ impl<'a> Connection<'a> {
             (Arc::new(Semaphore::new(LOCK_WAITS_MAX)), Arc::new(Semaphore::new(PINGS_MAX)));
         let locking = Locking::default();
         let progress = (core.env.clock.monotonic(), false);
-        Self { core, session, epoch, line, due, ops, bytes, locking, lock_waits, pings, progress }
+        Self {
+            core,
+            session,
+            connection,
+            line,
+            due,
+            ops,
+            bytes,
+            locking,
+            lock_waits,
+            pings,
+            progress,
+        }
     }
 
     /// Takes messages until the connection ends; an error is told to the other side.
@@ -269,7 +286,7 @@ impl<'a> Connection<'a> {
             let len = bytes.len();
             // Another connection has taken over, or the session has ended: who still speaks here
             // must not take it for alive.
-            if !self.session.is_at(self.epoch) {
+            if !self.session.is_at(self.connection) {
                 return Ok(());
             }
             let Ok(message) = crate::codec::decode(bytes) else {
@@ -336,19 +353,19 @@ impl<'a> Connection<'a> {
                 // Who has given leases back behind changes must bring those.
                 let brings = std::mem::take(&mut self.progress.1);
                 let leases = &self.core.leases;
-                let (renewed, series) = if brings || !self.session.owes_changes() {
+                let (renewed, epoch) = if brings || !self.session.owes_changes() {
                     leases.renew(self.session.number)
                 } else {
                     (false, leases.fenced_before(self.session.number))
                 };
                 if let Some(room) = one_of(&self.pings) {
                     let durable = self.session.durable();
-                    let mut frames = self.session.take_lost_names();
+                    let mut frames = self.session.take_removed_names();
                     let now = wall(&*self.core.env.clock);
                     frames.extend(frame::encode(&ToClient::Pong {
                         number,
                         renewed,
-                        series,
+                        series: epoch,
                         durable,
                         now,
                     }));
@@ -360,7 +377,7 @@ impl<'a> Connection<'a> {
                 if inodes.0.len() > BATCH_MAX {
                     return Err(Violation("more inodes than a message holds"));
                 }
-                self.session.returned(self.epoch, (&inodes.0, after), &self.core.leases)
+                self.session.returned(self.connection, (&inodes.0, after), &self.core.leases)
             }
             ToServer::Cancel { id } => {
                 if let Some(cancelled) = self.locking.lock().get_mut(&id) {
@@ -369,45 +386,48 @@ impl<'a> Connection<'a> {
                 self.core.locks.cancel(self.session.id, Some(id));
                 Ok(())
             }
-            ToServer::Change { seq, answered, series, promised, who, op } => {
+            ToServer::Change { seq, answered, series: epoch, promised: early, who: caller, op } => {
                 if !op.is_ordered() {
                     return Err(Violation("a request among the changes"));
                 }
                 let room = self.room(&op, len).await;
                 let came = self.makes_progress();
-                let change = Change { seq, series, promised, came, bytes: len, who, op, room };
+                let change = Change { seq, epoch, early, came, bytes: len, caller, op, room };
                 self.due.any |=
-                    self.session.push(self.epoch, change, answered, &self.core.leases)?;
+                    self.session.push(self.connection, change, answered, &self.core.leases)?;
                 Ok(())
             }
-            ToServer::Request { id, after, who, op } => {
+            ToServer::Request { id, after, who: caller, op } => {
                 if op.is_ordered() {
                     return Err(Violation("a change among the requests"));
                 }
                 let room = self.room(&op, len).await;
                 if !matches!(op, Op::Lock { .. }) {
-                    self.request((id, after), who, op, room);
+                    self.request((id, after), caller, op, room);
                 } else if let Some(place) = one_of(&self.lock_waits) {
                     self.locking.lock().insert(id, false);
-                    self.request_lock((id, after), who, op, (room, place));
+                    self.request_lock((id, after), caller, op, (room, place));
                 } else {
                     let refused = Outcome::Failed { errno: libc::ENOLCK };
-                    self.session.reply((self.epoch, id), 0, refused, Some(room));
+                    self.session.reply((self.connection, id), 0, refused, Some(room));
                 }
                 Ok(())
             }
         }
     }
 
-    fn request(&self, (id, after): (u64, u64), who: Who, op: Op, room: Room) {
-        let (core, session, epoch) = (Arc::clone(self.core), Arc::clone(self.session), self.epoch);
+    fn request(&self, (id, after): (u64, u64), caller: Who, op: Op, room: Room) {
+        let (core, session, connection) =
+            (Arc::clone(self.core), Arc::clone(self.session), self.connection);
         let runtime = core.runtime.clone();
         let run = move || {
             runtime.spawn_blocking(move || {
-                let answer = Unanswered::new(&core, &session, (epoch, id));
-                let told: Told =
+                let answer = Unanswered::new(&core, &session, (connection, id));
+                let respond: Respond =
                     Box::new(move |outcome, leased| answer.reply(leased, outcome, Some(room)));
-                answered(|| core.answer(Request { session, id: (epoch, id), who, op, told }));
+                answered(|| {
+                    core.answer(Request { session, id: (connection, id), caller, op, respond })
+                });
             });
         };
         self.session.when_applied(after, Box::new(run));
@@ -415,25 +435,37 @@ impl<'a> Connection<'a> {
 
     /// A lock may be waited for without end: those who wait leave their room in the window to
     /// others. Their answers have another place.
-    fn request_lock(&self, (id, after): (u64, u64), who: Who, op: Op, (room, place): (Room, Room)) {
-        let (core, session, epoch) = (Arc::clone(self.core), Arc::clone(self.session), self.epoch);
+    fn request_lock(
+        &self,
+        (id, after): (u64, u64),
+        caller: Who,
+        op: Op,
+        (room, place): (Room, Room),
+    ) {
+        let (core, session, connection) =
+            (Arc::clone(self.core), Arc::clone(self.session), self.connection);
         let locking = Arc::clone(&self.locking);
         let runtime = core.runtime.clone();
         let run = move || {
             runtime.spawn_blocking(move || {
                 drop(room);
                 let over = Arc::clone(&locking);
-                let answer = Unanswered::new(&core, &session, (epoch, id));
-                let told: Told = Box::new(move |outcome, leased| {
+                let answer = Unanswered::new(&core, &session, (connection, id));
+                let respond: Respond = Box::new(move |outcome, leased| {
                     over.lock().remove(&id);
                     answer.reply(leased, outcome, Some(place));
                 });
                 let is_cancelled = || locking.lock().get(&id) == Some(&true);
                 if is_cancelled() {
-                    return told(Outcome::Failed { errno: libc::EINTR }, 0);
+                    return respond(Outcome::Failed { errno: libc::EINTR }, 0);
                 }
-                let request =
-                    Request { session: Arc::clone(&session), id: (epoch, id), who, op, told };
+                let request = Request {
+                    session: Arc::clone(&session),
+                    id: (connection, id),
+                    caller,
+                    op,
+                    respond,
+                };
                 answered(|| core.answer(request));
                 if is_cancelled() {
                     core.locks.cancel(session.id, Some(id));

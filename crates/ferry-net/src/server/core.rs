@@ -11,15 +11,15 @@ use ferry_env::Env;
 use ferry_fs::{Attr, InProcess, Ino, SessionSeq, SessionStore, Statfs};
 use tokio::sync::watch;
 
-use super::door::Door;
-use super::durability::Durability;
-use super::fresh::Fresh;
-use super::gate::Gate;
+use super::admission::Admission;
+use super::barrier::Barrier;
 use super::leases::{Leases, Recalls};
 use super::locks::Locks;
 use super::panics::Panics;
 use super::refusals::Refusals;
 use super::session::{Greeting, Session, Sessions};
+use super::sync_queue::SyncQueue;
+use super::unstable::UnstableSet;
 use crate::limits::Export;
 use crate::message::BATCH_MAX;
 use crate::tls::Revocations;
@@ -38,12 +38,12 @@ pub(super) struct Core {
     pub(super) greeting: Greeting,
     pub(super) locks: Locks,
     pub(super) leases: Arc<Leases>,
-    pub(super) durability: Durability,
-    pub(super) fresh: Fresh,
-    pub(super) gate: Gate,
+    pub(super) sync_queue: SyncQueue,
+    pub(super) unstable: UnstableSet,
+    pub(super) barrier: Barrier,
     pub(super) panics: Arc<Panics>,
     pub(super) sessions: Sessions,
-    pub(super) door: Arc<Door>,
+    pub(super) admission: Arc<Admission>,
     /// Held while a session is found or made.
     pub(super) entering: Mutex<()>,
     /// Certificates that are not let in any more.
@@ -109,7 +109,8 @@ impl Core {
     /// What a client is shown of the volume's space: what is reserved for clients is free, for they
     /// give it back to who needs it.
     pub(super) fn totals(&self, totals: Statfs) -> Statfs {
-        let reserved: u64 = self.all().iter().map(|session| session.provisions.reserved()).sum();
+        let reserved: u64 =
+            self.all().iter().map(|session| session.reservations.bytes_reserved()).sum();
         let blocks = reserved / u64::from(totals.block_size.max(1));
         let (free, available) = (totals.blocks_free + blocks, totals.blocks_available + blocks);
         Statfs {

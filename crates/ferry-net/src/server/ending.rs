@@ -30,17 +30,17 @@ impl Core {
             return self.remove(session);
         }
         // As long as it has a mark, a sync says how far it is durable.
-        session.unmark(&*self.fs);
+        session.unregister(&*self.fs);
         self.free_locks(session);
         self.remove(session);
-        self.gate.done(session.id);
+        self.barrier.release(session.id);
     }
 
     /// A session has ended: its locks are free, unless one of its changes is still being made. Then
     /// they are when that is over.
     pub(super) fn free_locks(&self, session: &Session) {
         if !session.is_applying() && !self.locks.is_closed() {
-            session.remove_locker(&*self.fs);
+            session.unrecord_lock_holder(&*self.fs);
             self.locks.end(session.id);
         }
     }
@@ -107,7 +107,7 @@ impl Core {
             tracing::error!(%error, "an eviction could not be noted on the volume: when the server starts anew the client may come back");
         }
         for session in all {
-            session.say_last(&ToClient::Evicted { reason: why.into() });
+            session.send_last(&ToClient::Evicted { reason: why.into() });
             self.end(session, CloseReason::Evicted);
             tracing::warn!(client = session.name, number = session.number, "evicted");
         }
@@ -115,9 +115,9 @@ impl Core {
 
     /// Others may change what a session keeps, and it need not have heard that this is durable: it
     /// makes nothing of it again.
-    pub(super) fn disown(&self, session: &Session) {
+    pub(super) fn fence(&self, session: &Session) {
         session.fence(&*self.fs);
-        self.leases.disown(session.number);
+        self.leases.end_fenced_epoch(session.number);
     }
 
     pub(super) fn expire(&self) {

@@ -9,8 +9,8 @@ use ferry_fs::{Attr, InProcess, Ino, ROOT};
 
 use super::apply::may_search;
 use super::core::{Core, EVICTED, random};
+use super::exports::{self, Access, Bounds, normal};
 use super::session::{Line, Mounted, Session};
-use super::walls::{self, Access, Walls, normal};
 use crate::limits::{Export, Limits, Peer};
 use crate::refusal::{Cause, Refusal};
 use crate::tls::ends_soon;
@@ -50,7 +50,7 @@ impl Core {
         let old =
             self.sessions.lock().get(&id).filter(|s| s.peer == peer && s.path == path).cloned();
         if let Some(old) = old
-            && let Some(epoch) = old.connect(
+            && let Some(connection) = old.connect(
                 (line, from),
                 &self.greeting,
                 (true, newest),
@@ -58,22 +58,22 @@ impl Core {
             )
         {
             old.log_arrival("connected again");
-            return Ok((old, epoch));
+            return Ok((old, connection));
         }
-        let shown = String::from_utf8_lossy(&path).into_owned();
-        let of_server = walls::access(&[&self.exports], &path);
+        let text = String::from_utf8_lossy(&path).into_owned();
+        let of_server = exports::access(&[&self.exports], &path);
         let not_there = |reason: String| Refusal::new(Cause::Path, reason);
-        of_server.ok_or_else(|| not_there(format!("the server does not export {shown}")))?;
+        of_server.ok_or_else(|| not_there(format!("the server does not export {text}")))?;
         let lists = [&self.exports[..], &peer.exports].into_iter().filter(|list| !list.is_empty());
-        let access = walls::access(&lists.collect::<Vec<_>>(), &path).ok_or_else(|| {
+        let access = exports::access(&lists.collect::<Vec<_>>(), &path).ok_or_else(|| {
             let exports: Vec<String> = peer.exports.iter().map(Export::to_string).collect();
             not_there(format!(
-                "the client's certificate is not for {shown}, but for {}",
+                "the client's certificate is not for {text}, but for {}",
                 exports.join(",")
             ))
         })?;
         let root = self.resolve(&path, peer.limits.as_ref()).map_err(not_there)?;
-        let walls = self.walls(&path, root, &access).map_err(not_there)?;
+        let bounds = self.bounds_of(&path, root, &access).map_err(not_there)?;
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
         let (all, of_certificate) = {
             let sessions = self.sessions.lock();
@@ -93,42 +93,43 @@ impl Core {
         let mark = self.marks_of(id, newest);
         let had_locks = self.locks.may_reclaim(id);
         let id = if mark.is_some() { id } else { random(&self.env) };
-        let mounted = Mounted { path, root, read_only: access.read_only, walls };
+        let mounted = Mounted { path, root, read_only: access.read_only, bounds };
         let session = Arc::new(Session::new((id, number), name, peer, mounted));
         if had_locks {
-            session.reclaims_locks(mark.is_some());
+            session.set_had_locks(mark.is_some());
         }
         if let Some(mark) = mark {
-            session.take_up(mark, self.env.clock.monotonic());
+            session.begin_restoring(mark, self.env.clock.monotonic());
         }
         self.sessions.lock().insert(session.id, Arc::clone(&session));
         let both = (&self.locks, &*self.leases);
-        let epoch = session.connect((line, from), &self.greeting, (false, newest), both);
-        let epoch = epoch.ok_or_else(|| Refusal::new(Cause::Server, "the server stops"))?;
+        let connection = session.connect((line, from), &self.greeting, (false, newest), both);
+        let connection =
+            connection.ok_or_else(|| Refusal::new(Cause::Server, "the server stops"))?;
         session.log_arrival(if mark.is_some() {
             "connected again, to another server"
         } else {
             "connected"
         });
-        Ok((session, epoch))
+        Ok((session, connection))
     }
 
     /// How far the changes of a session came at a server that crashed, and how far they are
     /// durable, if it may make again what is missing.
     fn marks_of(&self, id: u128, newest: u64) -> Option<(u64, u64)> {
-        if id == 0 || !self.gate.is_shut() {
+        if id == 0 || !self.barrier.is_closed() {
             return None;
         }
         let mark = self.fs.last_applied(id).ok().flatten().filter(|mark| *mark <= newest)?;
         let durable = self.fs.durable_watermark(id).ok().filter(|durable| *durable <= newest)?;
-        self.gate.come(id).then_some((mark, durable))
+        self.barrier.arrive(id).then_some((mark, durable))
     }
 
     /// The directory at `path`, for a client with this certificate: some user of it may search each
     /// directory on the way. Symbolic links are not followed.
     pub(super) fn resolve(&self, path: &[u8], limits: Option<&Limits>) -> Result<Ino, String> {
-        let shown = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
-        let missing = || format!("{}: no such directory on the server", shown(path));
+        let text = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+        let missing = || format!("{}: no such directory on the server", text(path));
         let attr = |ino| {
             InProcess::default().call(|cx| self.fs.getattr(cx, ino, None)).map(|(attr, _)| attr)
         };
@@ -136,7 +137,7 @@ impl Core {
         let (mut at, mut way) = (attr(ROOT).map_err(|_| missing())?, Vec::new());
         for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
             if limits.is_some_and(|limits| is_dir(&at) && !may_search(&*self.fs, limits, &at)) {
-                let dir = shown(&normal(&way));
+                let dir = text(&normal(&way));
                 return Err(format!(
                     "the users of the client's certificate may not search {dir}: a certificate for others is needed (`ferry cert issue`), or \
                      another mode of that directory"
@@ -149,15 +150,15 @@ impl Core {
         if is_dir(&at) { Ok(at.ino) } else { Err(missing()) }
     }
 
-    /// The walls of a session that mounts `path`, which is the directory `root`; `None`: it needs
+    /// The bounds of a session that mounts `path`, which is the directory `root`; `None`: it needs
     /// none.
-    fn walls(&self, path: &[u8], root: Ino, access: &Access) -> Result<Option<Walls>, String> {
+    fn bounds_of(&self, path: &[u8], root: Ino, access: &Access) -> Result<Option<Bounds>, String> {
         let (mut held, mut pinned) = (Vec::new(), Vec::new());
         for base in access.held.iter().filter(|_| !access.read_only) {
-            let shown = String::from_utf8_lossy(base);
+            let text = String::from_utf8_lossy(base);
             let missing = || {
                 format!(
-                    "{shown} is exported read-only and is no directory of the volume: make it first, or take it out of the exports"
+                    "{text} is exported read-only and is no directory of the volume: make it first, or take it out of the exports"
                 )
             };
             let mut at = root;
@@ -168,6 +169,6 @@ impl Core {
             held.push(at);
         }
         let needed = root != ROOT || !held.is_empty();
-        Ok(needed.then(|| Walls::new(root, held, pinned)))
+        Ok(needed.then(|| Bounds::new(root, held, pinned)))
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
+use super::admission::Newcomer;
 use super::connection;
 use super::core::{Core, Stage};
-use super::door::Stranger;
 use crate::frame::Stream;
 use crate::limits::Peer;
 use crate::message::ToClient;
@@ -31,8 +31,8 @@ pub(super) async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<S
         };
         match accepted {
             Ok((stream, from)) => {
-                let (stranger, leave) = core.door.come(from);
-                let served = serve(Arc::clone(&core), stream, tls.clone(), stranger);
+                let (newcomer, leave) = core.admission.arrive(from);
+                let served = serve(Arc::clone(&core), stream, tls.clone(), newcomer);
                 crate::rt::spawn(async move {
                     crate::rt::select! {
                         () = served => {}
@@ -51,11 +51,11 @@ pub(super) async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<S
     }
 }
 
-async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, stranger: Stranger) {
-    let from = stranger.from;
+async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, newcomer: Newcomer) {
+    let from = newcomer.from;
     let greeted = crate::rt::time::timeout(HANDSHAKE_TIME_MAX, greet(stream, tls)).await;
     match greeted.unwrap_or_else(|_| Err(Unheard::Gone(std::io::ErrorKind::TimedOut.into()))) {
-        Ok((stream, peer)) => connection::serve(core, stream, peer, Some(stranger)).await,
+        Ok((stream, peer)) => connection::serve(core, stream, peer, Some(newcomer)).await,
         Err(Unheard::Gone(error)) => tracing::info!(%from, %error, "no connection"),
         Err(Unheard::Refused(refusal, mut stream)) => {
             core.refusals.note(&*core.env.clock, (Some(from), None), &refusal);
@@ -68,7 +68,7 @@ async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, stran
                 }
                 stream.shutdown().await?;
                 // A connection that is closed with something unread is reset, and the other side
-                // may lose the last words.
+                // may lock_lost the last words.
                 tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
             };
             let _late = crate::rt::time::timeout(LAST_WORDS_TIME_MAX, last_words).await;

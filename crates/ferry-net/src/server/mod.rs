@@ -14,34 +14,34 @@
 //! core        what all connections share
 //! panics      a panic while an operation is answered      durability  who waits for a sync
 //! session/    what remains of a client between its connections
-//! leases/  locks  provisions  fresh  gate  walls  capability  door  refusals
+//! leases/  locks  reservations  unstable  barrier  bounds  capability  door  refusals
 //! ```
 
+mod admission;
 mod apply;
+mod barrier;
 mod capability;
+mod changes;
 mod connection;
 mod control;
 mod core;
-mod door;
-mod durability;
 mod ending;
 mod entry;
-mod fresh;
-mod gate;
+mod exports;
 mod leases;
 mod listen;
 mod locks;
 mod panics;
-mod provisions;
 mod recovery;
 mod refusals;
 mod requests;
+mod reservations;
 mod server;
 mod session;
 mod sync;
-mod turns;
-mod walking;
-mod walls;
+mod sync_queue;
+mod unstable;
+mod walks;
 
 pub use control::Control;
 #[cfg(test)]

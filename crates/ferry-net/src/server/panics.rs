@@ -49,7 +49,7 @@ pub(super) type End = Box<dyn Fn() + Send + Sync>;
 #[derive(Default)]
 pub(super) struct Panics {
     end: OnceLock<End>,
-    fallen: AtomicBool,
+    ending: AtomicBool,
 }
 
 impl Panics {
@@ -58,13 +58,13 @@ impl Panics {
     }
 
     /// Whether nothing goes on any more.
-    pub(super) fn has_fallen(&self) -> bool {
-        self.fallen.load(Ordering::Relaxed)
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed)
     }
 
     /// Answering has panicked. If the server is to end, `tell` sends the last message to the
     /// client, and gives back its room when that is on its way; `false`: the server goes on.
-    pub(super) fn falls(
+    pub(super) fn end_server(
         self: &Arc<Self>,
         runtime: &Handle,
         tell: impl FnOnce(Option<Room>),
@@ -72,7 +72,7 @@ impl Panics {
         if self.end.get().is_none() {
             return false;
         }
-        self.fallen.store(true, Ordering::Relaxed);
+        self.ending.store(true, Ordering::Relaxed);
         let sent = Arc::new(Semaphore::new(1));
         tell(one_of(&sent));
         let panics = Arc::clone(self);

@@ -20,7 +20,7 @@ impl Core {
         let here: HashSet<u128> = self
             .all()
             .iter()
-            .filter(|session| session.is_locker())
+            .filter(|session| session.is_lock_holder())
             .map(|session| session.id)
             .collect();
         let mut absent = self.locks.former();
@@ -35,7 +35,7 @@ impl Core {
 
     /// The hold is over: clients that have not come by now can make nothing again.
     pub(super) fn give_up_absent(&self) {
-        for id in self.gate.give_up_absent() {
+        for id in self.barrier.give_up_absent() {
             tracing::warn!(
                 "a client has not come back in time: what it had promised and was not durable is lost"
             );
@@ -51,16 +51,16 @@ impl Core {
             self.give_up_absent();
         }
         let most = hold * STALL_HOLDS;
-        for id in self.gate.awaited() {
+        for id in self.barrier.awaited() {
             let session = self.sessions.lock().get(&id).cloned();
             if let Some(session) = session.filter(|session| session.is_stalled(now, most)) {
                 tracing::warn!(
                     client = session.name,
                     "does not go on making again what it had promised"
                 );
-                self.disown(&session);
+                self.fence(&session);
                 session.give_up_replay();
-                self.gate.done(id);
+                self.barrier.release(id);
             }
         }
     }
@@ -68,7 +68,7 @@ impl Core {
     /// Until all is made again after a crash, or given up; whether the server still goes on then.
     pub(super) async fn made_again(&self) -> bool {
         let (told, open) = oneshot::channel();
-        self.gate.wait(Box::new(move || {
+        self.barrier.wait(Box::new(move || {
             let _gone = told.send(());
         }));
         open.await.is_ok()

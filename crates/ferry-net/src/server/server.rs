@@ -13,16 +13,16 @@ use ferry_fs::SessionStore;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use super::barrier::Barrier;
 use super::control::Control;
 use super::core::{Core, Stage, random};
-use super::durability::Durability;
-use super::fresh::Fresh;
-use super::gate::Gate;
 use super::leases::Leases;
 use super::locks::Locks;
 use super::recovery::EXPIRY_INTERVAL;
 use super::refusals::Refusals;
 use super::session::{CloseReason, Greeting};
+use super::sync_queue::SyncQueue;
+use super::unstable::UnstableSet;
 use super::{connection, listen};
 use crate::error::NetError;
 use crate::frame::Stream;
@@ -114,9 +114,9 @@ impl Server {
         };
         let core = Arc::new(Core {
             fs,
-            durability: Durability::default(),
-            fresh: Fresh::default(),
-            gate: Gate::new(awaited),
+            sync_queue: SyncQueue::default(),
+            unstable: UnstableSet::default(),
+            barrier: Barrier::new(awaited),
             panics: Arc::default(),
             entering: Mutex::default(),
             greeting: Greeting {
@@ -131,7 +131,7 @@ impl Server {
             key: options.key,
             locks,
             sessions: Mutex::new(HashMap::default()),
-            door: Arc::default(),
+            admission: Arc::default(),
             revocations: Revocations::default(),
             refusals: Refusals::default(),
             numbers: AtomicU64::new(0),
@@ -158,7 +158,7 @@ impl Server {
         self.begin_grace(grace, lease_term, hold);
         self.begin_fencing();
         self.runtime().spawn(Arc::clone(&self.core).keep_durable());
-        if self.core.gate.is_shut() {
+        if self.core.barrier.is_closed() {
             self.begin_giving_up(hold);
         }
         self.begin_expiry();
@@ -205,7 +205,7 @@ impl Server {
         let waiting = Arc::clone(&self.core);
         let began = self.core.env.clock.monotonic();
         self.runtime().spawn(async move {
-            while waiting.gate.is_shut() {
+            while waiting.barrier.is_closed() {
                 crate::rt::time::sleep(LOOK_INTERVAL).await;
                 let core = Arc::clone(&waiting);
                 let _done =
@@ -285,7 +285,7 @@ impl Server {
         let nobody_relies = self.runtime().block_on(self.take_leases_back());
         self.core.stopping.send_replace(Stage::Draining);
         // Who still makes something again does so at the next server.
-        let nothing_kept = self.core.gate.stop();
+        let nothing_kept = self.core.barrier.stop();
         // A message may have been read just before.
         self.core.all().iter().for_each(|session| session.drain());
         self.runtime().block_on(self.drain());
@@ -299,7 +299,8 @@ impl Server {
         for session in self.core.all() {
             // What it has promised and not brought goes to the next server, as behind a crash: it
             // keeps its mark.
-            let is_owing = session.is_enlisted() && self.core.leases.held_by(session.number).1 > 0;
+            let is_owing =
+                session.is_registered() && self.core.leases.held_by(session.number).1 > 0;
             if is_owing {
                 tracing::warn!(
                     client = session.name,
@@ -307,7 +308,7 @@ impl Server {
                 );
             }
             if synced.is_ok() && !session.is_replaying() && !is_owing {
-                session.say_last(&ToClient::Goodbye {});
+                session.send_last(&ToClient::Goodbye {});
                 self.core.end(&session, CloseReason::Stopped);
             } else {
                 self.core.end(&session, CloseReason::HandedOver);

@@ -1,7 +1,7 @@
 //! What clients have promised becomes durable, and they are told: until then they keep it.
 //!
 //! * DURABLE-1: only who promises costs anything, and who comes to what another has changed
-//!   (`fresh`, UNSTABLE-3). What is promised is durable after two seconds or so, sooner where it is
+//!   (`unstable`, UNSTABLE-3). What is promised is durable after two seconds or so, sooner where it is
 //!   much.
 //! * DURABLE-2: a sync covers what was applied before it began. Whoever asks meanwhile gets the
 //!   next one, together with all who ask.
@@ -17,9 +17,9 @@ use ferry_fs::{Errno, Ino, SessionSeq};
 use tokio::sync::oneshot;
 
 use super::core::Core;
-use super::durability::Synced;
 use super::leases::SessionId;
 use super::session::Session;
+use super::sync_queue::Synced;
 
 /// What is promised is not durable for so long at least, unless somebody asks for it or it is much.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
@@ -28,12 +28,12 @@ impl Core {
     /// Keeps what is promised from being lost for long. Never ends.
     pub(super) async fn keep_durable(self: Arc<Self>) {
         loop {
-            self.durability.news.notified().await;
+            self.sync_queue.due.notified().await;
             crate::rt::select! {
                 () = crate::rt::time::sleep(SYNC_INTERVAL) => {}
-                () = self.durability.much.notified() => {}
+                () = self.sync_queue.urgent.notified() => {}
             }
-            self.durability.promised.store(false, Ordering::Relaxed);
+            self.sync_queue.is_due.store(false, Ordering::Relaxed);
             let (told, synced) = oneshot::channel();
             self.make_durable(Box::new(move |result| {
                 let _gone = told.send(result);
@@ -42,7 +42,7 @@ impl Core {
                 // It stays so, mostly; clients keep what they have promised, and promise no more
                 // when that is too much.
                 crate::rt::time::sleep(SYNC_INTERVAL).await;
-                self.durability.promised(false);
+                self.sync_queue.unstable(false);
             }
         }
     }
@@ -50,7 +50,7 @@ impl Core {
     /// Makes everything durable that was applied; no thread of the caller waits.
     pub(super) fn make_durable(self: &Arc<Self>, synced: Synced) {
         {
-            let mut asked = self.durability.asked.lock();
+            let mut asked = self.sync_queue.asked.lock();
             asked.waiting.push(synced);
             if std::mem::replace(&mut asked.syncing, true) {
                 return;
@@ -63,7 +63,7 @@ impl Core {
     fn sync_while_asked(&self) {
         loop {
             let waiting = {
-                let mut asked = self.durability.asked.lock();
+                let mut asked = self.sync_queue.asked.lock();
                 if asked.waiting.is_empty() {
                     asked.syncing = false;
                     return;
@@ -84,16 +84,16 @@ impl Core {
 
     /// Makes everything durable that was applied, and tells the sessions. Waits for the device.
     pub(super) fn sync(&self) -> Result<(), Errno> {
-        let _one = self.durability.one.lock();
-        if self.panics.has_fallen() {
+        let _one = self.sync_queue.turn.lock();
+        if self.panics.is_ending() {
             return Err(Errno(libc::EIO));
         }
         let now = self.env.clock.monotonic();
         // What is entered is counted by its session (UNSTABLE-2).
-        let entered = self.fresh.note();
+        let entered = self.unstable.newest();
         let sessions: Vec<(Arc<Session>, SessionSeq)> = (self.all().into_iter())
             .filter_map(|session| {
-                let mark = SessionSeq { session: session.id, seq: session.note(now)? };
+                let mark = SessionSeq { session: session.id, seq: session.begin_sync(now)? };
                 Some((session, mark))
             })
             .collect();
@@ -101,7 +101,7 @@ impl Core {
         self.fs.sync_sessions(&upto)?;
         // Who gets a lease then has heard before what need not be made again.
         sessions.into_iter().for_each(|(session, mark)| session.became_durable(mark.seq));
-        self.fresh.are_durable(entered);
+        self.unstable.are_durable(entered);
         Ok(())
     }
 
@@ -113,7 +113,7 @@ impl Core {
         inos: &[Ino],
         tell: impl FnOnce() + Send + 'static,
     ) {
-        if self.fresh.is_others(session, inos) {
+        if self.unstable.is_others(session, inos) {
             self.make_durable(Box::new(move |_| tell()));
         } else {
             tell();
@@ -122,16 +122,18 @@ impl Core {
 
     /// One client is about to sync an inode: the other clients that may keep changes of it, and how
     /// far they are.
-    pub(super) fn note_of(&self, ino: Ino, by: &Session) -> Vec<(Arc<Session>, u64)> {
+    pub(super) fn unstable_changes_of(&self, ino: Ino, by: &Session) -> Vec<(Arc<Session>, u64)> {
         if self.is_alone() {
             return Vec::new();
         }
-        self.others(by).filter_map(|other| other.note_of(ino).map(|seq| (other, seq))).collect()
+        self.others(by)
+            .filter_map(|other| other.newest_unstable(ino).map(|seq| (other, seq)))
+            .collect()
     }
 
     /// Sees that what others have changed of these inodes is durable; whether it is.
     pub(super) async fn is_safe(self: &Arc<Self>, session: &Session, inos: &[Ino]) -> bool {
-        if !self.fresh.is_others(session.number, inos) {
+        if !self.unstable.is_others(session.number, inos) {
             return true;
         }
         let (told, synced) = oneshot::channel();

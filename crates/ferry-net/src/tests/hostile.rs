@@ -59,7 +59,10 @@ fn who_may_change_nothing_gets_nothing_to_promise_out_of() {
     for op in [Op::Numbers {}, Op::Credit { bytes: 64 << 20, inodes: 4096 }] {
         assert_eq!(raw.ask(op), Outcome::Failed { errno: libc::EPERM });
     }
-    assert_eq!((free(), world.figure("credit_bytes"), world.figure("aside_bytes")), (before, 0, 0));
+    assert_eq!(
+        (free(), world.figure("granted_bytes"), world.figure("reserved_bytes")),
+        (before, 0, 0)
+    );
     assert!(world.fs.sessions().unwrap().is_empty(), "nobody waits for it after a crash");
 }
 

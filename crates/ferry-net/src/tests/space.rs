@@ -20,7 +20,7 @@ impl World {
     }
 
     fn aside(&self) -> (u64, u64) {
-        (self.figure("aside_bytes"), self.figure("aside_inodes"))
+        (self.figure("reserved_bytes"), self.figure("reserved_inodes"))
     }
 }
 
@@ -155,7 +155,7 @@ fn credit_does_not_leak_over_connections_that_end() {
             client.close(ino, fh);
         }
         let (before, quiet) = (client.fs.credit(), is_quiet());
-        let credit = (world.figure("credit_bytes"), world.figure("credit_inodes"));
+        let credit = (world.figure("granted_bytes"), world.figure("granted_inodes"));
         let aside = world.aside();
         if quiet && is_quiet() && client.fs.credit() == before {
             assert!(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferry_fs::{Errno, FileLock, Ino};
 
-use super::applying::{Applying, Done, Told, within};
+use super::applying::{Applying, Done, Respond, within};
 use super::caching::Found;
 use crate::codec::List;
 use crate::message::{IO_MAX, LEASED, LISTING_MAX, Numbers, Op, Outcome};
@@ -15,77 +15,82 @@ pub(in crate::server) enum Asked {
     /// It is answered, or will be.
     Answered,
     /// Others have write leases on these.
-    Behind(Vec<Ino>, Box<Op>, Told),
+    Behind(Vec<Ino>, Box<Op>, Respond),
 }
 
 impl Applying<'_> {
     /// Answers a request, now or when what it waits for has come; unless others have promised
     /// something that it would not see.
-    pub(in crate::server) fn request(&self, (epoch, id): (u64, u64), op: Op, told: Told) -> Asked {
+    pub(in crate::server) fn request(
+        &self,
+        (connection, id): (u64, u64),
+        op: Op,
+        respond: Respond,
+    ) -> Asked {
         let mut op = op;
         let reads = self.reads(&op);
         let behind =
             reads.filter(|ino| !self.core.leases.is_readable(self.session.number, &[*ino]));
-        let behind = behind.filter(|ino| !self.reads_nothing_promised(&op, *ino));
+        let behind = behind.filter(|ino| !self.reads_nothing_leased(&op, *ino));
         if let Some(ino) = behind {
-            return Asked::Behind(vec![ino], Box::new(op), told);
+            return Asked::Behind(vec![ino], Box::new(op), respond);
         }
         if let Err(Errno(errno)) = self.stay_inside(&op).and_then(|()| self.permit(&mut op)) {
-            told(Outcome::Failed { errno }, 0);
+            respond(Outcome::Failed { errno }, 0);
             return Asked::Answered;
         }
         if op.info().parks {
-            self.request_that_waits((epoch, id), op, told);
+            self.request_that_waits((connection, id), op, respond);
             return Asked::Answered;
         }
         let mut shown: Vec<Ino> = reads.into_iter().collect();
         let answer = match op {
             Op::Lookup { parent, name } => match self.look_up(parent, &name) {
                 Ok(Found::Behind(inos)) => {
-                    return Asked::Behind(inos, Box::new(Op::Lookup { parent, name }), told);
+                    return Asked::Behind(inos, Box::new(Op::Lookup { parent, name }), respond);
                 }
                 Ok(Found::Entry(outcome, leased)) => Ok((outcome, leased)),
                 Err(errno) => Err(errno),
             },
             Op::Credit { bytes, inodes } => {
-                self.credit(epoch, (bytes, inodes)).map(|outcome| (outcome, 0))
+                self.credit(connection, (bytes, inodes)).map(|outcome| (outcome, 0))
             }
             op => self.answer(op),
         };
         let (outcome, leased) =
             answer.unwrap_or_else(|Errno(errno)| (Outcome::Failed { errno }, 0));
         if let Outcome::Entry { known: Some(known) } = &outcome {
-            shown.extend(self.session.inward(known.attr.ino));
+            shown.extend(self.session.volume_ino(known.attr.ino));
         }
-        self.core.show(self.session.number, &shown, move || told(outcome, leased));
+        self.core.show(self.session.number, &shown, move || respond(outcome, leased));
         Asked::Answered
     }
 
     /// Sets space aside for what the client will promise.
-    fn credit(&self, epoch: u64, amount: (u64, u64)) -> Done {
-        if !self.session.may_promise() {
+    fn credit(&self, connection: u64, amount: (u64, u64)) -> Done {
+        if !self.session.may_acknowledge_early() {
             return Err(Errno(libc::EPERM));
         }
         let fs = self.fs();
-        self.session.enlist(fs, false)?;
+        self.session.register(fs, false)?;
         let totals = self.call(|cx| fs.statfs(cx))?;
         let free = totals.blocks_available * u64::from(totals.block_size);
-        let asks = || self.session.is_at(epoch);
-        let (bytes, inodes) = self.session.provisions.credit(fs, amount, free, asks);
+        let asks = || self.session.is_at(connection);
+        let (bytes, inodes) = self.session.reservations.grant(fs, amount, free, asks);
         Ok(Outcome::Space { bytes, inodes })
     }
 
     /// An inode is synced: other clients need not take what they have changed of it for lost.
-    fn tells_others(&self, ino: Ino, told: Told) -> Told {
-        let noted = self.core.note_of(ino, self.session);
+    fn tells_others(&self, ino: Ino, respond: Respond) -> Respond {
+        let noted = self.core.unstable_changes_of(ino, self.session);
         if noted.is_empty() {
-            return told;
+            return respond;
         }
         Box::new(move |outcome, leased| {
             if !matches!(outcome, Outcome::Failed { .. }) {
-                noted.iter().for_each(|(other, seq)| other.was_synced(ino, *seq));
+                noted.iter().for_each(|(other, seq)| other.send_synced(ino, *seq));
             }
-            told(outcome, leased);
+            respond(outcome, leased);
         })
     }
 
@@ -135,13 +140,13 @@ impl Applying<'_> {
             }
             Op::Settled {} if !self.session.settle() => Err(Errno(libc::EINVAL)),
             Op::Settled {} => {
-                self.core.gate.done(self.session.id);
+                self.core.barrier.release(self.session.id);
                 Ok(Outcome::Done {})
             }
-            Op::Numbers {} if !self.session.may_promise() => Err(Errno(libc::EPERM)),
+            Op::Numbers {} if !self.session.may_acknowledge_early() => Err(Errno(libc::EPERM)),
             Op::Numbers {} => {
-                self.session.enlist(fs, false)?;
-                let range = self.session.provisions.add_numbers(fs)?;
+                self.session.register(fs, false)?;
+                let range = self.session.reservations.add_numbers(fs)?;
                 let (first, count) = (range.start, (range.end - range.start) as u32);
                 let ticket = capability::of_numbers(&self.core.key, &self.session.path, &range);
                 Ok(Outcome::Numbers { numbers: Numbers { first, count, ticket } })
@@ -150,7 +155,7 @@ impl Applying<'_> {
         }
     }
 
-    fn request_that_waits(&self, request: (u64, u64), op: Op, told: Told) {
+    fn request_that_waits(&self, request: (u64, u64), op: Op, respond: Respond) {
         let fs = self.fs();
         let failed = |errno: Errno| Outcome::Failed { errno: errno.0 };
         match op {
@@ -158,58 +163,61 @@ impl Applying<'_> {
             {
                 (Ok(open), Ok(())) if size as usize <= IO_MAX => {
                     let (core, number) = (Arc::clone(self.core), self.session.number);
-                    let told: Told = Box::new(move |outcome, leased| {
-                        core.show(number, &[open.ino], move || told(outcome, leased));
+                    let respond: Respond = Box::new(move |outcome, leased| {
+                        core.show(number, &[open.ino], move || respond(outcome, leased));
                     });
                     let mut out = vec![0; size as usize];
-                    self.later(told, |cx| {
+                    self.later(respond, |cx| {
                         let len = fs.read(cx, open.ino, open.fh, offset, &mut out)?;
                         out.truncate(len);
                         Ok(std::mem::take(&mut out))
                     });
                 }
-                (Err(errno), _) => told(failed(errno), 0),
-                _ => told(failed(Errno(libc::EINVAL)), 0),
+                (Err(errno), _) => respond(failed(errno), 0),
+                _ => respond(failed(Errno(libc::EINVAL)), 0),
             },
             Op::Fsync { fh, data_only } => match self.open(fh) {
                 Ok(open) => {
-                    let told = self.tells_others(open.ino, told);
-                    self.later(told, |cx| fs.fsync(cx, open.ino, open.fh, data_only));
+                    let respond = self.tells_others(open.ino, respond);
+                    self.later(respond, |cx| fs.fsync(cx, open.ino, open.fh, data_only));
                 }
-                Err(errno) => told(failed(errno), 0),
+                Err(errno) => respond(failed(errno), 0),
             },
             Op::Fsyncdir { ino, data_only } => match self.ino(ino) {
                 Ok(ino) => {
-                    let told = self.tells_others(ino, told);
-                    self.later(told, |cx| fs.fsyncdir(cx, ino, 0, data_only));
+                    let respond = self.tells_others(ino, respond);
+                    self.later(respond, |cx| fs.fsyncdir(cx, ino, 0, data_only));
                 }
-                Err(errno) => told(failed(errno), 0),
+                Err(errno) => respond(failed(errno), 0),
             },
             Op::Sync {} => self.core.make_durable(Box::new(move |result| {
                 let outcome = result.map_or_else(failed, |()| Outcome::Data { bytes: Vec::new() });
-                told(outcome, 0);
+                respond(outcome, 0);
             })),
             Op::Stats {} => {
                 let most = ferry_fs::ioctl::STATS_LEN as usize;
-                self.later(told, |cx| {
+                self.later(respond, |cx| {
                     fs.ioctl(cx, self.session.root, ferry_fs::ioctl::STATS, &[], most)
                 });
             }
             Op::Lock { ino, lock, wait } => match self.ino(ino) {
-                Ok(ino) => self.lock(request, (ino, &lock, wait), told),
-                Err(errno) => told(failed(errno), 0),
+                Ok(ino) => self.lock(request, (ino, &lock, wait), respond),
+                Err(errno) => respond(failed(errno), 0),
             },
-            _ => told(failed(Errno(libc::EINVAL)), 0),
+            _ => respond(failed(Errno(libc::EINVAL)), 0),
         }
     }
 
-    fn lock(&self, (epoch, id): (u64, u64), what: (Ino, &FileLock, bool), told: Told) {
-        self.session.enter_locker(self.fs());
-        let Some(_leave) = self.session.may_lock(Some(epoch)) else {
-            return told(Outcome::Failed { errno: libc::EINTR }, 0);
+    fn lock(&self, (connection, id): (u64, u64), what: (Ino, &FileLock, bool), respond: Respond) {
+        self.session.record_lock_holder(self.fs());
+        let Some(_leave) = self.session.locking_right(Some(connection)) else {
+            return respond(Outcome::Failed { errno: libc::EINTR }, 0);
         };
         let granted = Box::new(move |result: Result<(), Errno>| {
-            told(result.map_or_else(|e| Outcome::Failed { errno: e.0 }, |()| Outcome::Done {}), 0);
+            respond(
+                result.map_or_else(|e| Outcome::Failed { errno: e.0 }, |()| Outcome::Done {}),
+                0,
+            );
         });
         self.core.locks.take_or_wait((self.session.id, id), what, granted);
     }

@@ -20,17 +20,17 @@ pub(super) const OFFSET_MAX: u64 = i64::MAX as u64;
 pub(super) type Done = Result<Outcome, Errno>;
 
 /// Takes an answer, now or later, and what the client may keep of it.
-pub(in crate::server) type Told = Box<dyn FnOnce(Outcome, u8) + Send>;
+pub(in crate::server) type Respond = Box<dyn FnOnce(Outcome, u8) + Send>;
 
 /// An operation of one session, on its way.
 pub(in crate::server) struct Applying<'a> {
     pub(in crate::server) core: &'a Arc<Core>,
     pub(in crate::server) session: &'a Session,
-    pub(in crate::server) who: Who,
+    pub(in crate::server) caller: Who,
     /// What the client has shown of it already.
-    pub(in crate::server) promise: Option<EarlyAck>,
+    pub(in crate::server) early: Option<EarlyAck>,
     /// What it will be told when that is made, and keeps.
-    pub(in crate::server) told: Option<EarlyAck>,
+    pub(in crate::server) decided: Option<EarlyAck>,
 }
 
 impl Core {
@@ -38,10 +38,10 @@ impl Core {
     pub(in crate::server) fn applying<'a>(
         self: &'a Arc<Self>,
         session: &'a Session,
-        who: Who,
-        promise: Option<EarlyAck>,
+        caller: Who,
+        early: Option<EarlyAck>,
     ) -> Applying<'a> {
-        Applying { core: self, session, who, promise, told: None }
+        Applying { core: self, session, caller, early, decided: None }
     }
 }
 
@@ -50,20 +50,20 @@ impl Applying<'_> {
         &*self.core.fs
     }
 
-    fn caller(&self) -> InProcess {
-        let Who { uid, gid, umask, pid } = self.who;
-        InProcess { uid, gid, umask: umask & 0o777, caller: pid, ack: self.promise.or(self.told) }
+    fn in_process(&self) -> InProcess {
+        let Who { uid, gid, umask, pid } = self.caller;
+        InProcess { uid, gid, umask: umask & 0o777, caller: pid, ack: self.early.or(self.decided) }
     }
 
     pub(in crate::server) fn call<T: FromReply>(
         &self,
         request: impl FnOnce(&Cx<'_>) -> Answer<T>,
     ) -> Result<T, Errno> {
-        self.caller().call(request)
+        self.in_process().call(request)
     }
 
     pub(super) fn ino(&self, ino: Ino) -> Result<Ino, Errno> {
-        self.session.inward(ino).ok_or(Errno(libc::ESTALE))
+        self.session.volume_ino(ino).ok_or(Errno(libc::ESTALE))
     }
 
     pub(super) fn open(&self, fh: u64) -> Result<Open, Errno> {
@@ -77,7 +77,7 @@ impl Applying<'_> {
     }
 
     pub(super) fn attr(&self, attr: Attr) -> Attr {
-        Attr { ino: self.session.outward(attr.ino), ..attr }
+        Attr { ino: self.session.client_ino(attr.ino), ..attr }
     }
 
     pub(in crate::server) fn attr_now(&self, ino: Ino) -> Result<Attr, Errno> {
@@ -99,7 +99,7 @@ impl Applying<'_> {
     /// An entry of a directory as the client gets it. What is above the client's root is its root.
     pub(in crate::server) fn name(&self, dir: Ino, entry: &DirEntry) -> Name {
         let above = dir == self.session.root && *entry.name == *b"..";
-        let ino = if above { ROOT } else { self.session.outward(entry.ino) };
+        let ino = if above { ROOT } else { self.session.client_ino(entry.ino) };
         Name { name: entry.name.to_vec(), ino, kind: entry.kind, cookie: entry.cookie }
     }
 
@@ -110,12 +110,12 @@ impl Applying<'_> {
     /// Makes a request that may park; no thread waits for it.
     pub(super) fn later<T: Into<Reply>>(
         &self,
-        told: Told,
+        respond: Respond,
         request: impl FnOnce(&Cx<'_>) -> Answer<T>,
     ) {
-        let complete: Complete = Box::new(move |result| told(outcome(result), 0));
+        let complete: Complete = Box::new(move |result| respond(outcome(result), 0));
         let parking = Parking(Mutex::new(Some(complete)));
-        let Who { uid, gid, umask, pid } = self.who;
+        let Who { uid, gid, umask, pid } = self.caller;
         let cx = Cx { uid, gid, pid, umask, park: &parking };
         let result = match request(&cx) {
             Ok(answer) => Ok(answer.into()),

@@ -18,7 +18,10 @@ impl Applying<'_> {
     pub(super) fn reads(&self, op: &Op) -> Option<Ino> {
         let info = op.info();
         let file = || self.session.handle(info.from?).map(|open| open.ino);
-        info.inodes_with(Use::Read).next().and_then(|ino| self.session.inward(ino)).or_else(file)
+        info.inodes_with(Use::Read)
+            .next()
+            .and_then(|ino| self.session.volume_ino(ino))
+            .or_else(file)
     }
 
     /// A name, and what may be kept of it: the directory's lease covers which inode it means, the
@@ -57,7 +60,7 @@ impl Applying<'_> {
     /// Nobody promises extended attributes: of an inode without any, others need not give back what
     /// they may change. (`ls -l` asks twice for each file, and would wait each time for one that is
     /// being written.)
-    pub(super) fn reads_nothing_promised(&self, op: &Op, ino: Ino) -> bool {
+    pub(super) fn reads_nothing_leased(&self, op: &Op, ino: Ino) -> bool {
         matches!(op, Op::Getxattr { .. } | Op::Listxattr { .. })
             && self.fs().is_plain(ino) == Ok(true)
     }
@@ -67,13 +70,13 @@ impl Applying<'_> {
     /// one it could not be said whether a file lies inside, for files do not know their
     /// directories.
     fn ino_of_handle(&self, ino: Ino) -> Result<Ino, Errno> {
-        let reaches_all = self.session.walls.is_none() && self.session.peer.limits.is_none();
+        let reaches_all = self.session.bounds.is_none() && self.session.peer.limits.is_none();
         self.ino(ino).or_else(|errno| if reaches_all { Ok(ino) } else { Err(errno) })
     }
 
     /// What the client may keep of an inode that it may use.
     pub(super) fn leased(&self, ino: Ino) -> Option<Attr> {
-        self.session.inward(self.session.outward(ino))?;
+        self.session.volume_ino(self.session.client_ino(ino))?;
         if !self.core.leases.grant(self.session.number, ino) {
             return None;
         }
@@ -101,7 +104,7 @@ impl Applying<'_> {
             return Vec::new();
         }
         let place = |(dir, name): (Ino, &[u8])| {
-            Some(Place { parent: self.session.inward(dir)?, name: name.to_vec() })
+            Some(Place { parent: self.session.volume_ino(dir)?, name: name.to_vec() })
         };
         info.names().filter_map(place).collect()
     }
@@ -118,17 +121,18 @@ impl Applying<'_> {
         if names.is_empty() || matches!(names, [_, new] if is_dir(new)) {
             return;
         }
-        self.core.others(self.session).for_each(|other| other.lose_names(inos, names));
+        self.core.others(self.session).for_each(|other| other.names_removed(inos, names));
     }
 
     /// The inodes that a change reads or writes, in order. If it touches what its names mean, these
     /// inodes are among them.
     pub(in crate::server) fn touched(&self, op: &Op) -> Vec<Ino> {
         let info = op.info();
-        let named =
-            |(dir, name): (Ino, &[u8])| Some(self.core.named(self.session.inward(dir)?, name)?.ino);
+        let named = |(dir, name): (Ino, &[u8])| {
+            Some(self.core.named(self.session.volume_ino(dir)?, name)?.ino)
+        };
         let file = |fh: u64| self.session.handle(fh).map(|open| open.ino);
-        let inodes = info.inodes_with(Use::Read).filter_map(|ino| self.session.inward(ino));
+        let inodes = info.inodes_with(Use::Read).filter_map(|ino| self.session.volume_ino(ino));
         let targets = info.names().filter(|_| info.naming.touches_targets()).filter_map(named);
         let mut inos: Vec<Ino> =
             inodes.chain(info.handles().filter_map(file)).chain(targets).collect();

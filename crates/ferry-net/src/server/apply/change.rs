@@ -20,16 +20,16 @@ impl Applying<'_> {
         let permitted = self
             .stay_inside(&op)
             .and_then(|()| self.permit(&mut op))
-            .and_then(|()| self.promised(&op));
+            .and_then(|()| self.check_early(&op));
         let outcome = match permitted.and_then(|()| self.make(op)) {
             Ok(outcome) => outcome,
             Err(errno) => return Applied::failed(errno),
         };
         self.names_lost(inos, &taken);
-        let file = inos.first().filter(|_| writes && self.told.is_some());
+        let file = inos.first().filter(|_| writes && self.decided.is_some());
         let size = file.and_then(|ino| self.attr_now(*ino).ok()).map(|attr| attr.size);
         let made = match &outcome {
-            Outcome::Entry { known: Some(known) } => self.session.inward(known.attr.ino),
+            Outcome::Entry { known: Some(known) } => self.session.volume_ino(known.attr.ino),
             _ => None,
         };
         let made = made.filter(|made| !inos.contains(made));
@@ -39,22 +39,22 @@ impl Applying<'_> {
             && made.is_some_and(|made| {
                 after.iter().any(|attr| attr.ino == made) && self.is_empty(made)
             });
-        let made = self.told.map(|told| {
-            let touched = inos.iter().map(|ino| self.session.outward(*ino)).collect();
-            Made { at: told.at, size: size.unwrap_or(0), touched: List(touched) }
+        let made = self.decided.map(|decided| {
+            let touched = inos.iter().map(|ino| self.session.client_ino(*ino)).collect();
+            Made { at: decided.at, size: size.unwrap_or(0), touched: List(touched) }
         });
         Applied { outcome, after, empty, made }
     }
 
-    /// What is made under a promise is made under a number that was set aside for this client, and
+    /// What is made under a ack is made under a number that was set aside for this client, and
     /// leased to it before anybody can find it.
-    fn promised(&self, op: &Op) -> Result<(), Errno> {
-        let Some(promise) = self.promise else { return Ok(()) };
+    fn check_early(&self, op: &Op) -> Result<(), Errno> {
+        let Some(ack) = self.early else { return Ok(()) };
         let makes = op.info().makes.is_inode();
-        match promise.ino {
+        match ack.ino {
             None if !makes => Ok(()),
-            Some(ino) if makes && self.session.provisions.use_number(ino) => {
-                if self.core.leases.bear(self.session.number, ino) {
+            Some(ino) if makes && self.session.reservations.use_number(ino) => {
+                if self.core.leases.grant_new(self.session.number, ino) {
                     Ok(())
                 } else {
                     Err(Errno(libc::ENOSPC))
@@ -65,10 +65,10 @@ impl Applying<'_> {
     }
 
     fn make(&self, op: Op) -> Done {
-        let promised = self.promise.and_then(|promise| promise.ino);
+        let promised = self.early.and_then(|ack| ack.ino);
         let made = self.make_any(op);
         if let (Some(ino), Err(_)) = (promised, &made) {
-            self.core.leases.unbear(self.session.number, ino);
+            self.core.leases.revoke_new(self.session.number, ino);
         }
         made
     }

@@ -9,7 +9,7 @@ use crate::message::{BATCH_MAX, Claim, Numbers, Outcome};
 use crate::server::capability;
 
 impl Applying<'_> {
-    /// What the tickets prove is known again; what is not there any more stays unknown.
+    /// What the last_waiter prove is known again; what is not there any more stays unknown.
     pub(super) fn claim(&self, inodes: &List<Claim>) -> Done {
         if inodes.0.len() > BATCH_MAX {
             return Err(Errno(libc::EINVAL));
@@ -34,13 +34,13 @@ impl Applying<'_> {
                     self.session.forget(self.fs(), attr.ino, stamp);
                 }
             } else if self.session.is_replaying() {
-                self.session.provisions.add_missing(ino);
+                self.session.reservations.add_missing(ino);
             }
         }
         // All with one stamp: none with the stamp of an answer to something else that is on its
         // way.
         let now = self.core.env.clock.monotonic();
-        Ok(Outcome::Count { count: self.session.learn_again(self.fs(), &found, now) })
+        Ok(Outcome::Count { count: self.session.learn_claimed(self.fs(), &found, now) })
     }
 
     /// These numbers were given to the client before the server crashed. What it has made under
@@ -53,7 +53,7 @@ impl Applying<'_> {
         if numbers.ticket != capability::of_numbers(&self.core.key, &self.session.path, &range) {
             return Err(Errno(libc::EPERM));
         }
-        if !self.session.provisions.add_old(range.clone()) {
+        if !self.session.reservations.add_former(range.clone()) {
             return Err(Errno(libc::EINVAL));
         }
         let (mut claims, mut newest) = (Vec::new(), 0);
@@ -70,19 +70,19 @@ impl Applying<'_> {
     /// Everything is made again. It is durable before others may change it, and its client knows
     /// that before it says `Settled`: so nothing is made again a second time over what they have
     /// done.
-    pub(super) fn redone(&self) -> Done {
+    pub(super) fn end_replay(&self) -> Done {
         self.session.replayed();
         match self.core.sync() {
             Ok(()) => Ok(Outcome::Count { count: self.session.durable() }),
             Err(errno) => {
-                self.core.disown(self.session);
+                self.core.fence(self.session);
                 Err(errno)
             }
         }
     }
 
     /// The client knows an inode again that it had found in `dir`, if it is there, within its
-    /// walls; gives the stamp.
+    /// bounds; gives the stamp.
     fn find_again(&self, ino: Ino, dir: Ino) -> Option<u64> {
         let entry = self.call(|cx| self.fs().lookup(cx, ino, b".")).ok()?;
         let ino = entry.attr?.ino;

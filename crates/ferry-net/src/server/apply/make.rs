@@ -90,12 +90,12 @@ impl Applying<'_> {
                 let ino = self.ino(ino)?;
                 let before = self.session.had_locks();
                 if before {
-                    self.session.enter_locker(fs);
+                    self.session.record_lock_holder(fs);
                 }
-                let _leave = self.session.may_lock(None).ok_or(Errno(libc::EIO))?;
+                let _leave = self.session.locking_right(None).ok_or(Errno(libc::EIO))?;
                 let reclaimed = self.core.locks.reclaim(self.session.id, before, (ino, &lock));
                 // What its client has sent before it hears of that is not made either.
-                reclaimed.inspect_err(|_| self.session.lose(ino))?;
+                reclaimed.inspect_err(|_| self.session.lock_lost(ino))?;
                 Ok(Outcome::Done {})
             }
             Op::Forget { inodes } => {
@@ -106,9 +106,9 @@ impl Applying<'_> {
             }
             Op::Claim { inodes } => self.claim(&inodes),
             Op::Numbered { numbers, made } => self.numbered(&numbers, &made),
-            Op::Redone {} => self.redone(),
+            Op::Redone {} => self.end_replay(),
             Op::Spare { bytes, inodes } => {
-                self.session.provisions.keep_only(bytes, inodes);
+                self.session.reservations.keep_only(bytes, inodes);
                 Ok(Outcome::Done {})
             }
             Op::Nothing {} => Ok(Outcome::Done {}),
@@ -141,7 +141,7 @@ impl Applying<'_> {
             Op::Create { parent, name, mode, flags, fh } => {
                 let parent = self.ino(parent)?;
                 // It was promised that this makes the file.
-                let flags = if self.promise.is_some() { flags | libc::O_EXCL } else { flags };
+                let flags = if self.early.is_some() { flags | libc::O_EXCL } else { flags };
                 self.made(parent, fh, flags, |cx| {
                     fs.create(cx, parent, &name, mode & PERMISSIONS | libc::S_IFREG, flags)
                 })

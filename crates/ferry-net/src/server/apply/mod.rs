@@ -22,5 +22,5 @@ mod replay;
 mod rights;
 
 pub(super) use answer::Asked;
-pub(super) use applying::{Applying, Told};
+pub(super) use applying::{Applying, Respond};
 pub(super) use rights::may_search;

@@ -9,18 +9,20 @@ use crate::server::session::Applied;
 impl Applying<'_> {
     /// Makes a change again that was promised to a server that crashed: nobody else changes
     /// anything meanwhile, or sees it.
-    pub(in crate::server) fn redo(&self, op: Op) -> Applied {
+    pub(in crate::server) fn replay(&self, op: Op) -> Applied {
         let mut op = op;
-        // Whoever may not promise makes again what the server has decided, and may no more than
+        // Whoever may not ack makes again what the server has decided, and may no more than
         // then.
-        let permitted = self.core.applying(self.session, self.who, None).permit(&mut op);
+        let permitted = self.core.applying(self.session, self.caller, None).permit(&mut op);
         let makes = op.info().makes.is_inode();
-        let made = match self.promise.and_then(|promise| promise.ino) {
+        let made = match self.early.and_then(|ack| ack.ino) {
             _ if let Err(errno) = permitted => Err(errno),
             _ if self.session.read_only => Err(Errno(libc::EROFS)),
-            Some(ino) if !makes || !self.session.provisions.is_old(ino) => Err(Errno(libc::EINVAL)),
+            Some(ino) if !makes || !self.session.reservations.is_former(ino) => {
+                Err(Errno(libc::EINVAL))
+            }
             None if makes => Err(Errno(libc::EINVAL)),
-            _ => self.stay_inside(&op).and_then(|()| self.make_again(op)),
+            _ => self.stay_inside(&op).and_then(|()| self.make_replayed(op)),
         };
         let outcome = made.unwrap_or_else(|Errno(errno)| Outcome::Failed { errno });
         Applied::alone(outcome)
@@ -28,11 +30,11 @@ impl Applying<'_> {
 
     /// What is there already, for no mark says so of changes that came before the session had one,
     /// is made.
-    fn make_again(&self, op: Op) -> Done {
+    fn make_replayed(&self, op: Op) -> Done {
         let info = op.info();
         let ino = match &op {
             Op::Link { ino, .. } => self.ino(*ino).ok(),
-            _ => self.promise.and_then(|promise| promise.ino),
+            _ => self.early.and_then(|ack| ack.ino),
         };
         let named = info.names().next().filter(|_| info.naming == Naming::Adds);
         let named = named.map(|(parent, name)| (parent, name.to_vec(), ino));
@@ -44,7 +46,7 @@ impl Applying<'_> {
                 let outcome = self.entry(parent, found);
                 match &outcome {
                     Outcome::Entry { known: Some(known) }
-                        if self.session.inward(known.attr.ino) == ino =>
+                        if self.session.volume_ino(known.attr.ino) == ino =>
                     {
                         Ok(outcome)
                     }

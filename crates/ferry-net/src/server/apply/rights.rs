@@ -1,7 +1,7 @@
 //! What a client may do whose certificate names the users and groups that it may act as.
 //!
 //! Permission is otherwise the kernel's to check, at the client (`default_permissions`). Of a
-//! client that is limited the server believes neither who asks nor that anything was checked, so it
+//! client that is limited the server believes neither caller asks nor that anything was checked, so it
 //! checks itself, before the file system sees the operation:
 //! * RIGHTS-1: the user and the group of an operation are of the certificate; so are those that
 //!   `chown` gives.
@@ -46,7 +46,7 @@ type Done = Result<(), Errno>;
 /// Who asks, and as whom it may.
 struct Rights<'a> {
     limits: &'a Limits,
-    who: Who,
+    caller: Who,
     /// The client's daemon, for itself.
     daemon: bool,
 }
@@ -72,19 +72,19 @@ fn entries(list: &[u8]) -> Vec<AclEntry> {
 impl Rights<'_> {
     /// RIGHTS-1.
     fn is_named(&self) -> bool {
-        self.limits.users.has(self.who.uid) && self.limits.groups.has(self.who.gid)
+        self.limits.users.has(self.caller.uid) && self.limits.groups.has(self.caller.gid)
     }
 
     fn is_root(&self) -> bool {
-        self.who.uid == 0 && self.limits.users.has(0)
+        self.caller.uid == 0 && self.limits.users.has(0)
     }
 
     fn owns(&self, attr: &Attr) -> bool {
-        if self.daemon { self.limits.users.has(attr.uid) } else { self.who.uid == attr.uid }
+        if self.daemon { self.limits.users.has(attr.uid) } else { self.caller.uid == attr.uid }
     }
 
     fn is_user(&self, id: u32) -> bool {
-        if self.daemon { self.limits.users.has(id) } else { self.who.uid == id }
+        if self.daemon { self.limits.users.has(id) } else { self.caller.uid == id }
     }
 
     /// RIGHTS-2: what is allowed, of reading, writing and executing.
@@ -133,7 +133,7 @@ fn allowed(fs: &dyn SessionStore, rights: &Rights<'_>, attr: &Attr) -> Result<u3
 /// Whether some user of a certificate may search a directory: it lies on the way to what its client
 /// mounts.
 pub(in crate::server) fn may_search(fs: &dyn SessionStore, limits: &Limits, dir: &Attr) -> bool {
-    let rights = Rights { limits, who: Who::default(), daemon: true };
+    let rights = Rights { limits, caller: Who::default(), daemon: true };
     allowed(fs, &rights, dir).is_ok_and(|allowed| allowed & EXECUTE != 0)
 }
 
@@ -142,15 +142,15 @@ impl Applying<'_> {
     /// certificate without limits nothing is checked.
     pub(super) fn permit(&self, op: &mut Op) -> Done {
         let Some(limits) = &self.session.peer.limits else { return Ok(()) };
-        let Who { uid, gid, pid, .. } = self.who;
+        let Who { uid, gid, pid, .. } = self.caller;
         let daemon = (uid, gid, pid) == (0, 0, 0);
-        let rights = Rights { limits, who: self.who, daemon };
+        let rights = Rights { limits, caller: self.caller, daemon };
         match op.info().check {
             Check::Nothing => return Ok(()),
             Check::OpenFile => return self.permit_on_file(&rights, op),
             Check::Permission => {}
         }
-        if self.promise.is_some() {
+        if self.early.is_some() {
             return Err(NOT_THE_OWNER); // RIGHTS-5
         }
         let for_itself = daemon && (!op.is_ordered() || matches!(op, Op::Open { .. }));
@@ -160,10 +160,10 @@ impl Applying<'_> {
         self.permit_named(&rights, op)
     }
 
-    /// Whether a directory may be listed and searched for who asks, by the volume's number.
+    /// Whether a directory may be listed and searched for caller asks, by the volume's number.
     pub(in crate::server) fn may_walk(&self, dir: Ino) -> bool {
         let Some(limits) = &self.session.peer.limits else { return true };
-        let rights = Rights { limits, who: self.who, daemon: false };
+        let rights = Rights { limits, caller: self.caller, daemon: false };
         let may = || self.may_inside(&rights, &self.inside(dir)?, READ | EXECUTE);
         rights.is_named() && may().is_ok()
     }

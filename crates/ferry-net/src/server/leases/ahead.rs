@@ -3,7 +3,7 @@
 //! * WALK-LEASE-1: nothing is recalled that its holder uses: what it was given, or has changed, a
 //!   moment ago. What somebody else stands in line for is left to them.
 //! * WALK-LEASE-2: who walks takes nothing away from a session whose term is over, and nobody
-//!   stands behind it in line: whoever really asks passes.
+//!   stands waiters it in line: whoever really asks passes.
 //! * WALK-LEASE-3: a write lease takes the place of a read lease, under which everything was read,
 //!   and which nobody has asked for since.
 
@@ -52,7 +52,7 @@ impl Table {
     fn is_wanted(&self, ino: Ino) -> bool {
         let queue = self.queues.get(&ino).into_iter().flatten();
         queue
-            .filter_map(|ticket| self.waiting.get(ticket))
+            .filter_map(|waiter| self.waiting.get(waiter))
             .any(|w| !matches!(w.wants, Wants::Walk { .. }))
     }
 
@@ -64,7 +64,7 @@ impl Table {
     }
 
     /// Makes those write leases of which the session has the only lease. They are not recalled
-    /// before [`Table::told`]. Gives them.
+    /// before [`Table::grant_sent`]. Gives them.
     pub(super) fn upgrade(&mut self, session: SessionId, inos: &[Ino], now: Duration) -> Vec<Ino> {
         let valid = self
             .holders

@@ -12,13 +12,13 @@
 //!   who waits for one: it is answered that it is busy.
 //! * LEASE-4: a session's term goes on with each sign of life, but not while it owes an answer to a
 //!   recall: then only with changes that arrive, be it slowly, and for two terms at most. One that
-//!   has given leases back behind changes that have not come must bring those.
+//!   has given leases back waiters changes that have not come must bring those.
 //! * LEASE-5: a write lease is the only lease on its inode. Its session's changes of it wait for
 //!   nobody; what it gives back is free when all of its changes that came before have been applied.
 //! * LEASE-6: no request of others is answered from an inode with a write lease. It has it
 //!   recalled; leases that are asked for later come later.
 //! * LEASE-7: a write lease whose term is over stays until somebody wants it. Then its session
-//!   loses all that it has, and its series ends: nothing is applied that it had promised. Not in
+//!   loses all that it has, and its epoch ends: nothing is applied that it had is_early. Not in
 //!   the middle of a change. Nobody gets any of it before the volume says so: that may wait for the
 //!   device, so it is done without the table's lock (`Fencing`), and meanwhile the session has its
 //!   leases in name only.
@@ -52,12 +52,12 @@ mod table;
 mod tests;
 
 use table::Table;
-pub(super) use table::{ClientId, Progress, Recalls, SessionId, Ticket, Wants};
+pub(super) use table::{ClientId, Progress, Recalls, SessionId, WaiterId, Wants};
 
 #[derive(Default)]
 struct Shared {
     table: Table,
-    bells: HashMap<Ticket, Arc<Notify>>,
+    wakeups: HashMap<WaiterId, Arc<Notify>>,
 }
 
 /// All of them.
@@ -90,9 +90,9 @@ impl Fencing {
 
 /// How a change begins.
 pub(super) enum Begin {
-    Now(Turn),
+    Now(ChangeGuard),
     /// When its turn has come.
-    Later(Place),
+    Later(QueuePosition),
     /// Not at all.
     Not(Progress),
 }
@@ -113,20 +113,20 @@ impl Leases {
         let _once = self.on_fence.set(told);
     }
 
-    /// Does something to the table; who may go on behind it is told.
+    /// Does something to the table; who may go on waiters it is told.
     fn with<T>(&self, act: impl FnOnce(&mut Table) -> T) -> T {
         let mut shared = self.shared.lock();
-        let Shared { table, bells } = &mut *shared;
+        let Shared { table, wakeups } = &mut *shared;
         let result = act(table);
-        for ticket in table.woken.drain(..) {
-            if let Some(bell) = bells.get(&ticket) {
-                bell.notify_one();
+        for waiter in table.woken.drain(..) {
+            if let Some(wakeup) = wakeups.get(&waiter) {
+                wakeup.notify_one();
             }
         }
         result
     }
 
-    /// Sees to it that these sessions lose their leases, which somebody has waited for long enough.
+    /// Sees to it that these sessions lock_lost their leases, which somebody has waited for long enough.
     fn fence(self: &Arc<Self>, sessions: Vec<SessionId>) {
         for session in sessions {
             tracing::warn!(
@@ -141,28 +141,28 @@ impl Leases {
         }
     }
 
-    /// A session has a connection that knows of no leases. Gives the series of changes that goes
+    /// A session has a connection that knows of no leases. Gives the epoch of changes that goes
     /// on.
     pub(super) fn begin(&self, session: SessionId, client: ClientId) -> u32 {
         let until = self.clock.monotonic() + self.term;
         self.with(|table| table.begin(session, client, until))
     }
 
-    /// A sign of life; whether the term goes on, and the series before which its leases were taken
+    /// A sign of life; whether the term goes on, and the epoch before which its leases were taken
     /// away.
     pub(super) fn renew(&self, session: SessionId) -> (bool, u32) {
         let until = self.clock.monotonic() + self.term;
         self.with(|table| (table.renew(session, until), table.fenced_before(session)))
     }
 
-    /// The series before which a session's leases were taken away.
+    /// The epoch before which a session's leases were taken away.
     pub(super) fn fenced_before(&self, session: SessionId) -> u32 {
         self.with(|table| table.fenced_before(session))
     }
 
-    /// All that a session has promised, and not brought yet, is worth nothing any more.
-    pub(super) fn disown(&self, session: SessionId) {
-        self.with(|table| table.disown(session));
+    /// All that a session has is_early, and not brought yet, is worth nothing any more.
+    pub(super) fn end_fenced_epoch(&self, session: SessionId) {
+        self.with(|table| table.end_fenced_epoch(session));
     }
 
     /// What a session has to bring arrives: its term goes on, and for some time also while it owes
@@ -172,14 +172,14 @@ impl Leases {
         self.with(|table| table.makes_progress(session, now, self.term));
     }
 
-    /// The series of changes that goes on.
-    pub(super) fn series(&self, session: SessionId) -> u32 {
-        self.with(|table| table.series(session))
+    /// The epoch of changes that goes on.
+    pub(super) fn epoch(&self, session: SessionId) -> u32 {
+        self.with(|table| table.epoch(session))
     }
 
-    /// A promise was not kept: those made behind it in this series are worth nothing.
-    pub(super) fn end_series(&self, session: SessionId, series: u32) {
-        self.with(|table| table.end_series(session, series));
+    /// A promise was not kept: those made waiters it in this epoch are worth nothing.
+    pub(super) fn end_epoch(&self, session: SessionId, epoch: u32) {
+        self.with(|table| table.end_epoch(session, epoch));
     }
 
     /// A session is told of an inode, and may keep it if this says so. Before it is read.
@@ -190,14 +190,14 @@ impl Leases {
 
     /// A session is about to make an inode under a number of its own, and gets the write lease;
     /// whether it may.
-    pub(super) fn bear(&self, session: SessionId, ino: Ino) -> bool {
+    pub(super) fn grant_new(&self, session: SessionId, ino: Ino) -> bool {
         let now = self.clock.monotonic();
-        self.with(|table| table.bear(session, ino, now))
+        self.with(|table| table.grant_new(session, ino, now))
     }
 
     /// It was not made.
-    pub(super) fn unbear(&self, session: SessionId, ino: Ino) {
-        self.with(|table| table.unbear(session, ino));
+    pub(super) fn revoke_new(&self, session: SessionId, ino: Ino) {
+        self.with(|table| table.revoke_new(session, ino));
     }
 
     /// A session relies on these no more. Write leases end when the change `after` has been applied
@@ -234,57 +234,59 @@ impl Leases {
         self.with(|table| table.close(now))
     }
 
-    /// Whether anybody relies on a lease, and whether anybody has promised what was not made.
+    /// Whether anybody relies on a lease, and whether anybody has is_early what was not made.
     pub(super) fn relied_on(&self) -> (bool, bool) {
         let now = self.clock.monotonic();
         self.with(|table| table.relied_on(now))
     }
 
-    /// Whether a request of a session sees all that was promised of these.
+    /// Whether a request of a session sees all that was is_early of these.
     pub(super) fn is_readable(&self, session: SessionId, inos: &[Ino]) -> bool {
         self.with(|table| table.is_readable(session, inos))
     }
 
     /// The answer that grants these write leases is on its way.
-    pub(super) fn told(&self, session: SessionId, inos: &[Ino]) {
-        self.with(|table| table.told(session, inos));
+    pub(super) fn grant_sent(&self, session: SessionId, inos: &[Ino]) {
+        self.with(|table| table.grant_sent(session, inos));
     }
 
     /// Nobody hears it. Gives what is to be recalled.
-    pub(super) fn not_told(&self, session: SessionId, inos: &[Ino]) -> Recalls {
-        Recalls::from_iter([(session, self.with(|table| table.not_told(session, inos)))])
+    pub(super) fn grant_not_sent(&self, session: SessionId, inos: &[Ino]) -> Recalls {
+        Recalls::from_iter([(session, self.with(|table| table.grant_not_sent(session, inos)))])
     }
 
     /// Begins a change, at once if it may; `recall` asks sessions to give back what is in the way.
     pub(super) fn begin_change(
         self: &Arc<Self>,
         session: SessionId,
-        (series, promised): (u32, bool),
+        (epoch, is_early): (u32, bool),
         inos: Vec<Ino>,
         recall: impl Fn(&Recalls),
     ) -> Begin {
         let now = self.clock.monotonic();
-        match self.with(|table| table.begin_own(session, series, &inos, now)) {
-            Some(Progress::Begun(_)) => return Begin::Now(Turn::new(self, session, inos, None)),
+        match self.with(|table| table.begin_own(session, epoch, &inos, now)) {
+            Some(Progress::Begun(_)) => {
+                return Begin::Now(ChangeGuard::new(self, session, inos, None));
+            }
             Some(not) => return Begin::Not(not),
             None => {}
         }
-        let place = self.ask(session, Wants::Change { series, promised }, inos);
+        let position = self.ask(session, Wants::Change { epoch, is_early }, inos);
         if self.clock.monotonic() < self.held_until {
-            return Begin::Later(place);
+            return Begin::Later(position);
         }
-        match self.progress(place.ticket) {
+        match self.progress(position.waiter) {
             Progress::Waits(recalls, _) => {
                 recall(&recalls);
-                Begin::Later(place)
+                Begin::Later(position)
             }
-            Progress::Begun(_) => Begin::Now(place.into_turn()),
+            Progress::Begun(_) => Begin::Now(position.into_guard()),
             not => Begin::Not(not),
         }
     }
 
     /// Makes read leases of a session write leases where nobody else has one or waits for one;
-    /// gives those. [`Leases::told`] or [`Leases::not_told`] must follow.
+    /// gives those. [`Leases::grant_sent`] or [`Leases::grant_not_sent`] must follow.
     pub(super) fn upgrade(&self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
         let now = self.clock.monotonic();
         if now < self.held_until {
@@ -294,29 +296,34 @@ impl Leases {
         }
     }
 
-    /// A change was refused. What was given back behind it is free.
+    /// A change was refused. What was given back waiters it is free.
     pub(super) fn refused(&self, session: SessionId, seq: u64) {
         self.with(|table| table.end_change(session, Some(seq)));
     }
 
     /// Stands in line.
-    pub(super) fn ask(self: &Arc<Self>, session: SessionId, wants: Wants, inos: Vec<Ino>) -> Place {
-        let bell = Arc::new(Notify::new());
-        let ticket = {
+    pub(super) fn ask(
+        self: &Arc<Self>,
+        session: SessionId,
+        wants: Wants,
+        inos: Vec<Ino>,
+    ) -> QueuePosition {
+        let wakeup = Arc::new(Notify::new());
+        let waiter = {
             let mut shared = self.shared.lock();
-            let ticket = shared.table.ask(session, wants, inos.clone());
-            shared.bells.insert(ticket, Arc::clone(&bell));
-            ticket
+            let waiter = shared.table.ask(session, wants, inos.clone());
+            shared.wakeups.insert(waiter, Arc::clone(&wakeup));
+            waiter
         };
-        Place { leases: Arc::clone(self), session, ticket, wants, inos, bell }
+        QueuePosition { leases: Arc::clone(self), session, waiter, wants, inos, wakeup }
     }
 
-    fn progress(self: &Arc<Self>, ticket: Ticket) -> Progress {
+    fn progress(self: &Arc<Self>, waiter: WaiterId) -> Progress {
         let mut asked = Recalls::default();
         loop {
             let now = self.clock.monotonic();
             let try_once = |table: &mut Table| {
-                (table.progress(ticket, now), std::mem::take(&mut table.to_fence))
+                (table.progress(waiter, now), std::mem::take(&mut table.to_fence))
             };
             let (progress, to_fence) = self.with(try_once);
             let Progress::Waits(recalls, until) = progress else { return progress };
@@ -330,23 +337,23 @@ impl Leases {
         }
     }
 
-    fn leave(&self, ticket: Ticket) {
-        self.shared.lock().bells.remove(&ticket);
-        self.with(|table| table.leave(ticket));
+    fn leave(&self, waiter: WaiterId) {
+        self.shared.lock().wakeups.remove(&waiter);
+        self.with(|table| table.leave(waiter));
     }
 }
 
-/// A place in the line, left when this is dropped: who stands behind it does not go on before.
-pub(super) struct Place {
+/// A position in the line, left when this is dropped: who stands waiters it does not go on before.
+pub(super) struct QueuePosition {
     leases: Arc<Leases>,
     session: SessionId,
-    ticket: Ticket,
+    waiter: WaiterId,
     wants: Wants,
     inos: Vec<Ino>,
-    bell: Arc<Notify>,
+    wakeup: Arc<Notify>,
 }
 
-impl Place {
+impl QueuePosition {
     /// Until its turn has come, or never will; `recall` asks sessions to give back what is in the
     /// way.
     pub(super) async fn wait(&self, recall: impl Fn(&Recalls)) -> Progress {
@@ -356,48 +363,53 @@ impl Place {
             sleep(held).await;
         }
         loop {
-            let (recalls, until) = match leases.progress(self.ticket) {
+            let (recalls, until) = match leases.progress(self.waiter) {
                 Progress::Waits(recalls, until) => (recalls, until),
                 progress => return progress,
             };
             recall(&recalls);
             let Some(until) = until else {
-                self.bell.notified().await;
+                self.wakeup.notified().await;
                 continue;
             };
             crate::rt::select! {
-                () = self.bell.notified() => {}
+                () = self.wakeup.notified() => {}
                 () = sleep(until.saturating_sub(leases.clock.monotonic())) => {}
             }
         }
     }
 
     /// Its turn has come.
-    pub(super) fn into_turn(mut self) -> Turn {
+    pub(super) fn into_guard(mut self) -> ChangeGuard {
         let inos = std::mem::take(&mut self.inos);
-        Turn::new(&Arc::clone(&self.leases), self.session, inos, Some(self))
+        ChangeGuard::new(&Arc::clone(&self.leases), self.session, inos, Some(self))
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuePosition {
     fn drop(&mut self) {
-        self.leases.leave(self.ticket);
+        self.leases.leave(self.waiter);
     }
 }
 
 /// A change is being made: nobody but its session relies on these inodes, or changes them, as long
 /// as this lives.
-pub(super) struct Turn {
+pub(super) struct ChangeGuard {
     leases: Arc<Leases>,
     session: SessionId,
     inos: Vec<Ino>,
-    place: Option<Place>,
+    position: Option<QueuePosition>,
     applied: Option<u64>,
 }
 
-impl Turn {
-    fn new(leases: &Arc<Leases>, session: SessionId, inos: Vec<Ino>, place: Option<Place>) -> Self {
-        Self { leases: Arc::clone(leases), session, inos, place, applied: None }
+impl ChangeGuard {
+    fn new(
+        leases: &Arc<Leases>,
+        session: SessionId,
+        inos: Vec<Ino>,
+        position: Option<QueuePosition>,
+    ) -> Self {
+        Self { leases: Arc::clone(leases), session, inos, position, applied: None }
     }
 
     pub(super) fn inos(&self) -> &[Ino] {
@@ -407,7 +419,7 @@ impl Turn {
     /// Whether its session has the write leases of all of them: then names cannot have come to mean
     /// something else.
     pub(super) fn is_own(&self) -> bool {
-        self.place.is_none()
+        self.position.is_none()
     }
 
     /// The change with this number was made, or refused.
@@ -416,7 +428,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for ChangeGuard {
     fn drop(&mut self) {
         self.leases.with(|table| table.end_change(self.session, self.applied));
     }

@@ -63,7 +63,7 @@ struct Under {
     seq: u64,
     promised: bool,
     inos: Vec<Ino>,
-    ticket: Option<Ticket>,
+    waiter: Option<WaiterId>,
     begun: bool,
 }
 
@@ -87,11 +87,11 @@ struct Client {
     received: u64,
     applied: u64,
     /// A request that waits.
-    asked: Option<(Ticket, Up)>,
+    asked: Option<(WaiterId, Up)>,
     /// Leases whose answer is not yet sent.
     telling: Option<Vec<Ino>>,
     /// What it has asked for ahead, and the answer that is not yet sent.
-    walk: Option<(Ticket, Vec<Ino>, bool)>,
+    walk: Option<(WaiterId, Vec<Ino>, bool)>,
     walked: Option<(Vec<Ino>, Vec<Ino>)>,
 }
 
@@ -102,7 +102,7 @@ struct World {
     /// What everybody must see of an inode: changes answered.
     owed: BTreeMap<Ino, u64>,
     applied: BTreeMap<Ino, u64>,
-    woken: BTreeSet<Ticket>,
+    woken: BTreeSet<WaiterId>,
     /// Sessions of which the volume does not say yet that they are fenced.
     fencing: BTreeSet<SessionId>,
     /// So often nobody is told of leases that were granted.
@@ -150,7 +150,7 @@ impl World {
         let mut events = Vec::new();
         for (at, client) in self.clients.iter().enumerate() {
             let runs =
-                |ticket: Option<Ticket>| ticket.is_none_or(|ticket| self.woken.contains(&ticket));
+                |waiter: Option<WaiterId>| waiter.is_none_or(|waiter| self.woken.contains(&waiter));
             if !client.waits && !client.gone && !client.script.is_empty() {
                 events.push(Event::Act(at));
             }
@@ -166,19 +166,19 @@ impl World {
             match &client.under {
                 None if !client.queue.is_empty() => events.push(Event::Begin(at)),
                 Some(under) if under.begun => events.push(Event::End(at)),
-                Some(under) if runs(under.ticket) => events.push(Event::Begin(at)),
+                Some(under) if runs(under.waiter) => events.push(Event::Begin(at)),
                 _ => {}
             }
-            if client.asked.as_ref().is_some_and(|(ticket, _)| runs(Some(*ticket))) {
+            if client.asked.as_ref().is_some_and(|(waiter, _)| runs(Some(*waiter))) {
                 events.push(Event::Asked(at));
             }
             if client.telling.is_some() {
                 events.push(Event::Told(at));
                 events.extend((self.failures > 0).then_some(Event::NotTold(at)));
             }
-            if let Some((ticket, ..)) = client.walk {
+            if let Some((waiter, ..)) = client.walk {
                 events.push(Event::Late(at));
-                if runs(Some(ticket)) {
+                if runs(Some(waiter)) {
                     events.push(Event::Walk(at));
                 }
             }
@@ -202,19 +202,19 @@ impl World {
             Event::Told(at) => {
                 let inos = self.clients[at].telling.take().expect("to be told");
                 self.clients[at].down.push_back(Down::Leases(inos.clone()));
-                self.table.told(at as SessionId, &inos);
+                self.table.grant_sent(at as SessionId, &inos);
             }
             Event::NotTold(at) => {
                 self.failures -= 1;
                 let inos = self.clients[at].telling.take().expect("to be told");
                 self.clients[at].down.push_back(Down::Leases(Vec::new()));
-                let recalled = self.table.not_told(at as SessionId, &inos);
+                let recalled = self.table.grant_not_sent(at as SessionId, &inos);
                 self.recall(Recalls::from_iter([(at as SessionId, recalled)]));
             }
             Event::NotWalked(at) => {
                 self.failures -= 1;
                 let (_, held) = self.clients[at].walked.take().expect("to be told");
-                let recalled = self.table.not_told(at as SessionId, &held);
+                let recalled = self.table.grant_not_sent(at as SessionId, &held);
                 self.recall(Recalls::from_iter([(at as SessionId, recalled)]));
             }
             Event::Fenced(session) => {
@@ -226,7 +226,7 @@ impl World {
             Event::Walked(at) => {
                 let (leased, held) = self.clients[at].walked.take().expect("to be told");
                 self.clients[at].down.push_back(Down::Walked(leased, held.clone()));
-                self.table.told(at as SessionId, &held);
+                self.table.grant_sent(at as SessionId, &held);
             }
         }
         self.woken.extend(self.table.woken.drain(..));
@@ -236,12 +236,12 @@ impl World {
 
     fn walk(&mut self, at: usize, late: bool) {
         let session = at as SessionId;
-        let (ticket, inos, writes) = self.clients[at].walk.clone().expect("it walks");
-        self.woken.remove(&ticket);
-        if !late && let Progress::Waits(recalls, _) = self.table.progress(ticket, LATER) {
+        let (waiter, inos, writes) = self.clients[at].walk.clone().expect("it walks");
+        self.woken.remove(&waiter);
+        if !late && let Progress::Waits(recalls, _) = self.table.progress(waiter, LATER) {
             return self.recall(recalls);
         }
-        self.table.leave(ticket);
+        self.table.leave(waiter);
         let leased: Vec<Ino> =
             inos.into_iter().filter(|ino| self.table.grant(session, *ino, LATER)).collect();
         let held = if writes { self.table.upgrade(session, &leased, LATER) } else { Vec::new() };
@@ -347,19 +347,19 @@ impl World {
                 self.table.give_back(session, &inos, after);
             }
             Up::Lease(inos) => {
-                let ticket = self.table.ask(session, Wants::Lease, inos.clone());
-                client.asked = Some((ticket, Up::Lease(inos)));
-                self.woken.insert(ticket);
+                let waiter = self.table.ask(session, Wants::Lease, inos.clone());
+                client.asked = Some((waiter, Up::Lease(inos)));
+                self.woken.insert(waiter);
             }
             Up::Walk(inos, writes) => {
-                let ticket = self.table.ask(session, Wants::Walk { writes }, inos.clone());
-                client.walk = Some((ticket, inos, writes));
-                self.woken.insert(ticket);
+                let waiter = self.table.ask(session, Wants::Walk { writes }, inos.clone());
+                client.walk = Some((waiter, inos, writes));
+                self.woken.insert(waiter);
             }
             Up::Read(inos, owed) => {
-                let ticket = self.table.ask(session, Wants::Read, inos.clone());
-                client.asked = Some((ticket, Up::Read(inos, owed)));
-                self.woken.insert(ticket);
+                let waiter = self.table.ask(session, Wants::Read, inos.clone());
+                client.asked = Some((waiter, Up::Read(inos, owed)));
+                self.woken.insert(waiter);
             }
         }
     }
@@ -374,9 +374,9 @@ impl World {
 
     fn asked(&mut self, at: usize) {
         let session = at as SessionId;
-        let (ticket, what) = self.clients[at].asked.clone().expect("asked");
-        self.woken.remove(&ticket);
-        match (self.table.progress(ticket, NOW), what) {
+        let (waiter, what) = self.clients[at].asked.clone().expect("asked");
+        self.woken.remove(&waiter);
+        match (self.table.progress(waiter, NOW), what) {
             (Progress::Waits(recalls, _), _) => self.recall(recalls),
             (Progress::Begun(granted), Up::Lease(_)) => {
                 (self.clients[at].asked, self.clients[at].telling) = (None, Some(granted));
@@ -391,7 +391,7 @@ impl World {
                 let leased = inos.iter().all(|ino| self.table.grant(session, *ino, NOW));
                 self.clients[at].down.push_back(Down::Read { inos, leased });
                 self.clients[at].asked = None;
-                self.table.leave(ticket);
+                self.table.leave(waiter);
             }
             other => panic!("{other:?}"),
         }
@@ -454,19 +454,23 @@ impl World {
                 Some(Progress::Begun(_)) => true,
                 Some(progress) => return self.refuse(at, (seq, promised), progress),
             };
-            let ticket = (!begun).then(|| {
-                self.table.ask(session, Wants::Change { series: 0, promised }, inos.clone())
+            let waiter = (!begun).then(|| {
+                self.table.ask(
+                    session,
+                    Wants::Change { epoch: 0, is_early: promised },
+                    inos.clone(),
+                )
             });
-            self.clients[at].under = Some(Under { seq, promised, inos, ticket, begun });
+            self.clients[at].under = Some(Under { seq, promised, inos, waiter, begun });
         }
         let under = self.clients[at].under.clone().expect("a change");
-        let Some(ticket) = under.ticket else { return };
-        self.woken.remove(&ticket);
-        match self.table.progress(ticket, NOW) {
+        let Some(waiter) = under.waiter else { return };
+        self.woken.remove(&waiter);
+        match self.table.progress(waiter, NOW) {
             Progress::Waits(recalls, _) => self.recall(recalls),
             Progress::Begun(_) => self.clients[at].under.as_mut().expect("a change").begun = true,
             progress => {
-                self.table.leave(ticket);
+                self.table.leave(waiter);
                 self.clients[at].under = None;
                 self.refuse(at, (under.seq, under.promised), progress);
             }
@@ -476,13 +480,13 @@ impl World {
     fn refuse(&mut self, at: usize, (seq, promised): (u64, bool), progress: Progress) {
         if promised {
             assert!(self.clients[at].gone, "{progress:?}: a promise under leases is kept");
-            self.table.end_series(at as SessionId, 0);
+            self.table.end_epoch(at as SessionId, 0);
         }
         self.done(at, seq, promised, progress);
     }
 
     fn end(&mut self, at: usize) {
-        let Under { seq, promised, inos, ticket, .. } =
+        let Under { seq, promised, inos, waiter, .. } =
             self.clients[at].under.take().expect("a change");
         let late = self.clients[at].gone;
         for ino in &inos {
@@ -496,8 +500,8 @@ impl World {
             }
         }
         self.done(at, seq, promised, Progress::Begun(Vec::new()));
-        if let Some(ticket) = ticket {
-            self.table.leave(ticket);
+        if let Some(waiter) = waiter {
+            self.table.leave(waiter);
         }
     }
 
@@ -550,14 +554,14 @@ impl World {
         assert!(self.table.waiting.is_empty() && self.table.queues.is_empty());
     }
 
-    /// The same for states that differ only in the numbers of tickets.
+    /// The same for states that differ only in the numbers of last_waiter.
     fn key(&self) -> String {
-        let order: BTreeMap<Ticket, usize> = {
-            let mut all: Vec<Ticket> = self.table.waiting.keys().copied().collect();
+        let order: BTreeMap<WaiterId, usize> = {
+            let mut all: Vec<WaiterId> = self.table.waiting.keys().copied().collect();
             all.sort_unstable();
             all.into_iter().zip(0..).collect()
         };
-        let place = |ticket: &Ticket| order.get(ticket).copied();
+        let place = |waiter: &WaiterId| order.get(waiter).copied();
         let mut key = String::new();
         for (ino, holds) in self.table.inodes.iter().collect::<BTreeMap<_, _>>() {
             let mut holds = holds.clone();
@@ -565,24 +569,24 @@ impl World {
             let _ok = write!(key, "{ino}{holds:?}");
         }
         for (session, holder) in self.table.holders.iter().collect::<BTreeMap<_, _>>() {
-            let behind: Vec<_> = holder.behind.iter().map(place).collect();
-            let Holder { until, returning, series, applying, is_fenced, .. } = holder;
+            let behind: Vec<_> = holder.waiters.iter().map(place).collect();
+            let Holder { until, returning, epoch, applying, is_fenced, .. } = holder;
             let _ok = write!(
                 key,
-                "{session}{until:?}{returning:?}{series}{applying}{is_fenced}{behind:?}"
+                "{session}{until:?}{returning:?}{epoch}{applying}{is_fenced}{behind:?}"
             );
         }
-        for (ticket, waiting) in self.table.waiting.iter().collect::<BTreeMap<_, _>>() {
-            let _ok = write!(key, "{:?}{waiting:?}", place(ticket));
+        for (waiter, waiting) in self.table.waiting.iter().collect::<BTreeMap<_, _>>() {
+            let _ok = write!(key, "{:?}{waiting:?}", place(waiter));
         }
         for client in &self.clients {
             let under = client
                 .under
                 .as_ref()
-                .map(|u| (u.seq, u.promised, &u.inos, u.ticket.as_ref().map(place), u.begun));
-            let asked = client.asked.as_ref().map(|(ticket, up)| (place(ticket), up));
+                .map(|u| (u.seq, u.promised, &u.inos, u.waiter.as_ref().map(place), u.begun));
+            let asked = client.asked.as_ref().map(|(waiter, up)| (place(waiter), up));
             let walk =
-                client.walk.as_ref().map(|(ticket, inos, writes)| (place(ticket), inos, *writes));
+                client.walk.as_ref().map(|(waiter, inos, writes)| (place(waiter), inos, *writes));
             let Client {
                 script,
                 holds,

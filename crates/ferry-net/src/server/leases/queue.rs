@@ -7,7 +7,7 @@ use ferry_fs::Ino;
 
 use super::state::LeaseState;
 use super::table::{
-    Coarse, Hold, LEASES_MAX, LEASES_TOTAL_MAX, Progress, Recalls, SessionId, Table, Ticket,
+    Coarse, Hold, LEASES_MAX, LEASES_TOTAL_MAX, Progress, Recalls, SessionId, Table, WaiterId,
     Waiting, Wants,
 };
 
@@ -27,21 +27,21 @@ impl InTheWay {
 
 impl Table {
     /// Stands in line.
-    pub(super) fn ask(&mut self, session: SessionId, wants: Wants, inos: Vec<Ino>) -> Ticket {
-        self.tickets += 1;
+    pub(super) fn ask(&mut self, session: SessionId, wants: Wants, inos: Vec<Ino>) -> WaiterId {
+        self.last_waiter += 1;
         for ino in &inos {
-            self.queues.entry(*ino).or_default().push_back(self.tickets);
+            self.queues.entry(*ino).or_default().push_back(self.last_waiter);
         }
-        self.waiting.insert(self.tickets, Waiting { session, wants, inos, begun: false });
-        self.tickets
+        self.waiting.insert(self.last_waiter, Waiting { session, wants, inos, begun: false });
+        self.last_waiter
     }
 
     /// Leaves the line: it is done, or nobody waits any more.
-    pub(super) fn leave(&mut self, ticket: Ticket) {
-        let Some(waiting) = self.waiting.remove(&ticket) else { return };
+    pub(super) fn leave(&mut self, waiter: WaiterId) {
+        let Some(waiting) = self.waiting.remove(&waiter) else { return };
         for ino in waiting.inos {
             if let Some(queue) = self.queues.get_mut(&ino) {
-                queue.retain(|other| *other != ticket);
+                queue.retain(|other| *other != waiter);
                 if queue.is_empty() {
                     self.queues.remove(&ino);
                 }
@@ -55,12 +55,11 @@ impl Table {
     pub(super) fn begin_own(
         &mut self,
         session: SessionId,
-        series: u32,
+        epoch: u32,
         inos: &[Ino],
         now: Duration,
     ) -> Option<Progress> {
-        let Some(holder) = self.holders.get(&session).filter(|holder| holder.series == series)
-        else {
+        let Some(holder) = self.holders.get(&session).filter(|holder| holder.epoch == epoch) else {
             return Some(Progress::Dropped);
         };
         debug_assert!(!holder.applying, "one at a time");
@@ -85,7 +84,7 @@ impl Table {
         if let Some(holder) = self.holders.get_mut(&session) {
             holder.applying = applying;
             if !applying {
-                self.woken.append(&mut holder.behind);
+                self.woken.append(&mut holder.waiters);
             }
         }
     }
@@ -108,19 +107,19 @@ impl Table {
     }
 
     /// Tries to go on.
-    pub(super) fn progress(&mut self, ticket: Ticket, now: Duration) -> Progress {
-        let Some(Waiting { session, wants, inos, .. }) = self.waiting.get(&ticket).cloned() else {
+    pub(super) fn progress(&mut self, waiter: WaiterId, now: Duration) -> Progress {
+        let Some(Waiting { session, wants, inos, .. }) = self.waiting.get(&waiter).cloned() else {
             return Progress::Dropped;
         };
         let progress = match wants {
-            Wants::Change { series, promised } => {
-                self.progress_change(ticket, (series, promised), now)
+            Wants::Change { epoch, is_early } => {
+                self.progress_change(waiter, (epoch, is_early), now)
             }
-            Wants::Read => self.in_the_way(ticket, |_, hold| hold.writes, now).waits(),
-            Wants::Lease if inos.iter().any(|ino| self.is_behind(ticket, *ino)) => {
+            Wants::Read => self.in_the_way(waiter, |_, hold| hold.writes, now).waits(),
+            Wants::Lease if inos.iter().any(|ino| self.is_behind(waiter, *ino)) => {
                 Some(Progress::Waits(Recalls::default(), None))
             }
-            Wants::Lease => self.in_the_way(ticket, |_, _| true, now).waits(),
+            Wants::Lease => self.in_the_way(waiter, |_, _| true, now).waits(),
             Wants::Walk { writes } => return self.progress_walk(session, &inos, writes, now),
         };
         if let Some(not_yet) = progress {
@@ -128,10 +127,10 @@ impl Table {
         }
         if wants == Wants::Lease {
             let granted = self.take(session, inos, now);
-            self.leave(ticket);
+            self.leave(waiter);
             return Progress::Begun(granted);
         }
-        if let Some(waiting) = self.waiting.get_mut(&ticket) {
+        if let Some(waiting) = self.waiting.get_mut(&waiter) {
             waiting.begun = true;
         }
         if wants != Wants::Read {
@@ -144,18 +143,18 @@ impl Table {
     /// The change waits for earlier changes and for the word of readers, for nothing else.
     fn progress_change(
         &mut self,
-        ticket: Ticket,
-        (series, promised): (u32, bool),
+        waiter: WaiterId,
+        (epoch, is_early): (u32, bool),
         now: Duration,
     ) -> Option<Progress> {
-        let Waiting { session, inos, .. } = self.waiting.get(&ticket)?;
+        let Waiting { session, inos, .. } = self.waiting.get(&waiter)?;
         let session = *session;
-        if self.holders.get(&session).is_none_or(|holder| holder.series != series) {
+        if self.holders.get(&session).is_none_or(|holder| holder.epoch != epoch) {
             return Some(Progress::Dropped);
         }
         let others: Vec<Ino> =
             inos.iter().copied().filter(|ino| !self.writes(session, *ino)).collect();
-        if promised && !others.is_empty() {
+        if is_early && !others.is_empty() {
             return Some(Progress::Broken);
         }
         let mut waits = false;
@@ -163,7 +162,7 @@ impl Table {
             if self.writer(*ino).is_some() {
                 return Some(Progress::Busy);
             }
-            for earlier in self.earlier(ticket, *ino) {
+            for earlier in self.earlier(waiter, *ino) {
                 match earlier.wants {
                     Wants::Lease if earlier.session != session => return Some(Progress::Busy),
                     Wants::Change { .. } => waits = true,
@@ -174,16 +173,16 @@ impl Table {
         if waits {
             return Some(Progress::Waits(Recalls::default(), None));
         }
-        self.in_the_way(ticket, |ino, _| others.contains(&ino), now).waits()
+        self.in_the_way(waiter, |ino, _| others.contains(&ino), now).waits()
     }
 
-    fn earlier(&self, ticket: Ticket, ino: Ino) -> impl Iterator<Item = &Waiting> {
+    fn earlier(&self, waiter: WaiterId, ino: Ino) -> impl Iterator<Item = &Waiting> {
         let queue = self.queues.get(&ino).into_iter().flatten();
-        queue.take_while(move |other| **other < ticket).filter_map(|other| self.waiting.get(other))
+        queue.take_while(move |other| **other < waiter).filter_map(|other| self.waiting.get(other))
     }
 
-    fn is_behind(&self, ticket: Ticket, ino: Ino) -> bool {
-        self.earlier(ticket, ino).any(|earlier| !matches!(earlier.wants, Wants::Walk { .. }))
+    fn is_behind(&self, waiter: WaiterId, ino: Ino) -> bool {
+        self.earlier(waiter, ino).any(|earlier| !matches!(earlier.wants, Wants::Walk { .. }))
     }
 
     /// What others have, of what somebody waits for and `matters` says: it is recalled, or taken
@@ -191,12 +190,12 @@ impl Table {
     /// the way of a new lease.
     fn in_the_way(
         &mut self,
-        ticket: Ticket,
+        waiter: WaiterId,
         matters: impl Fn(Ino, &Hold) -> bool,
         now: Duration,
     ) -> InTheWay {
         let mut found = InTheWay::default();
-        let Some(Waiting { session, wants, inos, .. }) = self.waiting.get(&ticket).cloned() else {
+        let Some(Waiting { session, wants, inos, .. }) = self.waiting.get(&waiter).cloned() else {
             return found;
         };
         for ino in inos {
@@ -214,7 +213,7 @@ impl Table {
                 if until <= now {
                     self.count_silence(hold.session, now);
                 }
-                if (until <= now || self.is_fenced(hold.session)) && self.take_away(hold, ticket) {
+                if (until <= now || self.is_fenced(hold.session)) && self.take_away(hold, waiter) {
                     continue;
                 }
                 found.any = true;
@@ -237,18 +236,18 @@ impl Table {
     }
 
     /// Takes a lease away whose term is over; whether it is gone. With a write lease go all that
-    /// the session has, and what it has promised: not in the middle of a change, and when that
+    /// the session has, and what it has is_early: not in the middle of a change, and when that
     /// stands on the volume.
-    fn take_away(&mut self, hold: Hold, waits: Ticket) -> bool {
+    fn take_away(&mut self, hold: Hold, waits: WaiterId) -> bool {
         if !hold.writes {
             self.remove_all(hold.session, true);
             return true;
         }
         let Some(holder) = self.holders.get_mut(&hold.session) else { return false };
-        holder.behind.push(waits);
+        holder.waiters.push(waits);
         if !holder.applying && !std::mem::replace(&mut holder.is_fenced, true) {
-            holder.series += 1;
-            holder.fenced_before = holder.series;
+            holder.epoch += 1;
+            holder.fenced_before = holder.epoch;
             holder.returning.clear();
             self.to_fence.push(hold.session);
         }
@@ -260,12 +259,12 @@ impl Table {
         self.remove_all(session, false);
         if let Some(holder) = self.holders.get_mut(&session) {
             holder.is_fenced = false;
-            self.woken.append(&mut holder.behind);
+            self.woken.append(&mut holder.waiters);
         }
     }
 
     /// Enters the write leases that somebody has waited for, as far as there is room. They are not
-    /// recalled before [`Table::told`].
+    /// recalled before [`Table::grant_sent`].
     fn take(&mut self, session: SessionId, inos: Vec<Ino>, now: Duration) -> Vec<Ino> {
         let mut granted = Vec::new();
         for ino in inos {

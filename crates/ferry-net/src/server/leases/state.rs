@@ -45,7 +45,7 @@ pub(super) enum LeaseEvent {
     /// An answer is to grant it, as a write lease.
     Granted,
     /// Such an answer was sent, or will not be.
-    Told,
+    GrantSent,
     /// The server asks the client to return it.
     Recalled,
     /// The client has returned it, behind changes that are not applied yet.
@@ -57,20 +57,20 @@ pub(super) enum LeaseEvent {
 impl LeaseState {
     /// The state behind `event`; `None`: it must not happen in this state.
     pub(super) fn after(self, event: LeaseEvent) -> Option<Self> {
-        use LeaseEvent::{Granted, Recalled, Reconnected, Returned, Told};
+        use LeaseEvent::{GrantSent, Granted, Recalled, Reconnected, Returned};
         Some(match (self, event) {
             (Self::Granting { answers }, Granted) => {
                 Self::Granting { answers: answers.saturating_add(1) }
             }
             (Self::Held | Self::Recalled, Granted) => Self::Granting { answers: 1 },
-            (Self::Granting { answers: 2.. }, Told) => {
+            (Self::Granting { answers: 2.. }, GrantSent) => {
                 let Self::Granting { answers } = self else { return None };
                 Self::Granting { answers: answers - 1 }
             }
-            (Self::Granting { .. }, Told) => Self::Held,
+            (Self::Granting { .. }, GrantSent) => Self::Held,
             // The lease that the answer grants was removed meanwhile, and this is another one, or
             // the client has returned it unasked.
-            (state, Told) => state,
+            (state, GrantSent) => state,
             (Self::Held, Recalled) => Self::Recalled,
             (Self::Granting { .. } | Self::Held | Self::Recalled, Returned) => Self::Returning,
             (Self::Recalled, Reconnected) => Self::Held,
@@ -97,18 +97,18 @@ mod tests {
 
     #[test]
     fn a_recall_waits_for_the_answers_that_grant_and_is_sent_once() {
-        use LeaseEvent::{Granted, Recalled, Reconnected, Returned, Told};
+        use LeaseEvent::{GrantSent, Granted, Recalled, Reconnected, Returned};
         let after = |state: LeaseState, events: &[LeaseEvent]| {
             events.iter().try_fold(state, |state, event| state.after(*event))
         };
         let granting = LeaseState::Granting { answers: 1 };
-        assert_eq!(after(granting, &[Granted, Told]), Some(granting));
-        assert_eq!(after(granting, &[Granted, Told, Told]), Some(LeaseState::Held));
+        assert_eq!(after(granting, &[Granted, GrantSent]), Some(granting));
+        assert_eq!(after(granting, &[Granted, GrantSent, GrantSent]), Some(LeaseState::Held));
         assert_eq!(after(granting, &[Recalled]), None);
-        assert_eq!(after(granting, &[Told, Recalled]), Some(LeaseState::Recalled));
-        assert_eq!(after(granting, &[Told, Recalled, Recalled]), None);
-        assert_eq!(after(granting, &[Told, Recalled, Reconnected]), Some(LeaseState::Held));
-        assert_eq!(after(granting, &[Returned, Told]), Some(LeaseState::Returning));
+        assert_eq!(after(granting, &[GrantSent, Recalled]), Some(LeaseState::Recalled));
+        assert_eq!(after(granting, &[GrantSent, Recalled, Recalled]), None);
+        assert_eq!(after(granting, &[GrantSent, Recalled, Reconnected]), Some(LeaseState::Held));
+        assert_eq!(after(granting, &[Returned, GrantSent]), Some(LeaseState::Returning));
         assert_eq!(after(LeaseState::Recalled, &[Granted]), Some(granting));
         assert_eq!(after(LeaseState::Recalled, &[Returned, Granted]), None);
         assert_eq!(after(LeaseState::Returning, &[Returned]), None);

@@ -13,12 +13,12 @@ pub(in crate::server) type SessionId = u64;
 /// A client, whichever of its sessions: its certificate or, without one, its address.
 pub(in crate::server) type ClientId = u64;
 /// The place of somebody who waits: the smaller came first.
-pub(in crate::server) type Ticket = u64;
+pub(in crate::server) type WaiterId = u64;
 
 /// Leases that one session is given when it asks.
 pub(super) const LEASES_MAX: usize = 1 << 18;
 /// What it makes itself may bring it up to this.
-const BIRTHS_MAX: usize = 2 * LEASES_MAX;
+const NEW_LEASES_MAX: usize = 2 * LEASES_MAX;
 /// A session that brings changes may owe the answer to a recall for so many terms.
 const OWING_TERMS: u32 = 2;
 /// Leases of all sessions; beyond it only what they make themselves.
@@ -67,8 +67,8 @@ pub(super) struct Holder {
     /// Write leases that end when the change with this number has been applied, in this order.
     pub(super) returning: VecDeque<(u64, Vec<Ino>)>,
     /// Counts the promises that were broken: those made before are worth nothing.
-    pub(super) series: u32,
-    /// The oldest series under whose leases it still is: they were taken away when this one began.
+    pub(super) epoch: u32,
+    /// The oldest epoch under whose leases it still is: they were taken away when this one began.
     pub(super) fenced_before: u32,
     /// A change of its is being made: its write leases stay until it is done.
     pub(super) applying: bool,
@@ -77,7 +77,7 @@ pub(super) struct Holder {
     /// applied meanwhile, so this is independent of `applying`.
     pub(super) is_fenced: bool,
     /// Who waits for one of these to end.
-    pub(super) behind: Vec<Ticket>,
+    pub(super) waiters: Vec<WaiterId>,
     /// The client whose session it is.
     client: ClientId,
     /// The last term that has ended while it owed an answer to a recall.
@@ -108,12 +108,12 @@ impl Holder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::server) enum Wants {
     /// A change of an ordered stream.
-    Change { series: u32, promised: bool },
-    /// A request that would see less than what was promised.
+    Change { epoch: u32, is_early: bool },
+    /// A request that would see less than what was is_early.
     Read,
     /// A request for write leases.
     Lease,
-    /// A request that is ahead of whoever will need it: nobody stands behind it, and it waits for
+    /// A request that is ahead of whoever will need it: nobody stands waiters it, and it waits for
     /// nobody who is at work. For write leases?
     Walk { writes: bool },
 }
@@ -141,7 +141,7 @@ pub(in crate::server) enum Progress {
     /// Another session has a write lease on what a change touches, or stands before it in line for
     /// one.
     Busy,
-    /// A change of a series that has ended.
+    /// A change of a epoch that has ended.
     Dropped,
     /// A promise without a lease.
     Broken,
@@ -155,13 +155,13 @@ pub(super) struct Table {
     silences: HashMap<ClientId, Silence>,
     pub(super) leases: usize,
     /// Who waits for an inode, oldest first.
-    pub(super) queues: HashMap<Ino, VecDeque<Ticket>>,
-    pub(super) waiting: HashMap<Ticket, Waiting>,
-    pub(super) tickets: Ticket,
+    pub(super) queues: HashMap<Ino, VecDeque<WaiterId>>,
+    pub(super) waiting: HashMap<WaiterId, Waiting>,
+    pub(super) last_waiter: WaiterId,
     /// The server is about to stop: nobody gets a lease any more.
     pub(super) closing: bool,
     /// Who may have come further; whoever calls has them look again.
-    pub(super) woken: Vec<Ticket>,
+    pub(super) woken: Vec<WaiterId>,
     /// Sessions that are to be fenced; whoever calls sees to it, and calls [`Table::fenced`] then.
     pub(super) to_fence: Vec<SessionId>,
     /// How long a lease lasts after the last sign of life.
@@ -294,17 +294,17 @@ impl Table {
     }
 
     /// A session has a connection that knows of no leases: it relies on no read lease. Write leases
-    /// stay, as long as nobody wants them. Gives the series that goes on.
+    /// stay, as long as nobody wants them. Gives the epoch that goes on.
     pub(super) fn begin(&mut self, session: SessionId, client: ClientId, until: Duration) -> u32 {
         self.remove_all(session, true);
         let holder = self.holders.entry(session).or_default();
         (holder.until, holder.client) = (until, client);
-        let (series, inos) = (holder.series, holder.inos.iter().copied().collect::<Vec<_>>());
+        let (epoch, inos) = (holder.epoch, holder.inos.iter().copied().collect::<Vec<_>>());
         for ino in inos {
             self.transition(session, ino, LeaseEvent::Reconnected);
             self.wake(ino);
         }
-        series
+        epoch
     }
 
     /// A sign of life; whether the term goes on.
@@ -327,8 +327,8 @@ impl Table {
 
     /// A session is told of an inode, and may keep it if this says so. Before it is read.
     pub(super) fn grant(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
-        let blocks = |ticket: &Ticket| {
-            self.waiting.get(ticket).is_some_and(|waiting| match waiting.wants {
+        let blocks = |waiter: &WaiterId| {
+            self.waiting.get(waiter).is_some_and(|waiting| match waiting.wants {
                 Wants::Read | Wants::Walk { .. } => false,
                 Wants::Lease => true,
                 // Whoever stands in line would have to recall it at once.
@@ -357,8 +357,8 @@ impl Table {
 
     /// A session is about to make an inode that nobody knows, and gets its write lease; `false`: it
     /// has too many, or somebody does know it.
-    pub(super) fn bear(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
-        let has_room = |holder: &Holder| holder.inos.len() < BIRTHS_MAX && !holder.is_fenced;
+    pub(super) fn grant_new(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
+        let has_room = |holder: &Holder| holder.inos.len() < NEW_LEASES_MAX && !holder.is_fenced;
         let room = self.holders.get(&session).is_some_and(has_room);
         let free = room && !self.inodes.contains_key(&ino);
         if free {
@@ -374,7 +374,7 @@ impl Table {
     }
 
     /// It was not made.
-    pub(super) fn unbear(&mut self, session: SessionId, ino: Ino) {
+    pub(super) fn revoke_new(&mut self, session: SessionId, ino: Ino) {
         self.remove(session, ino);
     }
 
@@ -426,7 +426,7 @@ impl Table {
     pub(super) fn end(&mut self, session: SessionId) {
         self.remove_all(session, false);
         if let Some(holder) = self.holders.remove(&session) {
-            self.woken.extend(holder.behind);
+            self.woken.extend(holder.waiters);
         }
     }
 
@@ -447,8 +447,8 @@ impl Table {
         }
     }
 
-    pub(super) fn series(&self, session: SessionId) -> u32 {
-        self.holders.get(&session).map_or(0, |holder| holder.series)
+    pub(super) fn epoch(&self, session: SessionId) -> u32 {
+        self.holders.get(&session).map_or(0, |holder| holder.epoch)
     }
 
     /// How many leases a session has, and how many of them are write leases.
@@ -456,25 +456,24 @@ impl Table {
         self.holders.get(&session).map_or((0, 0), |holder| (holder.inos.len(), holder.writes))
     }
 
-    /// The series before which its leases were taken away.
+    /// The epoch before which its leases were taken away.
     pub(super) fn fenced_before(&self, session: SessionId) -> u32 {
         self.holders.get(&session).map_or(0, |holder| holder.fenced_before)
     }
 
-    /// All that a session has promised, and not brought yet, is worth nothing any more.
-    pub(super) fn disown(&mut self, session: SessionId) {
+    /// All that a session has is_early, and not brought yet, is worth nothing any more.
+    pub(super) fn end_fenced_epoch(&mut self, session: SessionId) {
         if let Some(holder) = self.holders.get_mut(&session) {
-            holder.series += 1;
-            holder.fenced_before = holder.series;
+            holder.epoch += 1;
+            holder.fenced_before = holder.epoch;
         }
     }
 
-    /// The promises that a session has made in this series are worth nothing any more.
-    pub(super) fn end_series(&mut self, session: SessionId, series: u32) {
-        if let Some(holder) =
-            self.holders.get_mut(&session).filter(|holder| holder.series == series)
+    /// The promises that a session has made in this epoch are worth nothing any more.
+    pub(super) fn end_epoch(&mut self, session: SessionId, epoch: u32) {
+        if let Some(holder) = self.holders.get_mut(&session).filter(|holder| holder.epoch == epoch)
         {
-            holder.series += 1;
+            holder.epoch += 1;
         }
     }
 
@@ -483,7 +482,7 @@ impl Table {
         self.transition(session, ino, LeaseEvent::Recalled);
     }
 
-    /// Whether anybody relies on a lease at this time, and whether anybody has promised what was
+    /// Whether anybody relies on a lease at this time, and whether anybody has is_early what was
     /// not made, now or before.
     pub(super) fn relied_on(&self, now: Duration) -> (bool, bool) {
         let relies = |holder: &Holder| holder.until > now && !holder.inos.is_empty();
@@ -491,9 +490,9 @@ impl Table {
     }
 
     /// The answer that grants these is on its way.
-    pub(super) fn told(&mut self, session: SessionId, inos: &[Ino]) {
+    pub(super) fn grant_sent(&mut self, session: SessionId, inos: &[Ino]) {
         for ino in inos {
-            self.transition(session, *ino, LeaseEvent::Told);
+            self.transition(session, *ino, LeaseEvent::GrantSent);
             self.wake(*ino);
         }
     }
@@ -501,8 +500,8 @@ impl Table {
     /// Nobody will hear that these are write leases. The session may have had read leases before
     /// and relies on those, or hears of the same in another answer: so it is asked to give back
     /// what it has. Gives those.
-    pub(super) fn not_told(&mut self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
-        self.told(session, inos);
+    pub(super) fn grant_not_sent(&mut self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
+        self.grant_sent(session, inos);
         let held =
             |ino: &Ino| self.hold(session, *ino).is_some_and(|hold| hold.state.may_be_recalled());
         let asked: Vec<Ino> = inos.iter().copied().filter(held).collect();
@@ -510,7 +509,7 @@ impl Table {
         asked
     }
 
-    /// Whether a request of a session sees all that was promised of these.
+    /// Whether a request of a session sees all that was is_early of these.
     pub(super) fn is_readable(&self, session: SessionId, inos: &[Ino]) -> bool {
         inos.iter().all(|ino| self.writer(*ino).is_none_or(|writer| writer == session))
     }

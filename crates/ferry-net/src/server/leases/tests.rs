@@ -48,13 +48,13 @@ const NO_ONE: fn(&Recalls) = |_| {};
 
 impl Leases {
     fn change(self: &Arc<Self>, session: SessionId, promised: bool, inos: &[Ino]) -> Begin {
-        self.begin_change(session, (self.series(session), promised), inos.into(), NO_ONE)
+        self.begin_change(session, (self.epoch(session), promised), inos.into(), NO_ONE)
     }
-    fn turn(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> Turn {
+    fn turn(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> ChangeGuard {
         let Begin::Now(turn) = self.change(session, false, inos) else { panic!("not now") };
         turn
     }
-    fn line(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> Place {
+    fn line(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> QueuePosition {
         let Begin::Later(place) = self.change(session, false, inos) else { panic!("not in line") };
         place
     }
@@ -65,17 +65,17 @@ impl Leases {
     /// Write leases that can be had at once.
     fn lease(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
         let place = self.ask(session, Wants::Lease, inos.into());
-        match self.progress(place.ticket) {
+        match self.progress(place.waiter) {
             Progress::Begun(granted) => {
-                self.told(session, &granted);
+                self.grant_sent(session, &granted);
                 granted
             }
             other => panic!("{other:?}"),
         }
     }
     /// How far somebody in line is, and whom it wants to be asked.
-    fn recalls(self: &Arc<Self>, place: &Place) -> Option<Recalls> {
-        match self.progress(place.ticket) {
+    fn recalls(self: &Arc<Self>, place: &QueuePosition) -> Option<Recalls> {
+        match self.progress(place.waiter) {
             Progress::Waits(recalls, _) => Some(recalls),
             _ => None,
         }
@@ -110,13 +110,15 @@ fn a_change_waits_for_the_word_of_others_and_gives_no_lease_meanwhile() {
     assert!(leases.renew(2).0);
     assert!(leases.grant(1, 11), "whose turn it is");
     assert!(!leases.grant(2, 11));
-    drop(place.into_turn());
+    drop(place.into_guard());
     assert!(leases.grant(2, 11));
     assert_eq!((leases.held_by(1), leases.held_by(2)), ((2, 0), (1, 0)));
     leases.end(1);
     leases.give_back(2, &[11, 12], None);
     let shared = leases.shared.lock();
-    assert!(shared.table.inodes.is_empty() && shared.table.leases == 0 && shared.bells.is_empty());
+    assert!(
+        shared.table.inodes.is_empty() && shared.table.leases == 0 && shared.wakeups.is_empty()
+    );
 }
 
 #[test]
@@ -145,7 +147,7 @@ fn who_brings_changes_is_waited_for_and_for_two_terms_while_it_owes_its_word() {
     hand.set(21);
     leases.makes_progress(1);
     assert!(leases.recalls(&reader).is_none(), "not for ever");
-    assert_eq!(leases.series(1), 1);
+    assert_eq!(leases.epoch(1), 1);
     // Once it has given its word nothing bounds it but silence.
     leases.begin(1, 1);
     assert_eq!(leases.lease(1, &[11]), [11]);
@@ -159,7 +161,7 @@ fn who_brings_changes_is_waited_for_and_for_two_terms_while_it_owes_its_word() {
     }
     leases.refused(1, 9);
     assert!(leases.recalls(&reader).is_none());
-    assert_eq!(leases.series(1), 1, "it has lost nothing");
+    assert_eq!(leases.epoch(1), 1, "it has lost nothing");
 }
 
 #[test]
@@ -190,7 +192,7 @@ fn turns_come_in_order_and_never_wait_for_each_other() {
     drop(first);
     assert!(leases.recalls(&third).is_some(), "not before the second");
     assert!(leases.recalls(&second).is_none());
-    drop(second.into_turn());
+    drop(second.into_guard());
     assert!(leases.recalls(&third).is_none());
 }
 
@@ -233,9 +235,9 @@ fn a_write_lease_is_given_back_when_what_came_before_is_applied() {
     assert_eq!(leases.held_by(1), (1, 1));
     leases.give_back(1, &[11], Some(3));
     let again = leases.ask(1, Wants::Lease, vec![11]);
-    assert_eq!(leases.recalls(&again), Some(Recalls::default()), "what it is about to lose");
+    assert_eq!(leases.recalls(&again), Some(Recalls::default()), "what it is about to lock_lost");
     leases.refused(1, 3);
-    assert_eq!(leases.progress(again.ticket), Progress::Begun(vec![11]));
+    assert_eq!(leases.progress(again.waiter), Progress::Begun(vec![11]));
     assert_eq!(leases.refusal(1, true, &[10]), Progress::Broken, "a promise without a lease");
 }
 
@@ -256,17 +258,17 @@ fn a_change_of_what_another_may_promise_is_busy() {
     drop(leases.line(2, &[20]));
     leases.give_back(1, &[10], None);
     leases.give_back(3, &[20], None);
-    assert_eq!(leases.progress(asking.ticket), Progress::Begun(vec![10, 20]));
+    assert_eq!(leases.progress(asking.waiter), Progress::Begun(vec![10, 20]));
 }
 
 #[test]
 fn a_recall_never_overtakes_the_answer_that_grants() {
     let (leases, _) = leases();
     let asking = leases.ask(1, Wants::Lease, vec![10]);
-    assert_eq!(leases.progress(asking.ticket), Progress::Begun(vec![10]));
+    assert_eq!(leases.progress(asking.waiter), Progress::Begun(vec![10]));
     let other = leases.ask(2, Wants::Lease, vec![10]);
     assert_eq!(leases.recalls(&other), Some(Recalls::default()));
-    leases.told(1, &[10]);
+    leases.grant_sent(1, &[10]);
     assert_eq!(leases.recalls(&other), Some(Recalls::from_iter([(1, vec![10])])));
     // The recall may be lost with the connection.
     leases.begin(1, 1);
@@ -274,7 +276,7 @@ fn a_recall_never_overtakes_the_answer_that_grants() {
     let again = leases.ask(1, Wants::Lease, vec![10]);
     assert!(leases.recalls(&again).is_some(), "behind the other");
     leases.give_back(1, &[10], None);
-    assert_eq!(leases.progress(other.ticket), Progress::Begun(vec![10]));
+    assert_eq!(leases.progress(other.waiter), Progress::Begun(vec![10]));
 }
 
 #[test]
@@ -290,29 +292,29 @@ fn who_is_not_heard_of_for_a_term_loses_all_that_it_has_promised_but_not_in_the_
     assert!(leases.recalls(&reader).is_some(), "its change is being made");
     changing.done(1);
     assert!(leases.recalls(&reader).is_none());
-    assert_eq!((leases.held_by(1), leases.series(1)), ((0, 0), 1));
+    assert_eq!((leases.held_by(1), leases.epoch(1)), ((0, 0), 1));
     let Begin::Not(Progress::Dropped) = leases.begin_change(1, (0, true), vec![11], NO_ONE) else {
-        panic!("of a series that is over")
+        panic!("of a epoch that is over")
     };
     assert_eq!(leases.begin(1, 1), 1);
-    leases.end_series(1, 0);
-    assert_eq!(leases.series(1), 1, "ended once");
+    leases.end_epoch(1, 0);
+    assert_eq!(leases.epoch(1), 1, "ended once");
 }
 
 #[test]
 fn what_a_client_makes_is_its_own_from_the_beginning() {
     let (leases, _) = leases();
-    assert!(leases.bear(1, 10));
-    assert!(!leases.bear(2, 10) && !leases.grant(2, 10));
+    assert!(leases.grant_new(1, 10));
+    assert!(!leases.grant_new(2, 10) && !leases.grant(2, 10));
     drop(leases.turn(1, &[10]));
-    leases.unbear(1, 10);
+    leases.revoke_new(1, 10);
     assert!(leases.grant(2, 10));
     // It may be given back before it is made.
     leases.give_back(1, &[11, 12], Some(3));
     leases.refused(1, 2);
-    assert!(leases.bear(1, 11));
+    assert!(leases.grant_new(1, 11));
     leases.refused(1, 3);
-    assert!(leases.bear(1, 12));
+    assert!(leases.grant_new(1, 12));
     assert_eq!((leases.held_by(1), leases.is_readable(2, &[11])), ((1, 1), true));
 }
 
@@ -375,15 +377,15 @@ fn who_ignores_recalls_again_and_again_gets_no_leases_for_a_growing_while() {
             hand.set(now);
             assert!(!leases.renew(1).0 && leases.renew(2).0);
         }
-        assert!(matches!(leases.progress(place.ticket), Progress::Begun(_)));
-        place.into_turn().done(1);
+        assert!(matches!(leases.progress(place.waiter), Progress::Begun(_)));
+        place.into_guard().done(1);
         assert!(leases.renew(1).0, "it goes on, without what it had");
         // How long it gets nothing.
         let begun = now;
         while !leases.grant(1, 7) {
             assert!(leases.is_barred(1));
             let place = leases.ask(1, Wants::Lease, vec![8]);
-            assert_eq!(leases.progress(place.ticket), Progress::Begun(vec![]));
+            assert_eq!(leases.progress(place.waiter), Progress::Begun(vec![]));
             now += 1;
             hand.set(now);
             leases.renew(1);
@@ -417,16 +419,16 @@ fn who_is_fenced_holds_up_nobody_else_and_nobody_gets_what_it_had_before() {
     assert!(session == 1 && fencing.lock().is_empty(), "once");
     // The volume takes its time. Others go on; it is back, and has nothing.
     assert!(leases.grant(3, 13) && leases.renew(3).0);
-    assert_eq!(leases.begin(1, 1), 1, "its series has ended");
-    assert!(leases.renew(1).0 && !leases.grant(1, 14) && !leases.bear(1, 15));
+    assert_eq!(leases.begin(1, 1), 1, "its epoch has ended");
+    assert!(leases.renew(1).0 && !leases.grant(1, 14) && !leases.grant_new(1, 15));
     assert_eq!(leases.refusal(1, true, &[10]), Progress::Broken);
     assert_eq!(leases.refusal(1, false, &[10]), Progress::Busy);
     leases.give_back(1, &[10, 11], None);
     leases.expire(&HashSet::from_iter([1, 2, 3]));
     assert!(leases.recalls(&place).is_some() && leases.recalls(&reader).is_some());
     one.done();
-    assert_eq!(leases.progress(place.ticket), Progress::Begun(vec![10, 12]));
-    assert_eq!(leases.progress(reader.ticket), Progress::Begun(Vec::new()));
+    assert_eq!(leases.progress(place.waiter), Progress::Begun(vec![10, 12]));
+    assert_eq!(leases.progress(reader.waiter), Progress::Begun(Vec::new()));
     assert_eq!(leases.held_by(1), (0, 0));
     assert!(leases.grant(1, 14));
 }

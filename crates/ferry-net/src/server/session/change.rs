@@ -60,12 +60,12 @@ impl Applied {
 /// A change that waits for its turn.
 pub(in crate::server) struct Change {
     pub(in crate::server) seq: u64,
-    pub(in crate::server) series: u32,
-    pub(in crate::server) promised: Option<Promised>,
+    pub(in crate::server) epoch: u32,
+    pub(in crate::server) early: Option<Promised>,
     /// When it came, and how long its message was.
     pub(in crate::server) came: Duration,
     pub(in crate::server) bytes: usize,
-    pub(in crate::server) who: Who,
+    pub(in crate::server) caller: Who,
     pub(in crate::server) op: Op,
     pub(in crate::server) room: Room,
 }

@@ -16,16 +16,16 @@ const MUCH_BYTES: usize = 16 << 20;
 
 impl Session {
     /// Enters it on the volume, so that it is waited for after a crash. Waits for the device, once.
-    /// `promised`: for a change of the series that goes on.
-    pub(in crate::server) fn enlist(
+    /// `is_early`: for a change of the series that goes on.
+    pub(in crate::server) fn register(
         &self,
         fs: &dyn SessionStore,
-        promised: bool,
+        is_early: bool,
     ) -> Result<(), Errno> {
         let mut registration = self.registration.lock();
         match *registration {
             Registration::Absent => {}
-            Registration::Fenced if promised => {}
+            Registration::Fenced if is_early => {}
             Registration::Recorded | Registration::Fenced => return Ok(()),
         }
         if self.is_over() {
@@ -37,11 +37,11 @@ impl Session {
     }
 
     /// Whether it is: then all that it changes leaves marks, and is durable soon.
-    pub(in crate::server) fn is_enlisted(&self) -> bool {
+    pub(in crate::server) fn is_registered(&self) -> bool {
         *self.registration.lock() == Registration::Recorded
     }
 
-    /// Others may change what it has promised: it makes nothing of it again. Not before it has
+    /// Others may change what it has is_early: it makes nothing of it again. Not before it has
     /// heard of it and promises anew.
     pub(in crate::server) fn fence(&self, fs: &dyn SessionStore) {
         let mut registration = self.registration.lock();
@@ -51,16 +51,16 @@ impl Session {
     }
 
     /// It has ended: nobody waits for it after a crash any more.
-    pub(in crate::server) fn unmark(&self, fs: &dyn SessionStore) {
+    pub(in crate::server) fn unregister(&self, fs: &dyn SessionStore) {
         if *self.registration.lock() == Registration::Recorded {
             fs.remove_session(self.id);
         }
     }
 
     /// A change was made that the client keeps until it is durable. Whether that is much.
-    pub(in crate::server) fn promised(&self, seq: u64, bytes: usize, now: Duration) -> bool {
+    pub(in crate::server) fn note_unstable(&self, seq: u64, bytes: usize, now: Duration) -> bool {
         let mut state = self.state.lock();
-        state.promised = seq;
+        state.newest_unstable = seq;
         state.unsynced.0 += 1;
         state.unsynced.1 += bytes;
         state.unsynced_since.get_or_insert(now);
@@ -69,30 +69,31 @@ impl Session {
 
     /// A sync is about to begin: the newest change that it covers, and not what was refused behind
     /// that. `None`: the client keeps nothing that is not durable.
-    pub(in crate::server) fn note(&self, now: Duration) -> Option<u64> {
+    pub(in crate::server) fn begin_sync(&self, now: Duration) -> Option<u64> {
         let mut state = self.state.lock();
-        if state.promised <= state.durable {
+        if state.newest_unstable <= state.durable {
             return None;
         }
         state.unsynced = (0, 0);
         state.unsynced_since = Some(now);
-        Some(state.promised)
+        Some(state.newest_unstable)
     }
 
     /// Another client is about to sync an inode: the newest change that this covers, if this client
     /// may keep some that touch it.
-    pub(in crate::server) fn note_of(&self, ino: Ino) -> Option<u64> {
+    pub(in crate::server) fn newest_unstable(&self, ino: Ino) -> Option<u64> {
         let state = self.state.lock();
-        (state.promised > state.durable && self.knows(&state, ino)).then_some(state.promised)
+        (state.newest_unstable > state.durable && self.knows(&state, ino))
+            .then_some(state.newest_unstable)
     }
 
     /// It has: the client is told, unless it hears too much already. All becomes durable soon, and
     /// it is told of that.
-    pub(in crate::server) fn was_synced(&self, ino: Ino, seq: u64) {
+    pub(in crate::server) fn send_synced(&self, ino: Ino, seq: u64) {
         let Some(room) = one_of(&self.notices) else { return };
         let mut state = self.state.lock();
         if seq > state.durable {
-            let synced = ToClient::Synced { ino: self.outward(ino), seq };
+            let synced = ToClient::Synced { ino: self.client_ino(ino), seq };
             send(&mut state, frame::encode(&synced), Some(room));
         }
     }
@@ -100,14 +101,14 @@ impl Session {
     /// Another client finds no space: this one is to give back what it does not need, and to forget
     /// files that have no name any more. Not if it has nothing of either, or hears too much
     /// already.
-    pub(in crate::server) fn lacks(&self) {
-        let [credit, _] = self.provisions.figures();
+    pub(in crate::server) fn ask_for_space(&self) {
+        let [credit, _] = self.reservations.figures();
         let mut state = self.state.lock();
-        if credit == (0, 0) && state.gone.0.is_empty() {
+        if credit == (0, 0) && state.removed_names.0.is_empty() {
             return;
         }
         let Some(room) = one_of(&self.notices) else { return };
-        let names: Vec<Place> = std::mem::take(&mut state.gone).0.into();
+        let names: Vec<Place> = std::mem::take(&mut state.removed_names).0.into();
         let frames = [removed_names(&names), frame::encode(&ToClient::Lack {})].concat();
         send(&mut state, frames, Some(room));
     }
@@ -119,7 +120,7 @@ impl Session {
             return;
         }
         state.durable = seq;
-        if state.promised <= seq {
+        if state.newest_unstable <= seq {
             state.unsynced_since = None;
         }
         send(&mut state, frame::encode(&ToClient::Durable { seq }), None);

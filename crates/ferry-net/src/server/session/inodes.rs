@@ -11,9 +11,9 @@ use crate::message::{OPEN_MAX, Place};
 
 /// Of names that others have taken away between two pings a client is told of the newest, so many
 /// bytes of them.
-const GONE_BYTES_MAX: usize = 2 << 20;
+const REMOVED_NAMES_BYTES_MAX: usize = 2 << 20;
 /// Bytes of such a name beside the name itself.
-const GONE_BYTES: usize = 64;
+const REMOVED_NAME_BYTES: usize = 64;
 
 impl Session {
     /// An answer names `ino`, whose lookup the file system has counted, and which is no directory
@@ -37,19 +37,19 @@ impl Session {
     /// The client has found an inode, which is no directory, in `dir` (0: it is one, or nobody
     /// knows).
     pub(in crate::server) fn found_in(&self, ino: Ino, dir: Ino) {
-        if let Some(walls) = self.walls.as_ref().filter(|_| dir != 0) {
-            walls.found(ino, dir);
+        if let Some(bounds) = self.bounds.as_ref().filter(|_| dir != 0) {
+            bounds.found(ino, dir);
         }
     }
 
     /// In which directory the client has found an inode that it knows; 0: that is not known, or
     /// nobody needs it.
     pub(in crate::server) fn where_found(&self, ino: Ino) -> Ino {
-        self.walls.as_ref().and_then(|walls| walls.where_found(ino)).unwrap_or(0)
+        self.bounds.as_ref().and_then(|bounds| bounds.where_found(ino)).unwrap_or(0)
     }
 
     /// The client has claimed these, whose lookups the file system has counted. Gives the stamp.
-    pub(in crate::server) fn learn_again(
+    pub(in crate::server) fn learn_claimed(
         &self,
         fs: &dyn Filesystem,
         inos: &[Ino],
@@ -77,7 +77,7 @@ impl Session {
     }
 
     /// Another client has taken these names away from some of these inodes.
-    pub(in crate::server) fn lose_names(&self, inos: &[Ino], names: &[Place]) {
+    pub(in crate::server) fn names_removed(&self, inos: &[Ino], names: &[Place]) {
         let mut state = self.state.lock();
         let knows = |ino: &Ino| self.knows(&state, *ino);
         let is_dir = |ino: &Ino| names.iter().any(|name| name.parent == *ino);
@@ -86,36 +86,36 @@ impl Session {
         }
         let known: Vec<&Place> = names.iter().filter(|name| knows(&name.parent)).collect();
         for Place { parent, name } in known {
-            let (gone, bytes) = &mut state.gone;
-            gone.push_back(Place { parent: self.outward(*parent), name: name.clone() });
-            *bytes += GONE_BYTES + name.len();
-            while *bytes > GONE_BYTES_MAX
-                && let Some(oldest) = gone.pop_front()
+            let (names, bytes) = &mut state.removed_names;
+            names.push_back(Place { parent: self.client_ino(*parent), name: name.clone() });
+            *bytes += REMOVED_NAME_BYTES + name.len();
+            while *bytes > REMOVED_NAMES_BYTES_MAX
+                && let Some(oldest) = names.pop_front()
             {
-                *bytes -= GONE_BYTES + oldest.name.len();
+                *bytes -= REMOVED_NAME_BYTES + oldest.name.len();
             }
         }
     }
 
     /// Says which names others have taken away since this was said last.
-    pub(in crate::server) fn take_lost_names(&self) -> Vec<u8> {
-        let names: Vec<Place> = std::mem::take(&mut self.state.lock().gone).0.into();
+    pub(in crate::server) fn take_removed_names(&self) -> Vec<u8> {
+        let names: Vec<Place> = std::mem::take(&mut self.state.lock().removed_names).0.into();
         removed_names(&names)
     }
 
     /// The client forgets an inode, unless an answer that it had not seen has named it again.
     pub(in crate::server) fn forget(&self, fs: &dyn Filesystem, ino: Ino, stamp: u64) {
-        let gone = {
+        let forgets = {
             let mut state = self.state.lock();
-            let gone = state.known.get(&ino).is_some_and(|newest| *newest <= stamp);
-            if gone {
+            let forgets = state.known.get(&ino).is_some_and(|newest| *newest <= stamp);
+            if forgets {
                 state.known.remove(&ino);
             }
-            gone
+            forgets
         };
-        if gone {
-            if let Some(walls) = &self.walls {
-                walls.forget(ino);
+        if forgets {
+            if let Some(bounds) = &self.bounds {
+                bounds.forget(ino);
             }
             fs.forget(ino, 1);
         }
@@ -153,7 +153,7 @@ impl Session {
     }
 
     /// A lock on this file was lost: what it has open of it is of no use any more.
-    pub(in crate::server) fn lose(&self, ino: Ino) {
+    pub(in crate::server) fn lock_lost(&self, ino: Ino) {
         let mut state = self.state.lock();
         state.handles.values_mut().filter(|open| open.ino == ino).for_each(|open| open.lost = true);
     }

@@ -39,13 +39,13 @@ impl Session {
         }
         // Where it is taken up, its changes go on counting from those that the server before was
         // told of, or would have been.
-        let mark = state.taken_up;
+        let mark = state.unheard_mark;
         if mark.is_some() {
             (state.received, state.applied) = (newest, newest);
         }
         let resumed = resumed && mark.is_none();
         // Its greeting says that it relies on none.
-        let series = leases.begin(self.number, self.client_id(from));
+        let epoch = leases.begin(self.number, self.client_id(from));
         let (session, read_only, applied) = (self.id, self.read_only, state.applied);
         let Greeting { boot, term_ms, clock } = greeting;
         let (boot, term_ms) = (*boot, *term_ms);
@@ -60,7 +60,7 @@ impl Session {
             read_only,
             promises,
             term_ms,
-            series,
+            series: epoch,
             now,
             mark,
         };
@@ -71,15 +71,15 @@ impl Session {
             let answer = ToClient::Changed { seq: *seq, after, empty, made, outcome };
             line.send_first(frame::encode(&answer), Vec::new());
         }
-        state.epoch += 1;
+        state.connection += 1;
         state.outbox = (Vec::new(), Vec::new());
         state.link = Link::Connected(line.clone());
         state.from = from;
-        let epoch = state.epoch;
+        let connection = state.connection;
         self.transition(&mut state, Event::Welcomed);
         drop(state);
         locks.cancel(self.id, None);
-        Some(epoch)
+        Some(connection)
     }
 
     /// Who it is, whatever session it has: its certificate or, if it has none, its address.
@@ -93,13 +93,13 @@ impl Session {
         hasher.finish()
     }
 
-    /// The connection with this number has gone, unless another has taken over. Nobody waits for
+    /// The connection with this number has removed_names, unless another has taken over. Nobody waits for
     /// locks any more.
-    pub(in crate::server) fn disconnect(&self, epoch: u64, now: Duration, locks: &Locks) {
+    pub(in crate::server) fn disconnect(&self, connection: u64, now: Duration, locks: &Locks) {
         let _leaving = self.locking.write();
         {
             let mut state = self.state.lock();
-            if state.epoch != epoch {
+            if state.connection != connection {
                 return;
             }
             state.link = Link::Away { since: now };
@@ -141,9 +141,9 @@ impl Session {
             state.queue.clear();
             state.queued = 0;
             state.delayed.clear();
-            state.gone = (VecDeque::new(), 0);
+            state.removed_names = (VecDeque::new(), 0);
         }
-        self.provisions.end();
+        self.reservations.end();
         locks.cancel(self.id, None);
         true
     }
@@ -155,26 +155,26 @@ impl Session {
 
     /// Leave for a connection (`None`: for a change, whichever brought it) to take a lock, while
     /// the guard is held.
-    pub(in crate::server) fn may_lock(
+    pub(in crate::server) fn locking_right(
         &self,
-        epoch: Option<u64>,
+        connection: Option<u64>,
     ) -> Option<RwLockReadGuard<'_, ()>> {
         let locking = self.locking.read();
-        let may = epoch.map_or(!self.is_over(), |epoch| self.is_at(epoch));
+        let may = connection.map_or(!self.is_over(), |connection| self.is_at(connection));
         may.then_some(locking)
     }
 
-    /// Answers a request of the connection with number `epoch`, unless another has taken over: it
+    /// Answers a request of the connection with number `connection`, unless another has taken over: it
     /// will be asked again there.
     pub(in crate::server) fn reply(
         &self,
-        (epoch, id): (u64, u64),
+        (connection, id): (u64, u64),
         leased: u8,
         outcome: Outcome,
         room: Option<Room>,
     ) {
         let mut state = self.state.lock();
-        if state.epoch != epoch {
+        if state.connection != connection {
             return;
         }
         let is_bulk = matches!(
@@ -196,19 +196,19 @@ impl Session {
     /// The client is asked to give leases back. If there is no connection, the next one begins
     /// without any.
     pub(in crate::server) fn recall(&self, inodes: impl Iterator<Item = Ino>) {
-        let inodes = List(inodes.map(|ino| self.outward(ino)).collect());
+        let inodes = List(inodes.map(|ino| self.client_ino(ino)).collect());
         send(&mut self.state.lock(), frame::encode(&ToClient::Recall { inodes }), None);
     }
 
     /// The last word to a client.
-    pub(in crate::server) fn say_last(&self, word: &ToClient) {
+    pub(in crate::server) fn send_last(&self, word: &ToClient) {
         let mut state = self.state.lock();
         send(&mut state, frame::encode(word), None);
         state.link.hang_up();
     }
 }
 
-/// The messages that say which names are gone.
+/// The messages that say which names are removed_names.
 pub(in crate::server) fn removed_names(names: &[Place]) -> Vec<u8> {
     let messages =
         names.chunks(BATCH_MAX).map(|batch| ToClient::Gone { names: List(batch.to_vec()) });

@@ -9,9 +9,9 @@ use super::state::Session;
 
 impl Session {
     /// It may have held file locks at the server before. `same`: under the same number.
-    pub(in crate::server) fn reclaims_locks(&self, same: bool) {
+    pub(in crate::server) fn set_had_locks(&self, same: bool) {
         self.had_locks.store(true, Ordering::SeqCst);
-        *self.locker_entered.lock() = same;
+        *self.lock_record.lock() = same;
     }
 
     /// Whether it may have held file locks at the server before.
@@ -21,23 +21,23 @@ impl Session {
 
     /// It is about to take a file lock: the next server has to know. Waits for the device, once.
     /// Where that cannot be noted, it reclaims nothing from the next one.
-    pub(in crate::server) fn enter_locker(&self, fs: &dyn SessionStore) {
-        let mut entered = self.locker_entered.lock();
+    pub(in crate::server) fn record_lock_holder(&self, fs: &dyn SessionStore) {
+        let mut entered = self.lock_record.lock();
         if !*entered && !self.is_over() {
             *entered = fs.add_lock_holder(self.id).is_ok();
         }
     }
 
     /// It has ended, and reclaims nothing: that is durable before others get its locks.
-    pub(in crate::server) fn remove_locker(&self, fs: &dyn SessionStore) {
-        let mut entered = self.locker_entered.lock();
+    pub(in crate::server) fn unrecord_lock_holder(&self, fs: &dyn SessionStore) {
+        let mut entered = self.lock_record.lock();
         if *entered {
             *entered = fs.remove_lock_holders(&[self.id]).is_err();
         }
     }
 
     /// Whether it is entered as one that may hold locks.
-    pub(in crate::server) fn is_locker(&self) -> bool {
-        *self.locker_entered.lock()
+    pub(in crate::server) fn is_lock_holder(&self) -> bool {
+        *self.lock_record.lock()
     }
 }

@@ -17,10 +17,10 @@ const PROGRESS_BYTES: u64 = 4 << 10;
 impl Session {
     /// The same session as at a server that crashed, which has left this mark, and this word of how
     /// far it was durable.
-    pub(in crate::server) fn take_up(&self, (mark, durable): (u64, u64), now: Duration) {
+    pub(in crate::server) fn begin_restoring(&self, (mark, durable): (u64, u64), now: Duration) {
         *self.registration.lock() = Registration::Recorded;
         let mut state = self.state.lock();
-        (state.taken_up, state.durable) = (Some(mark), durable);
+        (state.unheard_mark, state.durable) = (Some(mark), durable);
         state.progress =
             RestoreProgress { at: now, changes_left: RESTORING_MAX, ..RestoreProgress::default() };
         self.transition(&mut state, Event::TakenUp);
@@ -71,7 +71,7 @@ impl Session {
             let _none_under_way = self.replaying.write();
             self.transition(&mut self.state.lock(), event);
         }
-        self.provisions.forget_old();
+        self.reservations.forget_former();
     }
 
     /// The client knows that what it has replayed is durable; `false`: it has not replayed all.

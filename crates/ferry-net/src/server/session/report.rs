@@ -31,8 +31,8 @@ impl Session {
 
     /// For `ferry clients`.
     pub(in crate::server) fn json(&self, now: Duration) -> Value {
-        let [(credit_bytes, credit_inodes), (aside_bytes, aside_inodes)] =
-            self.provisions.figures();
+        let [(granted_bytes, granted_inodes), (reserved_bytes, reserved_inodes)] =
+            self.reservations.figures();
         let state = self.state.lock();
         let under_way = state.worker.under_way();
         let bytes = state.queued + under_way.map_or(0, |change| change.bytes);
@@ -47,25 +47,29 @@ impl Session {
             ("path", String::from_utf8_lossy(&self.path).into()),
             ("read_only", self.read_only.into()),
             ("connected", matches!(state.link, Link::Connected(_)).into()),
-            ("connections", state.epoch.into()),
+            ("connections", state.connection.into()),
             ("changes", state.applied.into()),
             ("unanswered", (state.received - state.applied).into()),
             ("unanswered_bytes", bytes.into()),
             ("oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
             ("answers_kept", state.answers.len().into()),
             (
-                "promised_not_durable",
-                if state.promised > state.durable { state.applied - state.durable } else { 0 }
-                    .into(),
+                "early_not_durable",
+                if state.newest_unstable > state.durable {
+                    state.applied - state.durable
+                } else {
+                    0
+                }
+                .into(),
             ),
             (
-                "promised_not_durable_ms",
+                "early_not_durable_ms",
                 state.unsynced_since.map(|at| now.saturating_sub(at).as_millis() as u64).into(),
             ),
-            ("credit_bytes", credit_bytes.into()),
-            ("credit_inodes", credit_inodes.into()),
-            ("aside_bytes", aside_bytes.into()),
-            ("aside_inodes", aside_inodes.into()),
+            ("granted_bytes", granted_bytes.into()),
+            ("granted_inodes", granted_inodes.into()),
+            ("reserved_bytes", reserved_bytes.into()),
+            ("reserved_inodes", reserved_inodes.into()),
             ("inodes", state.known.len().into()),
             ("open_files", state.handles.len().into()),
         ])

@@ -15,8 +15,8 @@ use super::change::{Change, Line, Open, Room};
 use super::phase::{Event, Phase};
 use crate::limits::Peer;
 use crate::message::{Outcome, Place};
-use crate::server::provisions::Provisions;
-use crate::server::walls::Walls;
+use crate::server::exports::Bounds;
+use crate::server::reservations::Reservations;
 
 /// So much that a client is told unasked is on its way; more is not said.
 const NOTICES_MAX: usize = 16;
@@ -35,7 +35,7 @@ pub(in crate::server) struct Mounted {
     pub(in crate::server) root: Ino,
     pub(in crate::server) read_only: bool,
     /// `None`: there is nothing that they would keep it from.
-    pub(in crate::server) walls: Option<Walls>,
+    pub(in crate::server) bounds: Option<Bounds>,
 }
 
 /// A request that waits for a change.
@@ -137,10 +137,10 @@ pub(in crate::server) struct State {
     pub(in crate::server) queued: usize,
     pub(in crate::server) delayed: Vec<Delayed>,
     /// Names of inodes in `known` that others have taken away since the last ping, and their bytes.
-    pub(in crate::server) gone: (VecDeque<Place>, usize),
+    pub(in crate::server) removed_names: (VecDeque<Place>, usize),
     /// The session was taken up, with this mark, and no change has come yet: the client may not
     /// have heard of it.
-    pub(in crate::server) taken_up: Option<u64>,
+    pub(in crate::server) unheard_mark: Option<u64>,
     pub(in crate::server) worker: Worker,
     /// How far it is restored after a crash, while the server waits for that.
     pub(in crate::server) progress: RestoreProgress,
@@ -149,7 +149,7 @@ pub(in crate::server) struct State {
     /// Changes up to this one are durable.
     pub(in crate::server) durable: u64,
     /// The newest change that was made and that the client keeps.
-    pub(in crate::server) promised: u64,
+    pub(in crate::server) newest_unstable: u64,
     /// Such changes since a sync began last, their bytes, and when the first came.
     pub(in crate::server) unsynced: (u64, usize),
     pub(in crate::server) unsynced_since: Option<Duration>,
@@ -160,7 +160,7 @@ pub(in crate::server) struct State {
     /// latest when no more changes wait.
     pub(in crate::server) outbox: (Vec<u8>, Vec<Room>),
     /// Counts connections.
-    pub(in crate::server) epoch: u64,
+    pub(in crate::server) connection: u64,
 }
 
 /// The session.
@@ -176,7 +176,7 @@ pub(in crate::server) struct Session {
     /// The directory that the client sees as its root.
     pub(in crate::server) root: Ino,
     pub(in crate::server) read_only: bool,
-    pub(in crate::server) walls: Option<Walls>,
+    pub(in crate::server) bounds: Option<Bounds>,
     /// Held for reading while a file lock is taken, and for writing while a connection takes over
     /// or the session ends: so no older connection takes a lock behind the newest, and no lock
     /// outlives the session. Locked before `state`.
@@ -186,7 +186,7 @@ pub(in crate::server) struct Session {
     /// Nothing is locked under it.
     phase: Mutex<Phase>,
     /// What it promises out of.
-    pub(in crate::server) provisions: Provisions,
+    pub(in crate::server) reservations: Reservations,
     /// Locked behind the leases, by the thread that fences the session, and `state` comes before the
     /// leases: so of the session only `phase` is locked under it.
     pub(in crate::server) registration: Mutex<Registration>,
@@ -199,7 +199,7 @@ pub(in crate::server) struct Session {
     /// It may have held file locks at the server before.
     pub(in crate::server) had_locks: AtomicBool,
     /// It is entered on the volume as one that may hold file locks.
-    pub(in crate::server) locker_entered: Mutex<bool>,
+    pub(in crate::server) lock_record: Mutex<bool>,
 }
 
 impl Session {
@@ -207,7 +207,7 @@ impl Session {
         (id, number): (u128, u64),
         name: String,
         peer: Peer,
-        Mounted { path, root, read_only, walls }: Mounted,
+        Mounted { path, root, read_only, bounds }: Mounted,
     ) -> Self {
         Self {
             id,
@@ -217,17 +217,17 @@ impl Session {
             path,
             root,
             read_only,
-            walls,
+            bounds,
             locking: RwLock::default(),
             state: Mutex::default(),
             phase: Mutex::new(Phase::Connecting),
-            provisions: Provisions::default(),
+            reservations: Reservations::default(),
             registration: Mutex::new(Registration::Absent),
             notices: Arc::new(Semaphore::new(NOTICES_MAX)),
             replaying: RwLock::default(),
             heard: Arc::default(),
             had_locks: AtomicBool::new(false),
-            locker_entered: Mutex::new(false),
+            lock_record: Mutex::new(false),
         }
     }
 
@@ -253,9 +253,9 @@ impl Session {
     }
 
     /// Whether it goes on, on the connection with this number.
-    pub(in crate::server) fn is_at(&self, epoch: u64) -> bool {
+    pub(in crate::server) fn is_at(&self, connection: u64) -> bool {
         let state = self.state.lock();
-        state.epoch == epoch && !self.is_over()
+        state.connection == connection && !self.is_over()
     }
 
     /// Whether the client knows an inode, by the volume's number.
@@ -264,7 +264,7 @@ impl Session {
     }
 
     /// The volume's number of an inode that the client may use.
-    pub(in crate::server) fn inward(&self, ino: Ino) -> Option<Ino> {
+    pub(in crate::server) fn volume_ino(&self, ino: Ino) -> Option<Ino> {
         if ino == ROOT {
             return Some(self.root);
         }
@@ -272,12 +272,12 @@ impl Session {
     }
 
     /// The number under which the client knows an inode.
-    pub(in crate::server) fn outward(&self, ino: Ino) -> Ino {
+    pub(in crate::server) fn client_ino(&self, ino: Ino) -> Ino {
         if ino == self.root { ROOT } else { ino }
     }
 
     /// Whether its client may promise anything: others get nothing to promise it out of.
-    pub(in crate::server) fn may_promise(&self) -> bool {
+    pub(in crate::server) fn may_acknowledge_early(&self) -> bool {
         !self.read_only && self.peer.limits.is_none()
     }
 }

@@ -22,7 +22,7 @@ impl Session {
     /// gives nothing.
     pub(in crate::server) fn push(
         &self,
-        epoch: u64,
+        connection: u64,
         change: Change,
         answered: u64,
         leases: &Leases,
@@ -31,7 +31,7 @@ impl Session {
         if self.is_over() {
             return Err(Violation("the session has ended"));
         }
-        if state.epoch != epoch || self.phase().is_draining() {
+        if state.connection != connection || self.phase().is_draining() {
             return Ok(false); // SESSION-3; and after a goodbye it goes to the next server
         }
         if answered > state.applied || change.seq.saturating_sub(answered) > WINDOW_OPS as u64 {
@@ -58,16 +58,16 @@ impl Session {
         if seq != state.received + 1 {
             return Err(Violation("a gap in the changes"));
         }
-        if change.series > leases.series(self.number) {
-            return Err(Violation("a series of changes that has not begun"));
+        if change.epoch > leases.epoch(self.number) {
+            return Err(Violation("a epoch of changes that has not begun"));
         }
         if state.progress.changes_left > 0 {
             state.progress.changes_left -= 1;
-            if change.promised.is_some() || change.op.info().restores {
+            if change.early.is_some() || change.op.info().restores {
                 (state.progress.at, state.progress.newest) = (change.came, seq);
             }
         }
-        (state.received, state.taken_up) = (seq, None);
+        (state.received, state.unheard_mark) = (seq, None);
         state.queued += change.bytes;
         state.queue.push_back(change);
         let starts = state.worker == Worker::Idle;
@@ -124,12 +124,12 @@ impl Session {
     }
 
     /// The server ends because of a change: it is not to be sent again.
-    pub(in crate::server) fn say_fatal(&self, seq: u64, room: Option<Room>) {
+    pub(in crate::server) fn send_fatal(&self, seq: u64, room: Option<Room>) {
         send(&mut self.state.lock(), frame::encode(&ToClient::Fatal { seq }), room);
     }
 
     /// A change has panicked, before it was answered or behind that.
-    pub(in crate::server) fn fallen(&self, seq: u64, outcome: Outcome) {
+    pub(in crate::server) fn answer_panicked(&self, seq: u64, outcome: Outcome) {
         self.answer(seq, Applied::alone(outcome), None, false);
     }
 
@@ -168,24 +168,24 @@ impl Session {
         run();
     }
 
-    /// The client has given leases back, on the connection `epoch`, behind the change `after`. What
+    /// The client has given leases back, on the connection `connection`, behind the change `after`. What
     /// an older one says is of leases that are no more, or are recalled again.
     pub(in crate::server) fn returned(
         &self,
-        epoch: u64,
+        connection: u64,
         (inodes, after): (&[Ino], u64),
         leases: &Leases,
     ) -> Result<(), Violation> {
         let mut state = self.state.lock();
-        if state.epoch != epoch || !self.phase().takes_messages() {
+        if state.connection != connection || !self.phase().takes_messages() {
             return Ok(());
         }
         if after > state.received.saturating_add(AHEAD_MAX) {
             return Err(Violation("leases that are given back behind a change that is far ahead"));
         }
         state.owed = state.owed.max(after);
-        let inward = |ino: &Ino| if *ino == ROOT { self.root } else { *ino };
-        let inodes: Vec<Ino> = inodes.iter().map(inward).collect();
+        let volume_ino = |ino: &Ino| if *ino == ROOT { self.root } else { *ino };
+        let inodes: Vec<Ino> = inodes.iter().map(volume_ino).collect();
         // Whatever the client says: all that has come counts.
         let after = after.max(state.received);
         leases.give_back(self.number, &inodes, (after > state.applied).then_some(after));

@@ -1,4 +1,4 @@
-//! The walls of a session: what lies below the directory that its client mounts, and where in it
+//! The bounds of a session: what lies below the directory that its client mounts, and where in it
 //! the client may change something.
 //!
 //! * EXPORT-1: the longest export that covers the mounted path says whether the client may change
@@ -10,10 +10,10 @@
 //!   client moves it out, the directory and what this client has found in it are `ESTALE` here. A
 //!   file that it has open stays its own to use.
 //! * EXPORT-4: the directory of a read-only export inside, and each one on the way there, keeps its
-//!   place and its name (`EBUSY`, as a mount point). What was found below it gets no name elsewhere
+//!   location and its name (`EBUSY`, as a mount point). What was found below it gets no name elsewhere
 //!   (`EXDEV`).
 //!
-//! A session that mounts the whole volume, with no read-only export inside, has no walls, and
+//! A session that mounts the whole volume, with no read-only export inside, has no bounds, and
 //! nothing is checked for it.
 
 use crate::rt::collections::HashMap;
@@ -23,8 +23,8 @@ use ferry_fs::{Errno, Filesystem, InProcess, Ino, ROOT};
 
 use crate::limits::Export;
 
-/// Inodes whose place is remembered; beyond that all are looked for again.
-const PLACES_MAX: usize = 1 << 16;
+/// Inodes whose location is remembered; beyond that all are looked for again.
+const LOCATIONS_MAX: usize = 1 << 16;
 const OUTSIDE: Errno = Errno(libc::ESTALE);
 
 /// What a client may do with what it mounts.
@@ -74,30 +74,30 @@ fn is_below(path: &[u8], base: &[u8]) -> bool {
 
 /// Where an inode lies, inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Location {
     Changeable,
     ReadOnly,
 }
 
-/// What the server knows of the places of inodes.
+/// What the server knows of the locations of inodes.
 #[derive(Debug, Default)]
-struct Places {
+struct Locations {
     /// As of so many moves.
     moves: u64,
-    inside: HashMap<Ino, Place>,
+    inside: HashMap<Ino, Location>,
     /// In which directory the client has found what is no directory itself.
     found_in: HashMap<Ino, Ino>,
 }
 
-/// The walls of a session.
+/// The bounds of a session.
 #[derive(Debug)]
-pub(super) struct Walls {
+pub(super) struct Bounds {
     root: Ino,
     /// Directories of read-only exports inside.
     held: Vec<Ino>,
     /// These, and those between them and the root.
     pub(super) pinned: Vec<Ino>,
-    places: Mutex<Places>,
+    locations: Mutex<Locations>,
 }
 
 /// What is above an inode.
@@ -121,47 +121,52 @@ fn above(fs: &dyn Filesystem, ino: Ino) -> Result<Above, Errno> {
     }
 }
 
-impl Walls {
+impl Bounds {
     pub(super) fn new(root: Ino, held: Vec<Ino>, pinned: Vec<Ino>) -> Self {
-        Self { root, held, pinned, places: Mutex::default() }
+        Self { root, held, pinned, locations: Mutex::default() }
     }
 
     /// The client has found `ino` in `dir`.
     pub(super) fn found(&self, ino: Ino, dir: Ino) {
-        let mut places = self.places.lock();
-        places.found_in.insert(ino, dir);
-        places.inside.remove(&ino);
+        let mut locations = self.locations.lock();
+        locations.found_in.insert(ino, dir);
+        locations.inside.remove(&ino);
     }
 
     /// Where the client has found it.
     pub(super) fn where_found(&self, ino: Ino) -> Option<Ino> {
-        self.places.lock().found_in.get(&ino).copied()
+        self.locations.lock().found_in.get(&ino).copied()
     }
 
     /// The client has forgotten it.
     pub(super) fn forget(&self, ino: Ino) {
-        let mut places = self.places.lock();
-        places.found_in.remove(&ino);
-        places.inside.remove(&ino);
+        let mut locations = self.locations.lock();
+        locations.found_in.remove(&ino);
+        locations.inside.remove(&ino);
     }
 
     /// Where an inode lies; `moves` have been made so far.
-    pub(super) fn place(&self, fs: &dyn Filesystem, ino: Ino, moves: u64) -> Result<Place, Errno> {
+    pub(super) fn locate(
+        &self,
+        fs: &dyn Filesystem,
+        ino: Ino,
+        moves: u64,
+    ) -> Result<Location, Errno> {
         let (mut at, mut way, mut held) = (ino, Vec::new(), false);
-        let place = loop {
+        let location = loop {
             if at == self.root {
-                break Place::Changeable;
+                break Location::Changeable;
             }
             held |= self.held.contains(&at);
             let found_in = {
-                let mut places = self.places.lock();
-                if places.moves != moves {
-                    (places.moves, places.inside) = (moves, HashMap::default());
+                let mut locations = self.locations.lock();
+                if locations.moves != moves {
+                    (locations.moves, locations.inside) = (moves, HashMap::default());
                 }
-                if let Some(place) = places.inside.get(&at) {
-                    break *place;
+                if let Some(location) = locations.inside.get(&at) {
+                    break *location;
                 }
-                places.found_in.get(&at).copied()
+                locations.found_in.get(&at).copied()
             };
             way.push(at);
             at = match above(fs, at)? {
@@ -170,25 +175,25 @@ impl Walls {
                 // A file whose client was told of no directory has made it itself.
                 Above::Unknown => match found_in {
                     Some(dir) => dir,
-                    None => break Place::Changeable,
+                    None => break Location::Changeable,
                 },
-                Above::Nothing => break Place::Changeable,
+                Above::Nothing => break Location::Changeable,
             };
         };
-        let mut places = self.places.lock();
-        if places.moves == moves {
-            if places.inside.len() + way.len() > PLACES_MAX {
-                places.inside.clear();
+        let mut locations = self.locations.lock();
+        if locations.moves == moves {
+            if locations.inside.len() + way.len() > LOCATIONS_MAX {
+                locations.inside.clear();
             }
-            let mut below = place;
+            let mut below = location;
             for dir in way.into_iter().rev() {
                 if self.held.contains(&dir) {
-                    below = Place::ReadOnly;
+                    below = Location::ReadOnly;
                 }
-                places.inside.insert(dir, below);
+                locations.inside.insert(dir, below);
             }
         }
-        Ok(if held { Place::ReadOnly } else { place })
+        Ok(if held { Location::ReadOnly } else { location })
     }
 }
 

@@ -3,11 +3,11 @@
 //!
 //! * WALK-1: nobody waits for what nobody has asked for. What its holder uses is left out
 //!   (`leases/ahead`), and what has not come back after [`WAIT_TIME_MAX`]. The answer waits for a
-//!   sync where it tells of what others have changed (`fresh`, UNSTABLE-3).
+//!   sync where it tells of what others have changed (`unstable`, UNSTABLE-3).
 //! * WALK-2: leases on all of a step are recalled at once; a step is what the one before has
 //!   listed. Each is entered before what it covers is read. Write leases take the place of read
 //!   leases at the end, so that nobody who wants one waits for the walk; and only where nothing of
-//!   others is left to be made durable (`fresh`, UNSTABLE-1).
+//!   others is left to be made durable (`unstable`, UNSTABLE-1).
 //! * WALK-3: an answer tells of no inode without a lease, and of no directory but whole. It is as
 //!   long as one answer may be; a client that wants more asks again.
 //! * WALK-4: a directory is listed for who may list and search it; who may promise nothing gets no
@@ -45,7 +45,7 @@ struct Walk {
     /// Which of those that were asked for they are.
     asked: HashMap<Ino, u32>,
     first: bool,
-    /// Of a session with walls: in which directory each was found.
+    /// Of a session with bounds: in which directory each was found.
     found_in: HashMap<Ino, Ino>,
     /// What was asked for and has no room.
     rest: Vec<u32>,
@@ -80,9 +80,9 @@ struct Telling<'a> {
 impl Drop for Telling<'_> {
     fn drop(&mut self) {
         if self.told {
-            self.core.leases.told(self.session, &self.inos);
+            self.core.leases.grant_sent(self.session, &self.inos);
         } else {
-            self.core.recall(&self.core.leases.not_told(self.session, &self.inos));
+            self.core.recall(&self.core.leases.grant_not_sent(self.session, &self.inos));
         }
     }
 }
@@ -93,10 +93,10 @@ impl Core {
         let mut request = request;
         let Op::Walk { dirs, mut purpose } = request.op else { return };
         if dirs.0.len() > WALK_DIRS_MAX {
-            return (request.told)(Outcome::Failed { errno: libc::EINVAL }, 0);
+            return (request.respond)(Outcome::Failed { errno: libc::EINVAL }, 0);
         }
         let session = Arc::clone(&request.session);
-        if !session.may_promise() || self.leases.is_barred(session.number) {
+        if !session.may_acknowledge_early() || self.leases.is_barred(session.number) {
             purpose = purpose.min(Purpose::Look {});
         }
         request.op = Op::Nothing {};
@@ -142,7 +142,7 @@ impl Core {
         let mut telling =
             Telling { core: self, session: session.number, inos: Vec::new(), told: false };
         if purpose == (Purpose::Remove {}) && !session.is_over() {
-            let others = |ino: &Ino| self.fresh.is_others(session.number, &[*ino]);
+            let others = |ino: &Ino| self.unstable.is_others(session.number, &[*ino]);
             let inos = seen.iter().map(|(ino, _)| *ino);
             let inos: Vec<Ino> =
                 inos.filter(|ino| !others(ino) && self.is_changeable(session, *ino)).collect();
@@ -156,7 +156,7 @@ impl Core {
                     found: List(Vec::new()),
                     rest: List(Vec::new()),
                 };
-                return (request.told)(outcome, 0);
+                return (request.respond)(outcome, 0);
             }
             let granted: HashSet<Ino> = telling.inos.iter().copied().collect();
             for (ino, seen) in seen.iter_mut().filter(|(ino, _)| granted.contains(ino)) {
@@ -164,13 +164,13 @@ impl Core {
             }
         }
         let found = |(ino, _): &(Ino, Seen)| {
-            Some(Found { place: *asked.get(ino)?, ino: session.outward(*ino) })
+            Some(Found { place: *asked.get(ino)?, ino: session.client_ino(*ino) })
         };
         let found = List(seen.iter().filter_map(found).collect());
         let inodes = List(seen.into_iter().map(|(_, seen)| seen).collect());
         // Who is gone has no use for leases.
         telling.told = !session.is_over();
-        (request.told)(Outcome::Walked { inodes, dirs: List(dirs), found, rest: List(rest) }, 0);
+        (request.respond)(Outcome::Walked { inodes, dirs: List(dirs), found, rest: List(rest) }, 0);
     }
 }
 
@@ -179,7 +179,7 @@ impl Applying<'_> {
     /// is seen under a lease.
     fn find(&self, places: &[Place], walk: &mut Walk) {
         for (at, Place { parent, name }) in (0..).zip(places) {
-            let parent = self.session.inward(*parent).filter(|_| name != b"..");
+            let parent = self.session.volume_ino(*parent).filter(|_| name != b"..");
             let readable = |dir: &Ino| self.core.leases.is_readable(self.session.number, &[*dir]);
             let may = |dir: &Ino| {
                 self.core.is_inside(self.session, *dir) && readable(dir) && self.may_walk(*dir)
@@ -191,7 +191,7 @@ impl Applying<'_> {
                 .and_then(|entry| entry.attr);
             let Some(Attr { ino, .. }) = found else { continue };
             self.fs().forget(ino, 1);
-            if self.session.walls.is_some() {
+            if self.session.bounds.is_some() {
                 walk.found_in.insert(ino, parent);
             }
             if walk.asked.insert(ino, at).is_none() {
@@ -266,11 +266,11 @@ impl Applying<'_> {
             } else {
                 inside.len()
             };
-            if self.session.walls.is_some() {
+            if self.session.bounds.is_some() {
                 walk.found_in.extend(inside.iter().map(|ino| (*ino, dir)));
             }
             walk.next.extend(inside.into_iter().take(room));
-            walk.dirs.push(Listed { ino: self.session.outward(dir), names: List(names) });
+            walk.dirs.push(Listed { ino: self.session.client_ino(dir), names: List(names) });
         }
         true
     }

@@ -1,10 +1,10 @@
-//! Who stands at the door: connections whose client has not yet said what it wants, nor shown a
+//! Who stands at the admission: connections whose client has not yet said what it wants, nor shown a
 //! certificate where one is needed.
 //!
-//! * GREETING-1: there are at most [`STRANGERS_MAX`] of them, and [`STRANGERS_OF_ADDRESS_MAX`] from
+//! * GREETING-1: there are at most [`NEWCOMERS_MAX`] of them, and [`NEWCOMERS_OF_ADDRESS_MAX`] from
 //!   one address. For one more the oldest goes: of the same address if that has too many, else of
 //!   all. So nobody who only connects keeps others out.
-//! * GREETING-2: who has said it has a place of its own, and never goes for a stranger.
+//! * GREETING-2: who has said it has a place of its own, and never goes for a newcomer.
 
 use crate::rt::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -14,9 +14,9 @@ use crate::rt::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Connections at the door at the same time.
-const STRANGERS_MAX: usize = 512;
+const NEWCOMERS_MAX: usize = 512;
 /// Of these from one address.
-const STRANGERS_OF_ADDRESS_MAX: usize = 128;
+const NEWCOMERS_OF_ADDRESS_MAX: usize = 128;
 /// Connections at the same time that have passed it.
 const CONNECTIONS_MAX: usize = 2048;
 
@@ -27,21 +27,21 @@ struct Waiting {
 }
 
 /// The door of a server.
-pub(super) struct Door {
+pub(super) struct Admission {
     /// Oldest first, and how many have come so far.
     waiting: Mutex<(VecDeque<Waiting>, u64)>,
     inside: Arc<Semaphore>,
 }
 
-impl Default for Door {
+impl Default for Admission {
     fn default() -> Self {
         Self { waiting: Mutex::default(), inside: Arc::new(Semaphore::new(CONNECTIONS_MAX)) }
     }
 }
 
 /// A connection at the door, until it passes or this is dropped.
-pub(super) struct Stranger {
-    door: Arc<Door>,
+pub(super) struct Newcomer {
+    admission: Arc<Admission>,
     number: u64,
     /// Where it comes from.
     pub(super) from: SocketAddr,
@@ -55,25 +55,25 @@ fn site(ip: IpAddr) -> IpAddr {
     }
 }
 
-impl Door {
+impl Admission {
     /// A connection has come. It must go when the other value says so.
-    pub(super) fn come(self: &Arc<Self>, from: SocketAddr) -> (Stranger, Arc<Notify>) {
+    pub(super) fn arrive(self: &Arc<Self>, from: SocketAddr) -> (Newcomer, Arc<Notify>) {
         let (site, leave) = (site(from.ip()), Arc::new(Notify::new()));
         let mut waiting = self.waiting.lock();
         let (all, numbers) = &mut *waiting;
         *numbers += 1;
         let number = *numbers;
         let of_site = all.iter().filter(|other| other.from == site).count();
-        let oldest = if of_site >= STRANGERS_OF_ADDRESS_MAX {
+        let oldest = if of_site >= NEWCOMERS_OF_ADDRESS_MAX {
             all.iter().position(|other| other.from == site)
         } else {
-            (all.len() >= STRANGERS_MAX).then_some(0)
+            (all.len() >= NEWCOMERS_MAX).then_some(0)
         };
         if let Some(gone) = oldest.and_then(|at| all.remove(at)) {
             gone.leave.notify_one();
         }
         all.push_back(Waiting { number, from: site, leave: Arc::clone(&leave) });
-        (Stranger { door: Arc::clone(self), number, from }, leave)
+        (Newcomer { admission: Arc::clone(self), number, from }, leave)
     }
 
     fn remove(&self, number: u64) -> bool {
@@ -83,17 +83,17 @@ impl Door {
     }
 }
 
-impl Stranger {
+impl Newcomer {
     /// It is none any more: a place inside, if there is one and it need not go.
-    pub(super) fn pass(self) -> Option<OwnedSemaphorePermit> {
-        let stays = self.door.remove(self.number);
-        Arc::clone(&self.door.inside).try_acquire_owned().ok().filter(|_| stays)
+    pub(super) fn admit(self) -> Option<OwnedSemaphorePermit> {
+        let stays = self.admission.remove(self.number);
+        Arc::clone(&self.admission.inside).try_acquire_owned().ok().filter(|_| stays)
     }
 }
 
-impl Drop for Stranger {
+impl Drop for Newcomer {
     fn drop(&mut self) {
-        self.door.remove(self.number);
+        self.admission.remove(self.number);
     }
 }
 
@@ -114,39 +114,39 @@ mod tests {
 
     #[test]
     fn the_oldest_of_an_address_goes_for_its_next_and_others_stay() {
-        let door = Arc::new(Door::default());
-        let (other, stays) = door.come(from(2, 1));
-        let come = |n| door.come(from(1, n));
-        let mut crowd: Vec<_> = (0..STRANGERS_OF_ADDRESS_MAX as u16).map(come).collect();
+        let admission = Arc::new(Admission::default());
+        let (other, stays) = admission.arrive(from(2, 1));
+        let arrive = |n| admission.arrive(from(1, n));
+        let mut crowd: Vec<_> = (0..NEWCOMERS_OF_ADDRESS_MAX as u16).map(arrive).collect();
         assert!(!crowd.iter().any(|(_, leave)| must_go(leave)));
-        let (next, leave) = come(999);
+        let (next, leave) = arrive(999);
         assert!(
             must_go(&crowd[0].1) && !must_go(&crowd[1].1) && !must_go(&leave) && !must_go(&stays)
         );
         let (gone, _) = crowd.remove(0);
-        assert!(gone.pass().is_none(), "it is too late");
-        assert!(next.pass().is_some() && other.pass().is_some());
+        assert!(gone.admit().is_none(), "it is too late");
+        assert!(next.admit().is_some() && other.admit().is_some());
         // Who has passed, or gone, makes room.
         drop(crowd);
-        assert!(door.waiting.lock().0.is_empty());
+        assert!(admission.waiting.lock().0.is_empty());
     }
 
     #[test]
     fn strangers_of_many_addresses_keep_nobody_out() {
-        let door = Arc::new(Door::default());
+        let admission = Arc::new(Admission::default());
         let mut inside = Vec::new();
         let mut crowd = Vec::new();
-        for n in 0..4 * STRANGERS_MAX {
+        for n in 0..4 * NEWCOMERS_MAX {
             let site = (n % 200) as u8;
-            crowd.push(door.come(from(site, n as u16)));
+            crowd.push(admission.arrive(from(site, n as u16)));
             if n % 8 == 0 {
-                let (client, leave) = door.come(from(201, n as u16));
+                let (client, leave) = admission.arrive(from(201, n as u16));
                 assert!(!must_go(&leave));
-                inside.push(client.pass().expect("there is room inside"));
+                inside.push(client.admit().expect("there is room inside"));
             }
         }
         let gone = crowd.iter().filter(|(_, leave)| must_go(leave)).count();
-        assert!(gone >= 3 * STRANGERS_MAX && door.waiting.lock().0.len() <= STRANGERS_MAX);
+        assert!(gone >= 3 * NEWCOMERS_MAX && admission.waiting.lock().0.len() <= NEWCOMERS_MAX);
     }
 
     #[test]

@@ -22,19 +22,19 @@ use super::leases::SessionId;
 const INODES_MAX: usize = 1 << 20;
 
 #[derive(Debug)]
-struct Last {
-    /// Whose change was the newest, and the place of that among all.
+struct LastChange {
+    /// Whose change was the newest, and the number of that among all.
     session: SessionId,
-    place: u64,
+    number: u64,
     /// Others have changed it before.
     shared: bool,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    inodes: HashMap<Ino, Last>,
+    inodes: HashMap<Ino, LastChange>,
     /// Who is changing them, without a write lease.
-    making: HashMap<Ino, SessionId>,
+    changing: HashMap<Ino, SessionId>,
     newest: u64,
     /// The newest change that found no room.
     unknown: u64,
@@ -43,14 +43,14 @@ struct State {
 
 /// Of one server.
 #[derive(Debug, Default)]
-pub(super) struct Fresh(Mutex<State>);
+pub(super) struct UnstableSet(Mutex<State>);
 
-impl Fresh {
+impl UnstableSet {
     /// A session begins to change these, which nobody else changes meanwhile. They are entered when
     /// what this gives is dropped.
-    pub(super) fn begin(&self, session: SessionId, inos: Vec<Ino>) -> Making<'_> {
-        self.0.lock().making.extend(inos.iter().map(|ino| (*ino, session)));
-        Making { fresh: self, session, inos, made: None }
+    pub(super) fn begin(&self, session: SessionId, inos: Vec<Ino>) -> Changing<'_> {
+        self.0.lock().changing.extend(inos.iter().map(|ino| (*ino, session)));
+        Changing { unstable: self, session, inos, made: None }
     }
 
     /// A change has been made again, of whatever.
@@ -64,16 +64,16 @@ impl Fresh {
     fn enter(&self, session: SessionId, inos: impl Iterator<Item = Ino>) {
         let mut state = self.0.lock();
         state.newest += 1;
-        let place = state.newest;
+        let number = state.newest;
         for ino in inos {
-            state.making.remove(&ino);
+            state.changing.remove(&ino);
             if let Some(last) = state.inodes.get_mut(&ino) {
                 let shared = last.shared || last.session != session;
-                *last = Last { session, place, shared };
+                *last = LastChange { session, number, shared };
             } else if state.inodes.len() < INODES_MAX {
-                state.inodes.insert(ino, Last { session, place, shared: false });
+                state.inodes.insert(ino, LastChange { session, number, shared: false });
             } else {
-                state.unknown = place;
+                state.unknown = number;
             }
         }
     }
@@ -81,39 +81,39 @@ impl Fresh {
     /// Whether others have changed one of these, and that is not durable.
     pub(super) fn is_others(&self, session: SessionId, inos: &[Ino]) -> bool {
         let state = self.0.lock();
-        let others = |last: &Last| last.shared || last.session != session;
-        let making = |ino: &Ino| state.making.get(ino).is_some_and(|by| *by != session);
+        let others = |last: &LastChange| last.shared || last.session != session;
+        let changing = |ino: &Ino| state.changing.get(ino).is_some_and(|by| *by != session);
         state.unknown > state.durable
             || inos.iter().any(|ino| state.inodes.get(ino).is_some_and(others))
-            || !state.making.is_empty() && inos.iter().any(making)
+            || !state.changing.is_empty() && inos.iter().any(changing)
     }
 
     /// A sync is about to begin; gives what it covers.
-    pub(super) fn note(&self) -> u64 {
+    pub(super) fn newest(&self) -> u64 {
         self.0.lock().newest
     }
 
     /// It has succeeded.
-    pub(super) fn are_durable(&self, noted: u64) {
+    pub(super) fn are_durable(&self, covered: u64) {
         let mut state = self.0.lock();
-        state.durable = noted.max(state.durable);
-        state.inodes.retain(|_, last| last.place > noted);
+        state.durable = covered.max(state.durable);
+        state.inodes.retain(|_, last| last.number > covered);
     }
 }
 
 /// A change is being made.
-pub(super) struct Making<'a> {
-    fresh: &'a Fresh,
+pub(super) struct Changing<'a> {
+    unstable: &'a UnstableSet,
     session: SessionId,
     inos: Vec<Ino>,
     /// What it has made.
     pub(super) made: Option<Ino>,
 }
 
-impl Drop for Making<'_> {
+impl Drop for Changing<'_> {
     fn drop(&mut self) {
         if !self.inos.is_empty() {
-            self.fresh.enter(self.session, self.inos.iter().copied().chain(self.made));
+            self.unstable.enter(self.session, self.inos.iter().copied().chain(self.made));
         }
     }
 }
@@ -124,33 +124,33 @@ mod tests {
 
     #[test]
     fn what_others_have_changed_counts_until_it_is_durable() {
-        let fresh = Fresh::default();
-        fresh.enter(1, [5, 6].into_iter());
-        assert!(!fresh.is_others(1, &[5, 6, 7]) && fresh.is_others(2, &[7, 6]));
-        let noted = fresh.note();
-        fresh.enter(2, [6].into_iter());
-        fresh.enter(2, [7].into_iter());
-        assert!(fresh.is_others(2, &[6]) && !fresh.is_others(2, &[7]));
-        fresh.are_durable(noted);
-        assert!(!fresh.is_others(2, &[5]), "it is durable");
-        assert!(fresh.is_others(2, &[6]), "of the older one that is not known");
-        fresh.are_durable(fresh.note());
-        assert!(!fresh.is_others(1, &[5, 6, 7]));
+        let unstable = UnstableSet::default();
+        unstable.enter(1, [5, 6].into_iter());
+        assert!(!unstable.is_others(1, &[5, 6, 7]) && unstable.is_others(2, &[7, 6]));
+        let covered = unstable.newest();
+        unstable.enter(2, [6].into_iter());
+        unstable.enter(2, [7].into_iter());
+        assert!(unstable.is_others(2, &[6]) && !unstable.is_others(2, &[7]));
+        unstable.are_durable(covered);
+        assert!(!unstable.is_others(2, &[5]), "it is durable");
+        assert!(unstable.is_others(2, &[6]), "of the older one that is not known");
+        unstable.are_durable(unstable.newest());
+        assert!(!unstable.is_others(1, &[5, 6, 7]));
     }
 
     #[test]
     fn what_is_being_changed_is_not_durable_whatever_a_sync_says() {
-        let fresh = Fresh::default();
-        let making = fresh.begin(1, vec![5]);
-        fresh.are_durable(fresh.note());
-        assert!(fresh.is_others(2, &[5]) && !fresh.is_others(1, &[5]));
-        drop(making);
-        assert!(fresh.is_others(2, &[5]));
-        fresh.are_durable(fresh.note());
-        assert!(!fresh.is_others(2, &[5]));
-        fresh.enter_unknown();
-        assert!(fresh.is_others(1, &[5]) && fresh.is_others(2, &[6]));
-        fresh.are_durable(fresh.note());
-        assert!(!fresh.is_others(2, &[5]));
+        let unstable = UnstableSet::default();
+        let changing = unstable.begin(1, vec![5]);
+        unstable.are_durable(unstable.newest());
+        assert!(unstable.is_others(2, &[5]) && !unstable.is_others(1, &[5]));
+        drop(changing);
+        assert!(unstable.is_others(2, &[5]));
+        unstable.are_durable(unstable.newest());
+        assert!(!unstable.is_others(2, &[5]));
+        unstable.enter_unknown();
+        assert!(unstable.is_others(1, &[5]) && unstable.is_others(2, &[6]));
+        unstable.are_durable(unstable.newest());
+        assert!(!unstable.is_others(2, &[5]));
     }
 }

@@ -1,12 +1,12 @@
 //! After a crash: who may have kept something that was promised is waited for, and makes it again,
 //! before others see or change anything.
 //!
-//! * GRACE-1: as long as the gate is shut, whatever reads waits, and each change but those that are
+//! * GRACE-1: as long as the barrier is closed, whatever reads waits, and each change but those that are
 //!   made again, and those that touch no inode.
 //! * GRACE-2: it opens when all sessions that had promised anything have said that they are done;
-//!   those that have not come by the end of the hold are not waited for any longer, and can make
+//!   those that have not arrived by the end of the hold are not waited for any longer, and can make
 //!   nothing again.
-//! * GRACE-3: who has come by then is waited for as long as it goes on making it again, or the
+//! * GRACE-3: who has arrived by then is waited for as long as it goes on making it again, or the
 //!   server has something to do for it. Who does nothing of that for too long is given up: what it
 //!   has not made again then is lost, and it is told.
 
@@ -20,7 +20,7 @@ type Run = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct State {
-    /// Sessions that may have something to make again; `true`: it has come.
+    /// Sessions that may have something to make again; `true`: it has arrived.
     awaited: HashMap<u128, bool>,
     waiting: Vec<Run>,
     /// The server stops: nothing goes on.
@@ -28,31 +28,31 @@ struct State {
 }
 
 /// Of one server.
-pub(super) struct Gate {
-    shut: AtomicBool,
+pub(super) struct Barrier {
+    closed: AtomicBool,
     state: Mutex<State>,
 }
 
-impl Gate {
+impl Barrier {
     /// Waits for these sessions.
     pub(super) fn new(awaited: Vec<u128>) -> Self {
-        let shut = AtomicBool::new(!awaited.is_empty());
+        let closed = AtomicBool::new(!awaited.is_empty());
         let awaited = awaited.into_iter().map(|session| (session, false)).collect();
-        Self { shut, state: Mutex::new(State { awaited, ..State::default() }) }
+        Self { closed, state: Mutex::new(State { awaited, ..State::default() }) }
     }
 
-    pub(super) fn is_shut(&self) -> bool {
-        self.shut.load(Ordering::Acquire)
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
-    /// Runs `run` when the gate is open. It must not wait for anything itself.
+    /// Runs `run` when the barrier is open. It must not wait for anything itself.
     pub(super) fn wait(&self, run: Run) {
         {
             let mut state = self.state.lock();
             if state.stopped {
                 return;
             }
-            if self.is_shut() {
+            if self.is_closed() {
                 state.waiting.push(run);
                 return;
             }
@@ -60,28 +60,28 @@ impl Gate {
         run();
     }
 
-    /// A session has come back; `true`: it was waited for, and may make again what it had promised.
+    /// A session has arrived back; `true`: it was waited for, and may make again what it had promised.
     /// Once.
-    pub(super) fn come(&self, session: u128) -> bool {
+    pub(super) fn arrive(&self, session: u128) -> bool {
         let mut state = self.state.lock();
-        state.awaited.get_mut(&session).is_some_and(|come| !std::mem::replace(come, true))
+        state.awaited.get_mut(&session).is_some_and(|arrived| !std::mem::replace(arrived, true))
     }
 
     /// A session is done, or has ended.
-    pub(super) fn done(&self, session: u128) {
+    pub(super) fn release(&self, session: u128) {
         let mut state = self.state.lock();
         state.awaited.remove(&session);
         self.open_if_done(state);
     }
 
-    /// The hold is over: gives those that have not come.
+    /// The hold is over: gives those that have not arrived.
     pub(super) fn give_up_absent(&self) -> Vec<u128> {
         let mut state = self.state.lock();
         if state.stopped {
             return Vec::new();
         }
         let absent =
-            state.awaited.extract_if(|_, come| !*come).map(|(session, _)| session).collect();
+            state.awaited.extract_if(|_, arrived| !*arrived).map(|(session, _)| session).collect();
         self.open_if_done(state);
         absent
     }
@@ -97,7 +97,7 @@ impl Gate {
     /// made again, or given up.
     pub(super) fn stop(&self) -> bool {
         let mut state = self.state.lock();
-        if self.is_shut() {
+        if self.is_closed() {
             state.stopped = true;
             let waiting = std::mem::take(&mut state.waiting);
             drop(state);
@@ -108,10 +108,10 @@ impl Gate {
     }
 
     fn open_if_done(&self, mut state: crate::rt::MutexGuard<'_, State>) {
-        if !state.awaited.is_empty() || state.stopped || !self.is_shut() {
+        if !state.awaited.is_empty() || state.stopped || !self.is_closed() {
             return;
         }
-        self.shut.store(false, Ordering::Release);
+        self.closed.store(false, Ordering::Release);
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         waiting.into_iter().for_each(|run| run());
@@ -134,27 +134,27 @@ mod tests {
                 ran.fetch_add(1, Ordering::SeqCst);
             }) as Run
         };
-        let gate = Gate::new(vec![1, 2, 3]);
-        gate.wait(run());
-        assert!(gate.come(1) && !gate.come(1) && !gate.come(9));
-        gate.done(1);
-        assert!(gate.is_shut() && gate.come(2));
-        assert_eq!(gate.give_up_absent(), [3]);
-        assert!(!gate.come(3), "too late");
-        assert!(gate.is_shut() && ran.load(Ordering::SeqCst) == 0);
-        assert_eq!(gate.awaited(), [2]);
-        gate.done(2);
-        gate.wait(run());
-        assert!(!gate.is_shut() && ran.load(Ordering::SeqCst) == 2);
-        assert!(gate.stop() && !Gate::new(Vec::new()).is_shut());
+        let barrier = Barrier::new(vec![1, 2, 3]);
+        barrier.wait(run());
+        assert!(barrier.arrive(1) && !barrier.arrive(1) && !barrier.arrive(9));
+        barrier.release(1);
+        assert!(barrier.is_closed() && barrier.arrive(2));
+        assert_eq!(barrier.give_up_absent(), [3]);
+        assert!(!barrier.arrive(3), "too late");
+        assert!(barrier.is_closed() && ran.load(Ordering::SeqCst) == 0);
+        assert_eq!(barrier.awaited(), [2]);
+        barrier.release(2);
+        barrier.wait(run());
+        assert!(!barrier.is_closed() && ran.load(Ordering::SeqCst) == 2);
+        assert!(barrier.stop() && !Barrier::new(Vec::new()).is_closed());
     }
 
     #[test]
     fn nothing_goes_on_when_the_server_stops_before() {
-        let gate = Gate::new(vec![1]);
-        gate.wait(Box::new(|| panic!("it was not made")));
-        assert!(!gate.stop());
-        gate.done(1);
-        assert!(gate.is_shut());
+        let barrier = Barrier::new(vec![1]);
+        barrier.wait(Box::new(|| panic!("it was not made")));
+        assert!(!barrier.stop());
+        barrier.release(1);
+        assert!(barrier.is_closed());
     }
 }

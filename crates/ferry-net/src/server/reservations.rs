@@ -1,4 +1,4 @@
-//! What a session promises out of: inode numbers and space that were set aside for it.
+//! What a session promises out of: inode numbers and space that were set reserved for it.
 
 use crate::rt::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -14,12 +14,12 @@ const RANGES_MAX: usize = 64;
 /// Inode numbers that it gets at a time.
 pub(super) const NUMBERS: u32 = 4096;
 /// Of the numbers that it had before the server crashed, so many ranges count.
-const OLD_RANGES_MAX: usize = 1024;
+const FORMER_RANGES_MAX: usize = 1024;
 /// And so many of the inodes that are not there.
 const MISSING_MAX: usize = 1 << 16;
 /// Credit of a session: more than the promised changes draw that fit into its window.
-const CREDIT_BYTES_MAX: u64 = 128 << 20;
-const CREDIT_INODES_MAX: u64 = 8192;
+const GRANTED_BYTES_MAX: u64 = 128 << 20;
+const GRANTED_INODES_MAX: u64 = 8192;
 /// And never more than one part in this number of what is free,
 const FREE_SHARE: u64 = 8;
 /// one in this number of that for inodes.
@@ -29,11 +29,11 @@ const BLOCK: u64 = 4096;
 
 /// Of one session.
 #[derive(Default)]
-pub(super) struct Provisions {
+pub(super) struct Reservations {
     /// Oldest first.
     numbers: Mutex<VecDeque<Range<Ino>>>,
     /// Numbers that a server before this one gave to the session: for what it makes again.
-    old: Mutex<Vec<Range<Ino>>>,
+    former: Mutex<Vec<Range<Ino>>>,
     /// Inodes that it knew then and that are not there: it may have been the server that chose
     /// their numbers.
     missing: Mutex<HashSet<Ino>>,
@@ -42,15 +42,15 @@ pub(super) struct Provisions {
 
 #[derive(Default)]
 struct Space {
-    aside: Option<Box<dyn Reservation>>,
+    reserved: Option<Box<dyn Reservation>>,
     /// What the client may still promise, of bytes and inodes: it counts the most that each change
-    /// can take. So there is never less aside.
-    credit: (u64, u64),
+    /// can take. So there is never less reserved.
+    granted: (u64, u64),
     /// The session has ended.
-    over: bool,
+    ended: bool,
 }
 
-impl Provisions {
+impl Reservations {
     /// More inode numbers for what the client makes.
     pub(super) fn add_numbers(&self, fs: &dyn SessionStore) -> Result<Range<Ino>, Errno> {
         let more = fs.reserve_numbers(NUMBERS)?;
@@ -59,11 +59,11 @@ impl Provisions {
     }
 
     /// Numbers that the session had before the server crashed; whether there are not too many.
-    pub(super) fn add_old(&self, more: Range<Ino>) -> bool {
-        let mut old = self.old.lock();
-        let room = old.len() < OLD_RANGES_MAX;
+    pub(super) fn add_former(&self, more: Range<Ino>) -> bool {
+        let mut former = self.former.lock();
+        let room = former.len() < FORMER_RANGES_MAX;
         if room {
-            old.push(more);
+            former.push(more);
         }
         room
     }
@@ -78,14 +78,14 @@ impl Provisions {
 
     /// Whether the session had this number before the server crashed. It is for the file system to
     /// say whether it was used.
-    pub(super) fn is_old(&self, ino: Ino) -> bool {
-        self.old.lock().iter().any(|range| range.contains(&ino))
+    pub(super) fn is_former(&self, ino: Ino) -> bool {
+        self.former.lock().iter().any(|range| range.contains(&ino))
             || self.missing.lock().contains(&ino)
     }
 
     /// Nothing is made again any more.
-    pub(super) fn forget_old(&self) {
-        self.old.lock().clear();
+    pub(super) fn forget_former(&self) {
+        self.former.lock().clear();
         self.missing.lock().clear();
     }
 
@@ -116,23 +116,23 @@ impl Provisions {
     }
 
     /// What promised changes draw from.
-    pub(super) fn aside(&self) -> Option<ReservationId> {
-        self.space.lock().aside.as_ref().map(|aside| aside.id())
+    pub(super) fn reservation_id(&self) -> Option<ReservationId> {
+        self.space.lock().reserved.as_ref().map(|reserved| reserved.id())
     }
 
-    /// A promised change comes out of the credit, whatever became of it. Behind it: what it has
-    /// drawn is missing from the space before it is missing from the credit, never the other way
+    /// A promised change comes out of the granted, whatever became of it. Behind it: what it has
+    /// drawn is missing from the space before it is missing from the granted, never the other way
     /// round.
     pub(super) fn spend(&self, Cost { bytes, inodes, .. }: Cost) {
         let mut space = self.space.lock();
-        space.credit =
-            (space.credit.0.saturating_sub(bytes), space.credit.1.saturating_sub(inodes));
+        space.granted =
+            (space.granted.0.saturating_sub(bytes), space.granted.1.saturating_sub(inodes));
     }
 
-    /// Gives the client so much more credit, or what there is; `free` bytes are nobody's. Sets
-    /// aside what is missing for it. `asks`: the connection on which it asks is still the one that
+    /// Gives the client so much more granted, or what there is; `free` bytes are nobody's. Sets
+    /// reserved what is missing for it. `asks`: the connection on which it asks is still the one that
     /// counts.
-    pub(super) fn credit(
+    pub(super) fn grant(
         &self,
         fs: &dyn SessionStore,
         (bytes, inodes): (u64, u64),
@@ -140,55 +140,55 @@ impl Provisions {
         asks: impl FnOnce() -> bool,
     ) -> (u64, u64) {
         let mut space = self.space.lock();
-        if space.over || !asks() {
+        if space.ended || !asks() {
             return (0, 0);
         }
-        let left = space.aside.as_ref().map_or((0, 0), |aside| aside.left());
+        let left = space.reserved.as_ref().map_or((0, 0), |reserved| reserved.left());
         let most = (free + left.0 + left.1 * BLOCK) / FREE_SHARE;
-        let most_inodes = CREDIT_INODES_MAX.min(most / INODES_SHARE / BLOCK);
-        let most_bytes = CREDIT_BYTES_MAX.min((most - most / INODES_SHARE) / BLOCK * BLOCK);
+        let most_inodes = GRANTED_INODES_MAX.min(most / INODES_SHARE / BLOCK);
+        let most_bytes = GRANTED_BYTES_MAX.min((most - most / INODES_SHARE) / BLOCK * BLOCK);
         let more = (
-            bytes.min(most_bytes.saturating_sub(space.credit.0)),
-            inodes.min(most_inodes.saturating_sub(space.credit.1)),
+            bytes.min(most_bytes.saturating_sub(space.granted.0)),
+            inodes.min(most_inodes.saturating_sub(space.granted.1)),
         );
-        let credit = (space.credit.0 + more.0, space.credit.1 + more.1);
-        let missing = (credit.0.saturating_sub(left.0), credit.1.saturating_sub(left.1));
-        let added = match &space.aside {
+        let granted = (space.granted.0 + more.0, space.granted.1 + more.1);
+        let missing = (granted.0.saturating_sub(left.0), granted.1.saturating_sub(left.1));
+        let added = match &space.reserved {
             _ if more == (0, 0) => return more,
-            Some(aside) => aside.add(missing.0, missing.1),
-            None => fs.reserve_space(missing.0, missing.1).map(|new| space.aside = Some(new)),
+            Some(reserved) => reserved.add(missing.0, missing.1),
+            None => fs.reserve_space(missing.0, missing.1).map(|new| space.reserved = Some(new)),
         };
         if added.is_err() {
             return (0, 0);
         }
-        space.credit = credit;
+        space.granted = granted;
         more
     }
 
     /// The client has no more left than this, in its place in the stream: the rest is given back.
     pub(super) fn keep_only(&self, bytes: u64, inodes: u64) {
         let mut space = self.space.lock();
-        space.credit = (space.credit.0.min(bytes), space.credit.1.min(inodes));
-        if let Some(aside) = &space.aside {
-            aside.keep_only(space.credit.0, space.credit.1);
+        space.granted = (space.granted.0.min(bytes), space.granted.1.min(inodes));
+        if let Some(reserved) = &space.reserved {
+            reserved.keep_only(space.granted.0, space.granted.1);
         }
     }
 
-    /// The credit, and what is set aside for it.
+    /// The granted, and what is set reserved for it.
     pub(super) fn figures(&self) -> [(u64, u64); 2] {
         let space = self.space.lock();
-        [space.credit, space.aside.as_ref().map_or((0, 0), |aside| aside.left())]
+        [space.granted, space.reserved.as_ref().map_or((0, 0), |reserved| reserved.left())]
     }
 
-    /// Bytes that are set aside and that nothing is in.
-    pub(super) fn reserved(&self) -> u64 {
+    /// Bytes that are set reserved and that nothing is in.
+    pub(super) fn bytes_reserved(&self) -> u64 {
         let [_, (bytes, inodes)] = self.figures();
         bytes + inodes * BLOCK
     }
 
     /// The session has ended: what is left is given back.
     pub(super) fn end(&self) {
-        *self.space.lock() = Space { aside: None, credit: (0, 0), over: true };
+        *self.space.lock() = Space { reserved: None, granted: (0, 0), ended: true };
     }
 }
 
@@ -198,23 +198,23 @@ mod tests {
 
     #[test]
     fn a_number_is_used_once_and_only_by_whom_it_was_given_to() {
-        let provisions = Provisions::default();
-        provisions.keep(10..13);
-        provisions.keep(20..21);
-        assert!(!provisions.use_number(9) && !provisions.use_number(13));
+        let reservations = Reservations::default();
+        reservations.keep(10..13);
+        reservations.keep(20..21);
+        assert!(!reservations.use_number(9) && !reservations.use_number(13));
         for ino in [11, 20, 10, 12] {
-            assert!(provisions.use_number(ino) && !provisions.use_number(ino), "{ino}");
+            assert!(reservations.use_number(ino) && !reservations.use_number(ino), "{ino}");
         }
-        assert!(provisions.numbers.lock().is_empty());
+        assert!(reservations.numbers.lock().is_empty());
     }
 
     #[test]
     fn of_too_many_numbers_the_oldest_are_lost() {
-        let provisions = Provisions::default();
-        provisions.keep(0..NUMBERS_MAX);
-        (1..200).step_by(2).for_each(|ino| assert!(provisions.use_number(ino), "{ino}"));
-        assert_eq!(provisions.numbers.lock().len(), RANGES_MAX);
-        provisions.keep(1 << 20..(1 << 20) + NUMBERS_MAX);
-        assert!(!provisions.use_number(500) && provisions.use_number(1 << 20));
+        let reservations = Reservations::default();
+        reservations.keep(0..NUMBERS_MAX);
+        (1..200).step_by(2).for_each(|ino| assert!(reservations.use_number(ino), "{ino}"));
+        assert_eq!(reservations.numbers.lock().len(), RANGES_MAX);
+        reservations.keep(1 << 20..(1 << 20) + NUMBERS_MAX);
+        assert!(!reservations.use_number(500) && reservations.use_number(1 << 20));
     }
 }
