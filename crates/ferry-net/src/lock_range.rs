@@ -2,7 +2,7 @@
 
 use ferry_fs::FileLock;
 
-/// Makes a range the owner's as `lock` says (`F_UNLCK`: nobody's), among the locks of one client.
+/// Gives a range to the owner as `lock` says (`F_UNLCK`: to nobody), among the locks of one client.
 /// Locks of one kind that touch become one.
 pub(crate) fn set_range(held: &mut Vec<FileLock>, lock: &FileLock) {
     let mut whole = *lock;

@@ -1,21 +1,21 @@
-//! Why a client is not let in.
+//! Why the server refuses a client.
 
-/// Why a client is not let in.
+/// Why a client is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Cause {
-    /// Its certificate was revoked,
+    /// Its certificate was revoked.
     Revoked,
-    /// or has expired,
+    /// Its certificate has expired.
     Expired,
-    /// or is of another authority, or there is none.
+    /// Its certificate is of another authority, or there is none.
     Unknown,
-    /// It does not speak TLS, and this server does,
+    /// It does not speak TLS, and this server does.
     Plain,
-    /// or the reverse.
+    /// It speaks TLS, and this server does not.
     Tls,
     /// It speaks another version of the protocol.
     Version,
-    /// What came was no greeting.
+    /// The first message was no greeting.
     NoGreeting,
     /// It may not mount that directory, or there is none.
     Path,
@@ -23,7 +23,7 @@ pub(crate) enum Cause {
     Full,
     /// An administrator has ended its session.
     Evicted,
-    /// The server stops, or has no certificates to go by.
+    /// The server stops, or has no list of revoked certificates.
     Server,
 }
 
@@ -44,11 +44,11 @@ impl Cause {
     ];
 }
 
-/// A client is not let in.
+/// A client is refused.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) cause: Cause,
-    /// For a person.
+    /// For people.
     pub(crate) reason: String,
 }
 

@@ -1,10 +1,11 @@
-//! Who stands at the admission: connections whose client has not yet said what it wants, nor shown a
-//! certificate where one is needed.
+//! Admission: connections whose client has not sent its greeting yet, nor shown a certificate where
+//! one is needed.
 //!
 //! * GREETING-1: there are at most [`NEWCOMERS_MAX`] of them, and [`NEWCOMERS_OF_ADDRESS_MAX`] from
-//!   one address. For one more the oldest goes: of the same address if that has too many, else of
-//!   all. So nobody who only connects keeps others out.
-//! * GREETING-2: who has said it has a place of its own, and never goes for a newcomer.
+//!   one address. For one more the oldest is closed: of the same address if that has too many, else
+//!   of all. So a client that only connects keeps no other client out.
+//! * GREETING-2: a client that has sent its greeting has a slot of its own, and is never closed for
+//!   a newcomer.
 
 use crate::rt::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -13,11 +14,11 @@ use std::sync::Arc;
 use crate::rt::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// Connections at the door at the same time.
+/// Connections before their greeting at the same time.
 const NEWCOMERS_MAX: usize = 512;
 /// Of these from one address.
 const NEWCOMERS_OF_ADDRESS_MAX: usize = 128;
-/// Connections at the same time that have passed it.
+/// Connections after their greeting at the same time.
 const CONNECTIONS_MAX: usize = 2048;
 
 struct Waiting {
@@ -26,9 +27,9 @@ struct Waiting {
     leave: Arc<Notify>,
 }
 
-/// The door of a server.
+/// The admission of a server.
 pub(super) struct Admission {
-    /// Oldest first, and how many have come so far.
+    /// Oldest first, and the number of all so far.
     waiting: Mutex<(VecDeque<Waiting>, u64)>,
     inside: Arc<Semaphore>,
 }
@@ -39,15 +40,15 @@ impl Default for Admission {
     }
 }
 
-/// A connection at the door, until it passes or this is dropped.
+/// A connection before its greeting, until it is admitted or this is dropped.
 pub(super) struct Newcomer {
     admission: Arc<Admission>,
     number: u64,
-    /// Where it comes from.
+    /// Its address.
     pub(super) from: SocketAddr,
 }
 
-/// All of a network that one machine usually has.
+/// The addresses of a network that one machine usually has count as one.
 fn site(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
@@ -56,7 +57,7 @@ fn site(ip: IpAddr) -> IpAddr {
 }
 
 impl Admission {
-    /// A connection has come. It must go when the other value says so.
+    /// A connection has come. It must be closed when the other value says so.
     pub(super) fn arrive(self: &Arc<Self>, from: SocketAddr) -> (Newcomer, Arc<Notify>) {
         let (site, leave) = (site(from.ip()), Arc::new(Notify::new()));
         let mut waiting = self.waiting.lock();
@@ -84,7 +85,7 @@ impl Admission {
 }
 
 impl Newcomer {
-    /// It is none any more: a place inside, if there is one and it need not go.
+    /// The greeting has come: a slot, if there is one and the connection is not being closed.
     pub(super) fn admit(self) -> Option<OwnedSemaphorePermit> {
         let stays = self.admission.remove(self.number);
         Arc::clone(&self.admission.inside).try_acquire_owned().ok().filter(|_| stays)
@@ -126,7 +127,7 @@ mod tests {
         let (gone, _) = crowd.remove(0);
         assert!(gone.admit().is_none(), "it is too late");
         assert!(next.admit().is_some() && other.admit().is_some());
-        // Who has passed, or gone, makes room.
+        // A connection that is admitted or closed makes room.
         drop(crowd);
         assert!(admission.waiting.lock().0.is_empty());
     }

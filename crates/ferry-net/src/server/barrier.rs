@@ -1,40 +1,38 @@
-//! After a crash: who may have kept something that was promised is waited for, and makes it again,
-//! before others see or change anything.
+//! The grace-period barrier: after a crash, clients replay before others see or change anything.
 //!
-//! * GRACE-1: as long as the barrier is closed, whatever reads waits, and each change but those that are
-//!   made again, and those that touch no inode.
-//! * GRACE-2: it opens when all sessions that had promised anything have said that they are done;
-//!   those that have not arrived by the end of the hold are not waited for any longer, and can make
-//!   nothing again.
-//! * GRACE-3: who has arrived by then is waited for as long as it goes on making it again, or the
-//!   server has something to do for it. Who does nothing of that for too long is given up: what it
-//!   has not made again then is lost, and it is told.
+//! * GRACE-1: while the barrier is closed, requests that read wait. So do changes, but for replayed
+//!   ones and those that touch no inode.
+//! * GRACE-2: the barrier opens when all sessions that could acknowledge early have settled. The
+//!   server waits a hold time for sessions to come; those that come later cannot replay.
+//! * GRACE-3: the server waits for a session that has come as long as it makes progress, or as long
+//!   as the server has something to apply for it. A session that makes no progress for too long is
+//!   given up: what it has not replayed is lost, and it is told.
 
 use crate::rt::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::rt::Mutex;
 
-/// What waits.
+/// What runs when the barrier is open.
 type Run = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct State {
-    /// Sessions that may have something to make again; `true`: it has arrived.
+    /// Sessions that may have something to replay; `true`: the session has come.
     awaited: HashMap<u128, bool>,
     waiting: Vec<Run>,
-    /// The server stops: nothing goes on.
+    /// The server stops: what waits is dropped.
     stopped: bool,
 }
 
-/// Of one server.
+/// The barrier of one server.
 pub(super) struct Barrier {
     closed: AtomicBool,
     state: Mutex<State>,
 }
 
 impl Barrier {
-    /// Waits for these sessions.
+    /// A barrier that waits for these sessions.
     pub(super) fn new(awaited: Vec<u128>) -> Self {
         let closed = AtomicBool::new(!awaited.is_empty());
         let awaited = awaited.into_iter().map(|session| (session, false)).collect();
@@ -45,7 +43,7 @@ impl Barrier {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Runs `run` when the barrier is open. It must not wait for anything itself.
+    /// Runs `run` when the barrier is open. It must not block.
     pub(super) fn wait(&self, run: Run) {
         {
             let mut state = self.state.lock();
@@ -60,21 +58,20 @@ impl Barrier {
         run();
     }
 
-    /// A session has arrived back; `true`: it was waited for, and may make again what it had promised.
-    /// Once.
+    /// A session has come back; `true`: it is awaited, and may replay. This is true once.
     pub(super) fn arrive(&self, session: u128) -> bool {
         let mut state = self.state.lock();
         state.awaited.get_mut(&session).is_some_and(|arrived| !std::mem::replace(arrived, true))
     }
 
-    /// A session is done, or has ended.
+    /// A session has settled, or has ended.
     pub(super) fn release(&self, session: u128) {
         let mut state = self.state.lock();
         state.awaited.remove(&session);
         self.open_if_done(state);
     }
 
-    /// The hold is over: gives those that have not arrived.
+    /// The hold time is over. Returns the sessions that have not come.
     pub(super) fn give_up_absent(&self) -> Vec<u128> {
         let mut state = self.state.lock();
         if state.stopped {
@@ -86,15 +83,15 @@ impl Barrier {
         absent
     }
 
-    /// Those that are not done and may be given up: none where the server stops, for they go on at
-    /// the next one.
+    /// Sessions that have not settled and may be given up: none if the server stops, because they
+    /// go on at the next one.
     pub(super) fn awaited(&self) -> Vec<u128> {
         let state = self.state.lock();
         if state.stopped { Vec::new() } else { state.awaited.keys().copied().collect() }
     }
 
-    /// The server stops; `true`: everything that clients had promised to the one before has been
-    /// made again, or given up.
+    /// The server stops; `true`: everything that clients had for the previous server is replayed,
+    /// or given up.
     pub(super) fn stop(&self) -> bool {
         let mut state = self.state.lock();
         if self.is_closed() {

@@ -9,8 +9,7 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 
 use crate::message::Claim;
 
-/// Says that a client was given an inode, to a server that has forgotten it; and that it was found
-/// in `dir`, which is 0 if it is a directory.
+/// Proves that a client was given an inode, which was found in `dir` (0: it is a directory).
 pub(super) fn of_inode(key: &[u8; 16], path: &[u8], ino: Ino, dir: Ino) -> u128 {
     let mut hasher = SipHasher24::new_with_key(key);
     hasher.write(b"ferry ticket\0");
@@ -20,13 +19,13 @@ pub(super) fn of_inode(key: &[u8; 16], path: &[u8], ino: Ino, dir: Ino) -> u128 
     u128::from(dir) << 64 | u128::from(hasher.finish128().h1)
 }
 
-/// In which directory an inode was found, if the capability is good.
+/// The directory in which an inode was found, if the capability is good.
 pub(super) fn found_in(key: &[u8; 16], path: &[u8], claim: &Claim) -> Option<Ino> {
     let dir = (claim.ticket >> 64) as Ino;
     (claim.ticket == of_inode(key, path, claim.ino, dir)).then_some(dir)
 }
 
-/// Says that numbers were given to a client, to a server that has forgotten it.
+/// Proves that inode numbers were given to a client.
 pub(super) fn of_numbers(key: &[u8; 16], path: &[u8], numbers: &Range<Ino>) -> u128 {
     let mut hasher = SipHasher24::new_with_key(key);
     hasher.write(b"ferry numbers\0");

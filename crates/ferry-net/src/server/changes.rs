@@ -1,5 +1,5 @@
-//! The ordered stream of a session: one change after the other, each when its turn on what it
-//! touches has come.
+//! The ordered stream of a session: one change after the other, each when no other session is in
+//! its way.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,13 +13,12 @@ use super::panics::answered;
 use super::session::{Applied, Change, Session, wall};
 use crate::message::{Info, Op, Outcome, Promised};
 
-/// So many changes of a session are made after a crash before another session has its turn on the
-/// thread.
+/// After a crash, so many changes of a session are applied before another session gets the thread.
 const SHARE: u32 = 16;
-/// No inode has this number.
+/// Stands for the shape of the tree. No inode has this number.
 const TREE: Ino = 0;
 
-/// What is told to the file system of a early change.
+/// What the file system has to know of an early-acknowledged change.
 fn ack(session: &Session, seq: u64, early: &Promised) -> EarlyAck {
     EarlyAck {
         at: early.at,
@@ -29,7 +28,7 @@ fn ack(session: &Session, seq: u64, early: &Promised) -> EarlyAck {
     }
 }
 
-/// What is answered of a change that panics.
+/// What the server answers if applying a change panics.
 #[derive(Clone, Copy)]
 struct PanicAnswer {
     seq: u64,
@@ -43,8 +42,9 @@ impl PanicAnswer {
     }
 }
 
-/// What a change touches that others may have changed. Of renames from one directory to another
-/// this is also what is above which: they are allowed or not by what others have moved before.
+/// What a change touches that others may have changed. For renames from one directory to another
+/// this includes the shape of the tree: whether they are allowed depends on what others have moved
+/// before.
 fn changes(change: &Change, guard: &ChangeGuard) -> Vec<Ino> {
     let moves = matches!(&change.op, Op::Rename { parent, new_parent, .. } if parent != new_parent);
     let tree = (moves && change.early.is_none()).then_some(TREE);
@@ -68,8 +68,8 @@ enum Waits {
 }
 
 impl Core {
-    /// Applies a session's changes until there are none, or one has to wait for its guard: then it
-    /// goes on when that has come.
+    /// Applies a session's changes until there are none, or one has to wait. Then the stream goes
+    /// on when that one has been applied.
     pub(super) fn apply_all(self: &Arc<Self>, session: &Arc<Session>) {
         let mut share = SHARE;
         while let Some(change) = session.next() {
@@ -77,7 +77,7 @@ impl Core {
                 return;
             }
             share -= 1;
-            // Who comes back with less is not to wait for one that comes back with much.
+            // A session with few changes must not wait for one with many.
             if share == 0 && self.barrier.is_closed() {
                 let (core, session) = (Arc::clone(self), Arc::clone(session));
                 return drop(self.runtime.spawn_blocking(move || core.apply_all(&session)));
@@ -90,7 +90,7 @@ impl Core {
         }
     }
 
-    /// Applies a change; `false`: it has to wait, and goes on with those behind it when it has been
+    /// Applies a change; `false`: it has to wait, and the changes behind it go on when it has been
     /// applied.
     fn apply_next(self: &Arc<Self>, session: &Arc<Session>, change: Change) -> bool {
         let mut change = change;
@@ -121,7 +121,8 @@ impl Core {
         false
     }
 
-    /// Waits for a sync without a thread. Meanwhile nobody else changes what the turn is on.
+    /// Waits for a sync without a thread. Meanwhile the guard keeps other sessions from these
+    /// inodes.
     fn apply_when_durable(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -146,7 +147,7 @@ impl Core {
         }));
     }
 
-    /// Waits for clients that make again what they had early, without a thread.
+    /// Waits for the replay of other clients, without a thread.
     fn apply_behind_barrier(self: &Arc<Self>, session: &Arc<Session>, change: Change) {
         session.wait_at_barrier();
         let (core, session) = (Arc::clone(self), Arc::clone(session));
@@ -160,10 +161,11 @@ impl Core {
         self.barrier.wait(Box::new(move || drop(runtime.spawn_blocking(run))));
     }
 
-    /// Makes a early change again, for the server to which it was early has crashed. It needs
-    /// no lease: nobody has any. Gives back what is no such change.
+    /// Replays a change that the crashed server may have applied. It needs no lease, because no
+    /// session has any yet. Returns the change if it is no replayed one.
     fn replay(self: &Arc<Self>, session: &Session, change: Change) -> Option<Change> {
-        // These three end or prepare the replay: they are no part of it, whatever the client says.
+        // These three prepare or end the replay. They are no part of it, whatever the client says,
+        // and `Redone` would wait for itself.
         let is_of_session =
             matches!(change.op, Op::Redone {} | Op::Claim { .. } | Op::Numbered { .. });
         if change.early.is_none() || is_of_session || session.is_over() {
@@ -174,8 +176,8 @@ impl Core {
         let ack = early.map(|early| ack(session, seq, &early));
         let bytes = op.info().data_bytes;
         let applied = self.applying(session, caller, ack).replay(op);
-        // What comes behind one that cannot be made says nothing of that until its client has
-        // heard.
+        // Behind a failed change, later ones do not count as durable soon: their client must hear
+        // of the failure first.
         if matches!(applied.outcome, Outcome::Failed { .. }) {
             session.replay_failed();
         } else if !session.has_failed_replay() {
@@ -188,7 +190,8 @@ impl Core {
         None
     }
 
-    /// A change was made that its client keeps. `soon`: it is made durable without being asked for.
+    /// A change was applied that its client has in its replay log. `soon`: the server makes it
+    /// durable without being asked.
     fn note_unstable(&self, (session, soon): (&Session, bool), seq: u64, bytes: usize) {
         let much = session.note_unstable(seq, bytes, self.env.clock.monotonic());
         if soon {
@@ -196,7 +199,7 @@ impl Core {
         }
     }
 
-    /// Applies a change, refuses it, or gives it back with what it waits for.
+    /// Applies a change, refuses it, or returns it with what it waits for.
     fn try_apply(self: &Arc<Self>, session: &Session, change: Change) -> Option<Waits> {
         loop {
             let inos = self.touched(session, &change);
@@ -216,7 +219,7 @@ impl Core {
         }
     }
 
-    /// Waits without a thread.
+    /// Waits for leases of others, without a thread.
     async fn apply_later(
         self: Arc<Self>,
         session: Arc<Session>,
@@ -248,8 +251,7 @@ impl Core {
         }
     }
 
-    /// The wait is over, one way or the other; or it begins again, if a name has come to mean
-    /// something else.
+    /// The wait is over. It begins again if a name has come to mean another inode.
     fn apply_in_turn(
         self: &Arc<Self>,
         session: &Session,
@@ -270,8 +272,8 @@ impl Core {
         self.try_apply(session, change)
     }
 
-    /// Its turn has come. What is early is so under write leases that its client has heard of:
-    /// then nothing is left of others (UNSTABLE-1).
+    /// No other session is in the way. An early-acknowledged change was decided under write leases
+    /// that the client knew of, so nothing of others can be unstable (UNSTABLE-1).
     fn apply_or_wait(
         self: &Arc<Self>,
         session: &Session,
@@ -287,9 +289,9 @@ impl Core {
         None
     }
 
-    /// Does something with a change. If that panics, the client hears of an error, and the changes
-    /// behind it go on: else it would wait for ever, and so would whoever waits for what it gives
-    /// back behind them.
+    /// Acts on a change. If that panics, the client gets an error, and the changes behind it go on.
+    /// Otherwise the client would wait for ever, and so would those that wait for leases that it
+    /// returned behind them.
     fn guarded<T>(
         self: &Arc<Self>,
         session: &Session,
@@ -316,14 +318,14 @@ impl Core {
         None
     }
 
-    /// A name may have come to mean another inode before the turn began, unless the session has the
-    /// directory's write lease.
+    /// A name may have come to mean another inode before the guard was taken, unless the session
+    /// has the directory's write lease.
     fn is_still(self: &Arc<Self>, session: &Session, change: &Change, guard: &ChangeGuard) -> bool {
         guard.is_own() || guard.inos() == self.touched(session, change)
     }
 
     fn apply(self: &Arc<Self>, session: &Session, change: Change, guard: ChangeGuard) {
-        // It may have waited, and its client may be evicted.
+        // The change may have waited, and its client may be evicted.
         if session.is_over() {
             return;
         }
@@ -333,8 +335,8 @@ impl Core {
         let Info { cost, data_bytes: bytes, .. } = op.info();
         let ack = early.map(|early| ack(session, seq, &early));
         let keeps = ack.is_some() || !guard.inos().is_empty();
-        // A change that was not early is made without a mark, too: after a crash it is told as
-        // lost, at worst.
+        // A change that was not acknowledged early is applied without a record, too: at worst it is
+        // reported as lost after a crash.
         let enlisted = if keeps { session.register(&*self.fs, true) } else { Ok(()) };
         let enlisted = enlisted.or_else(|errno| if ack.is_some() { Err(errno) } else { Ok(()) });
         let soon = keeps && session.is_registered();
@@ -351,7 +353,7 @@ impl Core {
             }
             Err(errno) => Applied::failed(errno),
         };
-        // It was fenced just before, and the mark that went then is there again.
+        // The session was fenced in between, and the change has brought its record back.
         if soon && !session.is_registered() {
             self.fs.remove_session(session.id);
         }
@@ -363,11 +365,11 @@ impl Core {
         if ack.is_some() && failed {
             self.early_failed(session, epoch, &applied.outcome);
         }
-        // Its client tries again as long as others have space that they do not need.
+        // The client tries again as long as other clients have space that they do not need.
         if applied.outcome == (Outcome::Failed { errno: libc::ENOSPC }) {
             self.others(session).for_each(|other| other.ask_for_space());
         }
-        // Before a lease goes back behind it.
+        // Before a lease that the client has returned behind it is free.
         if keeps && !failed {
             self.note_unstable((session, soon), seq, bytes);
         }
@@ -376,9 +378,9 @@ impl Core {
         guard.done(seq);
     }
 
-    /// Answers a change that is not made.
+    /// Answers a change that is not applied.
     fn refuse(&self, session: &Session, change: Change, why: &Progress) {
-        // What is dropped is sent again, perhaps, and costs something then.
+        // The client may send a dropped change again, and it costs something then.
         if change.early.is_some() && *why != Progress::Dropped {
             session.reservations.spend(change.op.info().cost);
         }
@@ -401,14 +403,15 @@ impl Core {
         self.leases.refused(session.number, change.seq);
     }
 
-    /// Answers a change that is not made, for what others have done before cannot be made durable.
+    /// Answers a change that is not applied, because what others have changed before cannot be made
+    /// durable.
     fn give_up(&self, session: &Session, change: Change, errno: Errno) {
         session.applied(change.seq, Applied::failed(errno), change.room, change.early.is_some());
         self.leases.refused(session.number, change.seq);
     }
 
-    /// What a client has early cannot be done: nothing of this epoch is made behind it. The
-    /// client sends again what does not depend on it.
+    /// A change that the client has acknowledged early cannot be applied: the server drops what is
+    /// behind it in this epoch. The client sends again what does not depend on it.
     fn early_failed(&self, session: &Session, epoch: u32, outcome: &Outcome) {
         tracing::error!(
             client = session.name,
@@ -419,7 +422,7 @@ impl Core {
     }
 
     fn touched(self: &Arc<Self>, session: &Session, change: &Change) -> Vec<Ino> {
-        // It is early that the name means nothing; if it does the change fails.
+        // The client knew that the name is free; if it is not, the change fails.
         if let (Some(_), Op::Create { parent, .. }) = (&change.early, &change.op) {
             return session.volume_ino(*parent).into_iter().collect();
         }

@@ -1,5 +1,5 @@
-//! One connection: the greeting, then messages in, answers out. Whatever comes from the other side
-//! costs it its connection at most.
+//! One connection: the greeting, then messages in and answers out. Whatever the other side sends
+//! costs it at most its connection.
 
 use crate::rt::collections::HashMap;
 use std::io;
@@ -27,27 +27,26 @@ use crate::message::{
 };
 use crate::refusal::{Cause, Refusal};
 
-/// The number of a greeting among the messages.
+/// The number of `Hello` among the messages.
 const HELLO: u8 = 1;
-/// The first message must have come after this time.
+/// The first message must arrive within this time.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
-/// Who says nothing for so long is gone: a client says at least that it is there, more often than
-/// that.
+/// A peer that is silent for this long is considered dead. A client sends at least pings, and more
+/// often.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// So often it is noted that a client brings something.
+/// How often the server notes that a client sends something.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
-/// The other side has so long to take the last words and to hang up.
+/// The other side has so long to read the last message and to hang up.
 const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
-/// Requests of a client that wait for locks, or whose late answers are not on their way.
+/// Requests of a client that wait for locks, or whose late answers are not sent yet.
 const LOCK_WAITS_MAX: usize = 4096;
-/// Pings whose answers are not on their way; more are not answered: who does not read has no use
-/// for them.
+/// Pings whose answers are not sent yet; more are not answered.
 const PINGS_MAX: usize = 16;
 
 type Messages = Frames<ReadHalf<Box<dyn Stream>>>;
 
-/// Speaks with a client until one of the two goes. `peer` says who it is, `newcomer` that it stands
-/// at the admission.
+/// Serves a client until one of the two ends the connection. `peer` is the client's identity,
+/// `newcomer` its entry in the admission.
 pub(super) async fn serve(
     core: Arc<Core>,
     stream: Box<dyn Stream>,
@@ -91,11 +90,11 @@ pub(super) async fn serve(
         line.send_first(frame::encode(&word), Vec::new());
     }
     drop(line);
-    // It ends when whoever may still answer has done so, or soon after the other side has stopped
-    // to read.
+    // The writer ends when everything that may answer has done so, or soon after the other side has
+    // stopped reading.
     let _written = writing.await;
-    // A connection that is closed with something unread is reset, and the other side may lock_lost the
-    // last words.
+    // If a connection is closed with unread bytes, it is reset, and the other side may lose the
+    // last message.
     let _late = timeout(LAST_WORDS_TIME_MAX, messages.discard()).await;
     drop((under_way, inside));
 }
@@ -123,7 +122,7 @@ async fn greet(
         let reason = "this is a FerryFS server, and what came was no greeting of a FerryFS client";
         return Err(Refusal::new(Cause::NoGreeting, reason));
     };
-    // Not behind this: who enters a session must not be cut off in the middle of it.
+    // Not after this: a client that enters a session must not be cut off in between.
     if let Some(newcomer) = newcomer {
         let full =
             || Refusal::new(Cause::Full, "the server has as many connections as it can take");
@@ -140,14 +139,14 @@ async fn greet(
     entered.unwrap_or_else(|_| Err(Refusal::new(Cause::Server, "the server stops")))
 }
 
-/// The version that a greeting names. It stands at the same place in every version.
+/// The version in a greeting. It has the same offset in every version.
 fn version_of(greeting: &[u8]) -> Option<u32> {
     let (number, rest) = greeting.split_first()?;
     (*number == HELLO).then(|| rest.first_chunk().map(|version| u32::from_le_bytes(*version)))?
 }
 
-/// A request that is to be answered. If answering it panics, its client hears of an error, and does
-/// not wait for ever.
+/// A request that is to be answered. If answering it panics, its client gets an error and does not
+/// wait for ever.
 struct Unanswered(Option<(Arc<Core>, Arc<Session>)>, (u64, u64));
 
 impl Unanswered {
@@ -164,7 +163,7 @@ impl Unanswered {
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        // Nobody hears it where the session or the server has ended, which is no error.
+        // If the session or the server has ended, nothing is sent, which is no error.
         if let Some((core, session)) = self.0.take().filter(|_| std::thread::panicking()) {
             tracing::error!(client = session.name, "answering a request has panicked");
             let reply = |room| session.reply(self.1, 0, Outcome::Failed { errno: libc::EIO }, room);
@@ -176,11 +175,11 @@ impl Drop for Unanswered {
 }
 
 /// Requests for locks that are not answered, and whether they are cancelled: a cancel may come
-/// before its request stands in line.
+/// before its request is in the queue.
 type Locking = Arc<Mutex<HashMap<u64, bool>>>;
 
-/// Changes that have come and that nobody applies yet: they are applied together, when no more have
-/// come. Once they are taken, in any case.
+/// Changes that have arrived and that no thread applies yet. They are applied together, when no
+/// more have arrived.
 struct Due<'a> {
     core: &'a Arc<Core>,
     session: &'a Arc<Session>,
@@ -211,11 +210,11 @@ struct Connection<'a> {
     ops: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
     locking: Locking,
-    /// Room for those who wait for locks, and for pings.
+    /// Room for requests that wait for locks, and for pings.
     lock_waits: Arc<Semaphore>,
     pings: Arc<Semaphore>,
-    /// When it was noted last that the client brings something, and whether it has since the last
-    /// ping.
+    /// When the server last noted that the client sends something, and whether it has since the
+    /// last ping.
     progress: (Duration, bool),
 }
 
@@ -248,7 +247,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Takes messages until the connection ends; an error is told to the other side.
+    /// Takes messages until the connection ends. An error is sent to the other side.
     async fn run(&mut self, messages: &mut Messages) -> Result<(), String> {
         let mut stopping = self.core.stopping.subscribe();
         let mut stopped = self.core.stopping.subscribe();
@@ -257,7 +256,8 @@ impl<'a> Connection<'a> {
                 self.due.begin();
                 let more = crate::rt::select! {
                     more = timeout(SILENCE_MAX, messages.more()) => more,
-                    // Nothing more is taken; what was taken is answered before the end.
+                    // No more messages are taken; those that were taken are answered before the
+                    // end.
                     () = Stage::Draining.reached(&mut stopping) => {
                         self.due.begin();
                         Stage::Ended.reached(&mut stopped).await;
@@ -273,7 +273,7 @@ impl<'a> Connection<'a> {
                     Ok(Ok(true)) => {}
                 }
                 if !messages.is_ready() {
-                    // A long message comes slowly.
+                    // A long message arrives slowly.
                     self.makes_progress();
                     continue;
                 }
@@ -284,8 +284,8 @@ impl<'a> Connection<'a> {
             }
             let Some(bytes) = messages.next() else { continue };
             let len = bytes.len();
-            // Another connection has taken over, or the session has ended: who still speaks here
-            // must not take it for alive.
+            // Another connection has taken over, or the session has ended: the client must not
+            // think that this connection is good.
             if !self.session.is_at(self.connection) {
                 return Ok(());
             }
@@ -299,7 +299,7 @@ impl<'a> Connection<'a> {
                 }
                 message => {
                     if let Err(Violation(rule)) = self.take(message, len).await {
-                        // Nothing that it says of its session can be believed any more.
+                        // Nothing that it says of its session can be trusted any more.
                         self.end(CloseReason::Violation).await;
                         return Err(format!(
                             "the client has broken the rules of the protocol: {rule}"
@@ -310,7 +310,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// The client brings what it has to bring, be it slowly. Gives the time.
+    /// The client sends something, however slowly. Returns the time.
     fn makes_progress(&mut self) -> Duration {
         let now = self.core.env.clock.monotonic();
         let noted = std::mem::replace(&mut self.progress.1, true);
@@ -336,7 +336,7 @@ impl<'a> Connection<'a> {
         if let (Ok(ops), Ok(bytes)) = at_once {
             return (ops, bytes);
         }
-        // There is room when those that have come are answered.
+        // There is room when those that have arrived are answered.
         self.due.begin();
         let ops = Arc::clone(&self.ops).acquire_owned().await.expect("the window is never closed");
         let bytes = Arc::clone(&self.bytes)
@@ -350,7 +350,7 @@ impl<'a> Connection<'a> {
         match message {
             ToServer::Hello { .. } | ToServer::Bye {} => Err(Violation("a second greeting")),
             ToServer::Ping { number } => {
-                // Who has given leases back behind changes must bring those.
+                // A client that has returned leases behind changes must send those changes.
                 let brings = std::mem::take(&mut self.progress.1);
                 let leases = &self.core.leases;
                 let (renewed, epoch) = if brings || !self.session.owes_changes() {
@@ -433,8 +433,8 @@ impl<'a> Connection<'a> {
         self.session.when_applied(after, Box::new(run));
     }
 
-    /// A lock may be waited for without end: those who wait leave their room in the window to
-    /// others. Their answers have another place.
+    /// A lock may be waited for without end: such requests leave their room in the window to
+    /// others, and their answers have room of their own.
     fn request_lock(
         &self,
         (id, after): (u64, u64),

@@ -10,7 +10,7 @@ use super::session::Session;
 pub struct Control(pub(super) Arc<Core>);
 
 impl Control {
-    /// What the sessions are at, oldest first.
+    /// The state of the sessions, oldest first.
     pub fn clients(&self) -> serde_json::Value {
         let mut all = self.0.all();
         all.sort_unstable_by_key(|session| session.number);
@@ -26,18 +26,18 @@ impl Control {
         all.iter().map(one).collect()
     }
 
-    /// The number of sessions, those of clients that are away among them.
+    /// The number of sessions, with those of clients that are away.
     pub fn sessions(&self) -> usize {
         self.0.sessions.lock().len()
     }
 
-    /// How often clients were not let in since the server's start, by cause.
+    /// How many clients were refused since the server's start, by cause.
     pub fn refused(&self) -> serde_json::Value {
         self.0.refusals.json()
     }
 
-    /// Ends the sessions of that name or number: what they hold is free, and their mounts are of no
-    /// use any more. Gives how many.
+    /// Ends the sessions of that name or number for good: what they hold is free, and their mounts
+    /// fail. Returns how many.
     pub fn evict(&self, which: &str) -> usize {
         self.0.evict(which)
     }

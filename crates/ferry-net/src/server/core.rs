@@ -24,7 +24,7 @@ use crate::limits::Export;
 use crate::message::BATCH_MAX;
 use crate::tls::Revocations;
 
-/// Why an evicted client is not let in.
+/// Why an evicted client is refused.
 pub(super) const EVICTED: &str =
     "the session was ended by the server's administrator (`ferry evict`)";
 
@@ -46,14 +46,14 @@ pub(super) struct Core {
     pub(super) admission: Arc<Admission>,
     /// Held while a session is found or made.
     pub(super) entering: Mutex<()>,
-    /// Certificates that are not let in any more.
+    /// Certificates that are revoked.
     pub(super) revocations: Revocations,
     pub(super) refusals: Refusals,
-    /// Sessions so far.
+    /// The number of sessions so far.
     pub(super) numbers: AtomicU64,
-    /// Names so far that were moved from one directory to another.
+    /// The number of names so far that were moved from one directory to another.
     pub(super) moves: AtomicU64,
-    /// Sessions that nobody goes on with, as they stand on the volume, oldest first.
+    /// Evicted sessions, as they are recorded on the volume, oldest first.
     pub(super) evicted: Mutex<VecDeque<SessionSeq>>,
     pub(super) runtime: Handle,
     pub(super) stopping: watch::Sender<Stage>,
@@ -61,13 +61,13 @@ pub(super) struct Core {
     pub(super) writing: Arc<()>,
 }
 
-/// How far the server's end has come.
+/// How far the server has come in stopping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 pub(super) enum Stage {
     Serving,
-    /// Nothing more is taken.
+    /// No message is taken any more.
     Draining,
-    /// Everything was answered.
+    /// Everything is answered.
     Ended,
 }
 
@@ -79,13 +79,13 @@ impl Stage {
 
     /// Waits until the server has come so far.
     pub(super) async fn reached(self, at: &mut watch::Receiver<Stage>) {
-        // The sender lives as long as the server: an error is an end, too.
+        // The sender lives as long as the server: an error means that the server has ended.
         let _reached = at.wait_for(|stage| *stage >= self).await.map(drop);
     }
 }
 
 impl Core {
-    /// What a name means, for nobody who would then know it.
+    /// What a name means. No session knows the inode by this.
     pub(super) fn named(&self, dir: Ino, name: &[u8]) -> Option<Attr> {
         let found = InProcess::default().call(|cx| self.fs.lookup(cx, dir, name)).ok()?;
         found.attr.inspect(|attr| self.fs.forget(attr.ino, 1))
@@ -95,7 +95,7 @@ impl Core {
         self.sessions.lock().values().cloned().collect()
     }
 
-    /// The sessions but one.
+    /// All sessions but one.
     pub(super) fn others(&self, than: &Session) -> impl Iterator<Item = Arc<Session>> {
         let number = than.number;
         self.all().into_iter().filter(move |session| session.number != number)
@@ -106,8 +106,8 @@ impl Core {
         self.sessions.lock().len() < 2
     }
 
-    /// What a client is shown of the volume's space: what is reserved for clients is free, for they
-    /// give it back to who needs it.
+    /// The volume's space as a client sees it: reservations of clients count as free, because the
+    /// clients return them to those that need them.
     pub(super) fn totals(&self, totals: Statfs) -> Statfs {
         let reserved: u64 =
             self.all().iter().map(|session| session.reservations.bytes_reserved()).sum();

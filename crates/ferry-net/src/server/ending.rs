@@ -9,35 +9,35 @@ use super::core::{Core, EVICTED};
 use super::session::{CloseReason, Session};
 use crate::message::ToClient;
 
-/// Evicted sessions that are remembered.
+/// The number of evicted sessions that are remembered.
 const EVICTED_MAX: usize = 4096;
 
 impl Core {
-    /// Ends a session, for whatever reason.
+    /// Ends a session.
     pub(super) fn end(&self, session: &Session, reason: CloseReason) {
         session.close(reason, &self.locks);
         self.release(session, reason);
     }
 
-    /// A session has ended: what it holds is given back.
+    /// A session has ended: what it holds is free.
     pub(super) fn release(&self, session: &Session, reason: CloseReason) {
-        // In each other case the client may rely on its leases until their term is over.
+        // In all other cases the client may rely on its leases until their term is over.
         if reason == CloseReason::Left {
             self.leases.end(session.number);
         }
-        // What the client may have shown to programs is still looked for by the next server.
+        // The next server waits for what the client may have acknowledged.
         if reason == CloseReason::HandedOver {
             return self.remove(session);
         }
-        // As long as it has a mark, a sync says how far it is durable.
+        // While the session is recorded, a sync records its durable watermark.
         session.unregister(&*self.fs);
         self.free_locks(session);
         self.remove(session);
         self.barrier.release(session.id);
     }
 
-    /// A session has ended: its locks are free, unless one of its changes is still being made. Then
-    /// they are when that is over.
+    /// A session has ended: its locks are free, or will be when the change is done that is being
+    /// applied.
     pub(super) fn free_locks(&self, session: &Session) {
         if !session.is_applying() && !self.locks.is_closed() {
             session.unrecord_lock_holder(&*self.fs);
@@ -50,8 +50,8 @@ impl Core {
         session.clear(&*self.fs);
     }
 
-    /// Ends the sessions of that name or number, or with a certificate of that name, for good;
-    /// gives how many.
+    /// Ends for good the sessions with this name or number, or with a certificate of this name.
+    /// Returns how many.
     pub(super) fn evict(&self, which: &str) -> usize {
         let mut all = self.all();
         all.retain(|session| {
@@ -64,8 +64,7 @@ impl Core {
         all.len()
     }
 
-    /// Ends the sessions whose certificate was revoked: they would not come in again, and what they
-    /// held is for others.
+    /// Ends the sessions whose certificate was revoked.
     pub(super) fn end_revoked(&self) {
         let all = self.all();
         let revoked = self.revocations.revoked(all.iter().map(|session| &session.peer));
@@ -84,8 +83,8 @@ impl Core {
         self.shut_out(&gone, "the client's certificate was revoked");
     }
 
-    /// Ends these sessions for good. That stands on the volume before anybody gets what they held:
-    /// none of them makes anything again at the next server, whatever becomes of this one.
+    /// Ends these sessions for good. The volume records it before others get what they held: none
+    /// of them replays anything at the next server, whatever happens to this one.
     pub(super) fn shut_out(&self, all: &[Arc<Session>], why: &str) {
         if all.is_empty() {
             return;
@@ -100,7 +99,7 @@ impl Core {
             evicted.extend(&numbered);
             let surplus = evicted.len().saturating_sub(EVICTED_MAX);
             let forgotten: Vec<u128> = evicted.drain(..surplus).map(|mark| mark.session).collect();
-            // Under the lock: what stands there is what is here.
+            // Under the lock, so that the volume and `evicted` agree.
             self.fs.evict(&numbered, &forgotten)
         };
         if let Err(error) = noted {
@@ -113,8 +112,8 @@ impl Core {
         }
     }
 
-    /// Others may change what a session keeps, and it need not have heard that this is durable: it
-    /// makes nothing of it again.
+    /// Other clients may change what is in the session's replay log, and its client may not know
+    /// that this is durable: it must not replay it.
     pub(super) fn fence(&self, session: &Session) {
         session.fence(&*self.fs);
         self.leases.end_fenced_epoch(session.number);

@@ -32,8 +32,8 @@ impl Core {
     ) -> Result<(Arc<Session>, u64), Refusal> {
         let path = normal(path);
         let _entering = self.entering.lock();
-        // Now, not when the connection was made: its client may have let time pass before it said
-        // anything.
+        // The time is now, and not when the connection was made: the client may have waited before
+        // its greeting.
         let standing = self.revocations.standing(&peer, self.env.clock.wall());
         if self.evicted.lock().iter().any(|evicted| evicted.session == id) {
             let why = standing.err().map_or_else(|| EVICTED.to_owned(), |refusal| refusal.reason);
@@ -114,8 +114,8 @@ impl Core {
         Ok((session, connection))
     }
 
-    /// How far the changes of a session came at a server that crashed, and how far they are
-    /// durable, if it may make again what is missing.
+    /// The last-applied sequence number and the durable watermark of a session of the crashed
+    /// server, if that session may replay.
     fn marks_of(&self, id: u128, newest: u64) -> Option<(u64, u64)> {
         if id == 0 || !self.barrier.is_closed() {
             return None;
@@ -125,8 +125,8 @@ impl Core {
         self.barrier.arrive(id).then_some((mark, durable))
     }
 
-    /// The directory at `path`, for a client with this certificate: some user of it may search each
-    /// directory on the way. Symbolic links are not followed.
+    /// The directory at `path`, for a client with this certificate: one of its users has to be
+    /// allowed to search each directory on the way. Symbolic links are not followed.
     pub(super) fn resolve(&self, path: &[u8], limits: Option<&Limits>) -> Result<Ino, String> {
         let text = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
         let missing = || format!("{}: no such directory on the server", text(path));

@@ -1,19 +1,19 @@
-//! The bounds of a session: what lies below the directory that its client mounts, and where in it
-//! the client may change something.
+//! Exports, and the bounds that they give to a session: what lies below the directory that its
+//! client mounts, and where in it the client may change something.
 //!
-//! * EXPORT-1: the longest export that covers the mounted path says whether the client may change
-//!   anything. An export that lies deeper can take that away for what is below it, and never gives
-//!   it.
-//! * EXPORT-2: the server's exports and those of the client's certificate count both: what either
+//! * EXPORT-1: the longest export that covers the mounted path decides whether the client may
+//!   change anything. An export below can make what it covers read-only, and never makes it
+//!   writable.
+//! * EXPORT-2: the server's exports and those of the client's certificate both count: what either
 //!   refuses is refused.
-//! * EXPORT-3: the client uses a directory as long as that lies below the mounted one. If another
-//!   client moves it out, the directory and what this client has found in it are `ESTALE` here. A
-//!   file that it has open stays its own to use.
-//! * EXPORT-4: the directory of a read-only export inside, and each one on the way there, keeps its
-//!   location and its name (`EBUSY`, as a mount point). What was found below it gets no name elsewhere
-//!   (`EXDEV`).
+//! * EXPORT-3: the client may use a directory as long as it lies below the mounted one. If another
+//!   client moves it out, the directory and what this client has found in it are `ESTALE` here. The
+//!   client may go on using a file that it has open.
+//! * EXPORT-4: a read-only export's directory below, and each directory on the way there, keeps its
+//!   location and its name (`EBUSY`, as a mount point). What was found below it gets no name
+//!   elsewhere (`EXDEV`).
 //!
-//! A session that mounts the whole volume, with no read-only export inside, has no bounds, and
+//! A session that mounts the whole volume, with no read-only export below, has no bounds, and
 //! nothing is checked for it.
 
 use crate::rt::collections::HashMap;
@@ -23,28 +23,28 @@ use ferry_fs::{Errno, Filesystem, InProcess, Ino, ROOT};
 
 use crate::limits::Export;
 
-/// Inodes whose location is remembered; beyond that all are looked for again.
+/// Inodes whose location is remembered; beyond that all are looked up again.
 const LOCATIONS_MAX: usize = 1 << 16;
 const OUTSIDE: Errno = Errno(libc::ESTALE);
 
 /// What a client may do with what it mounts.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Access {
-    /// It changes nothing.
+    /// It may change nothing.
     pub(super) read_only: bool,
-    /// Directories below the mounted one, by their paths on the volume: it changes nothing below
+    /// Directories below the mounted one, by their paths on the volume: it may change nothing below
     /// them.
     pub(super) held: Vec<Vec<u8>>,
 }
 
-/// EXPORT-1 and EXPORT-2: what a client may do that mounts `path`, which is normal. `None`: one of
-/// the lists has no export there.
+/// EXPORT-1 and EXPORT-2 for a client that mounts `path`, which is normal. `None`: one of the lists
+/// has no export there.
 pub(super) fn access(lists: &[&[Export]], path: &[u8]) -> Option<Access> {
     let mut access = Access { read_only: false, held: Vec::new() };
     for list in lists {
         let exports = || list.iter().map(|export| (normal(&export.path), export.read_only));
         let covering = exports().filter(|(base, _)| is_below(path, base));
-        // Of two for one path the stricter one counts.
+        // Of two exports of one path the stricter one counts.
         let (_, read_only) = covering.max_by_key(|(base, read_only)| (base.len(), *read_only))?;
         access.read_only |= read_only;
         let held = exports()
@@ -54,7 +54,8 @@ pub(super) fn access(lists: &[&[Export]], path: &[u8]) -> Option<Access> {
     Some(access)
 }
 
-/// Without empty components, `.` and a slash at the end; `..` is refused by finding nothing.
+/// The path without empty components, `.` and a slash at the end. A path with `..` stays so, and is
+/// found nowhere.
 pub(super) fn normal(path: &[u8]) -> Vec<u8> {
     let mut normal = Vec::new();
     for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".") {
@@ -72,7 +73,7 @@ fn is_below(path: &[u8], base: &[u8]) -> bool {
     !climbs && (base == b"/" || inside)
 }
 
-/// Where an inode lies, inside.
+/// Where an inode lies within the bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Location {
     Changeable,
@@ -82,10 +83,10 @@ pub(super) enum Location {
 /// What the server knows of the locations of inodes.
 #[derive(Debug, Default)]
 struct Locations {
-    /// As of so many moves.
+    /// The number of moves for which `inside` is right.
     moves: u64,
     inside: HashMap<Ino, Location>,
-    /// In which directory the client has found what is no directory itself.
+    /// The directory in which the client has found an inode that is no directory.
     found_in: HashMap<Ino, Ino>,
 }
 
@@ -93,7 +94,7 @@ struct Locations {
 #[derive(Debug)]
 pub(super) struct Bounds {
     root: Ino,
-    /// Directories of read-only exports inside.
+    /// Directories of read-only exports below.
     held: Vec<Ino>,
     /// These, and those between them and the root.
     pub(super) pinned: Vec<Ino>,
@@ -105,7 +106,7 @@ enum Above {
     Dir(Ino),
     /// It is no directory.
     Unknown,
-    /// It has no name any more: nobody puts anything into it.
+    /// It has no name any more: nothing can be put into it.
     Nothing,
 }
 
@@ -133,7 +134,7 @@ impl Bounds {
         locations.inside.remove(&ino);
     }
 
-    /// Where the client has found it.
+    /// The directory in which the client has found it.
     pub(super) fn where_found(&self, ino: Ino) -> Option<Ino> {
         self.locations.lock().found_in.get(&ino).copied()
     }
@@ -145,7 +146,7 @@ impl Bounds {
         locations.inside.remove(&ino);
     }
 
-    /// Where an inode lies; `moves` have been made so far.
+    /// Where an inode lies; `moves` is the number of moves so far.
     pub(super) fn locate(
         &self,
         fs: &dyn Filesystem,
@@ -172,7 +173,7 @@ impl Bounds {
             at = match above(fs, at)? {
                 Above::Dir(ROOT) if self.root != ROOT => return Err(OUTSIDE),
                 Above::Dir(dir) => dir,
-                // A file whose client was told of no directory has made it itself.
+                // The client was told of no directory, so it has made the file itself.
                 Above::Unknown => match found_in {
                     Some(dir) => dir,
                     None => break Location::Changeable,

@@ -15,11 +15,11 @@ use crate::message::ToClient;
 use crate::refusal::{Cause, Refusal};
 use crate::tls::{self, ServerTls};
 
-/// A TLS handshake must be complete after this time.
+/// The longest time for a TLS handshake.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
-/// A client that is not let in has so long to take the last words and to hang up.
+/// A client that is refused has so long to read why and to hang up.
 const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
-/// How often it is looked whether the rest of a greeting has come.
+/// How often the server looks whether the rest of a greeting has arrived.
 const PEEK_INTERVAL: Duration = Duration::from_millis(5);
 
 pub(super) async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<ServerTls>) {
@@ -43,7 +43,7 @@ pub(super) async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<S
                 });
             }
             Err(error) => {
-                // Out of descriptors, mostly: those that are there go on.
+                // Mostly there are no descriptors left: the existing connections go on.
                 tracing::warn!(%error, "cannot accept a connection");
                 crate::rt::time::sleep(Duration::from_millis(100)).await;
             }
@@ -59,16 +59,16 @@ async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, newco
         Err(Unheard::Gone(error)) => tracing::info!(%from, %error, "no connection"),
         Err(Unheard::Refused(refusal, mut stream)) => {
             core.refusals.note(&*core.env.clock, (Some(from), None), &refusal);
-            // One that does not speak TLS understands this; others have been told by the handshake,
-            // or see that this is none.
+            // A client that does not speak TLS understands this. Others have been told by the
+            // handshake, or see that this is no handshake.
             let last_words = async {
                 if matches!(refusal.cause, Cause::Plain | Cause::Tls) {
                     let word = ToClient::Refused { reason: refusal.reason.into_bytes() };
                     stream.write_all(&crate::frame::encode(&word)).await?;
                 }
                 stream.shutdown().await?;
-                // A connection that is closed with something unread is reset, and the other side
-                // may lock_lost the last words.
+                // If a connection is closed with unread bytes, it is reset, and the other side may
+                // lose the last message.
                 tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
             };
             let _late = crate::rt::time::timeout(LAST_WORDS_TIME_MAX, last_words).await;
@@ -76,7 +76,7 @@ async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, newco
     }
 }
 
-/// A connection that comes to nothing.
+/// A connection without a session.
 enum Unheard {
     Gone(std::io::Error),
     Refused(Refusal, TcpStream),
@@ -136,7 +136,7 @@ async fn begins_tls(stream: &TcpStream) -> std::io::Result<bool> {
             (1..=2, [HANDSHAKE, ..]) => {}
             _ => return Ok(false),
         }
-        // The rest of it is on its way.
+        // The rest is on its way.
         crate::rt::time::sleep(PEEK_INTERVAL).await;
     }
 }

@@ -1,10 +1,10 @@
 //! A panic while a client's change or request is answered: a bug.
 //!
-//! * PANIC-1: who asked is told, and nobody asks for the same once more: else the next server would
-//!   end the same way, again and again.
-//! * PANIC-2: where somebody has asked for it ([`super::Server::on_panic`]), nothing else goes on:
-//!   nothing is applied, made durable or answered behind it, for nobody knows what state it has
-//!   left. What was under way waits for the next server.
+//! * PANIC-1: the client is told, and does not ask for the same again. Otherwise the next server
+//!   would end the same way, again and again.
+//! * PANIC-2: if the process asked for it ([`super::Server::on_panic`]), nothing else goes on:
+//!   nothing is applied, made durable or answered after the panic, because the state of the server
+//!   is unknown. What was in progress waits for the next server.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use tokio::sync::Semaphore;
 
 use super::session::{Room, one_of};
 
-/// The word to the client has so long to be on its way.
+/// The last message to the client has so long to be sent.
 const LAST_WORD_TIME_MAX: Duration = Duration::from_secs(1);
 
 thread_local! {
     static ANSWERED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a panic of this thread, now, is answered: a panic hook need not end the process, the
-/// server does that by what it was told ([`super::Server::on_panic`]).
+/// Whether a panic of this thread, now, is answered. A panic hook need not end the process then:
+/// the server does ([`super::Server::on_panic`]).
 pub fn panic_is_answered() -> bool {
     ANSWERED.get()
 }
 
-/// Does what is answered if it panics.
+/// Acts; a panic in it is answered.
 pub(super) fn answered<T>(act: impl FnOnce() -> T) -> T {
     struct Until(bool);
     impl Drop for Until {
@@ -45,7 +45,7 @@ pub(super) fn answered<T>(act: impl FnOnce() -> T) -> T {
 /// Ends the process.
 pub(super) type End = Box<dyn Fn() + Send + Sync>;
 
-/// Of one server.
+/// The panics of one server.
 #[derive(Default)]
 pub(super) struct Panics {
     end: OnceLock<End>,

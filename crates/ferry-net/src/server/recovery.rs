@@ -1,5 +1,5 @@
-//! After a start: the server waits for clients of the one before, and gives up those that do not
-//! come, or do not go on.
+//! After a start: the server waits for the clients of the previous server, and gives up those that
+//! do not come or make no progress.
 
 use crate::rt::collections::HashSet;
 use std::time::Duration;
@@ -8,14 +8,13 @@ use tokio::sync::oneshot;
 
 use super::core::Core;
 
-/// Who makes something again after a crash is given up after so many holds without anything that it
-/// does.
+/// A client that replays is given up after so many hold times without progress.
 const STALL_HOLDS: u32 = 2;
-/// How often sessions are looked at whose client has gone.
+/// How often the server looks for sessions whose client is away.
 pub(super) const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Core {
-    /// Whoever has held a lock at the server before and has not come loses it.
+    /// Sessions that held locks at the previous server and have not come lose them.
     pub(super) fn end_grace(&self) {
         let here: HashSet<u128> = self
             .all()
@@ -33,7 +32,7 @@ impl Core {
         self.locks.end_grace();
     }
 
-    /// The hold is over: clients that have not come by now can make nothing again.
+    /// The hold time is over: clients that have not come cannot replay.
     pub(super) fn give_up_absent(&self) {
         for id in self.barrier.give_up_absent() {
             tracing::warn!(
@@ -43,8 +42,8 @@ impl Core {
         }
     }
 
-    /// Who has not come in a hold since `began` is not waited for any longer, nor who has come and
-    /// then done nothing of what is waited for.
+    /// Gives up the sessions that have not come in a hold time since `began`, and those that have
+    /// come and make no progress.
     pub(super) fn give_up_late(&self, began: Duration, hold: Duration) {
         let now = self.env.clock.monotonic();
         if now.saturating_sub(began) >= hold {
@@ -65,7 +64,7 @@ impl Core {
         }
     }
 
-    /// Until all is made again after a crash, or given up; whether the server still goes on then.
+    /// Waits until the barrier is open. Returns whether the server still goes on then.
     pub(super) async fn made_again(&self) -> bool {
         let (told, open) = oneshot::channel();
         self.barrier.wait(Box::new(move || {
@@ -74,7 +73,7 @@ impl Core {
         open.await.is_ok()
     }
 
-    /// Until nobody has claimed anything for so long.
+    /// Waits until no client has claimed an inode for so long.
     pub(super) async fn all_claimed(&self, quiet: Duration) {
         let claims = || {
             let since = self.env.clock.monotonic().saturating_sub(quiet);

@@ -1,5 +1,4 @@
-//! Who is not let in, and why: said to the client, counted by cause, and logged, though not as
-//! often as a client tries.
+//! Refused clients: each is told why, counted by cause, and logged, but not as often as it tries.
 
 use crate::rt::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -13,22 +12,22 @@ use crate::refusal::{Cause, Refusal};
 
 /// A client that is refused for the same cause again and again is logged so often.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Addresses and causes of which it is known when they were logged.
+/// Addresses and causes whose last log time is remembered.
 const LOGGED_MAX: usize = 1024;
 
 #[derive(Default)]
 struct Counted {
     all: HashMap<Cause, u64>,
-    /// When the last one was logged, and how many came since.
+    /// When one was last logged, and how many came since.
     logged: HashMap<(Option<IpAddr>, Cause), (Duration, u64)>,
 }
 
-/// Those so far.
+/// The refusals so far.
 #[derive(Default)]
 pub(super) struct Refusals(Mutex<Counted>);
 
 impl Refusals {
-    /// Counts one; logs it unless the same was logged a moment ago.
+    /// Counts one, and logs it unless the same was logged within [`LOG_INTERVAL`].
     pub(super) fn note(
         &self,
         clock: &dyn Clock,
@@ -69,7 +68,7 @@ impl Refusals {
         }
     }
 
-    /// How many for each cause.
+    /// The number of refusals by cause.
     pub(super) fn json(&self) -> Value {
         let counted = self.0.lock();
         let of = |cause| counted.all.get(&cause).copied().unwrap_or(0);
@@ -98,7 +97,7 @@ mod tests {
             (Some(62), None)
         );
         assert_eq!(refusals.json()["certificate_revoked"], 1);
-        // Whoever comes from everywhere fills neither the memory nor the log.
+        // Clients with many addresses fill neither the memory nor the log.
         for n in 0..4 * LOGGED_MAX as u32 {
             refusals.count(secs(61), ip(n), Cause::NoGreeting);
         }

@@ -1,5 +1,5 @@
-//! Requests that wait for leases, without a thread: those that would see less than what another
-//! client was promised, and those that ask for write leases.
+//! Requests that wait for leases, without a thread: those that must see what another client has
+//! acknowledged early, and those that ask for write leases.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::session::Session;
 use crate::codec::List;
 use crate::message::{BATCH_MAX, Held, Op, Outcome, Who};
 
-/// A request on its way.
+/// A request of a client.
 pub(super) struct Request {
     pub(super) session: Arc<Session>,
     /// The connection that brought it, and its number there.
@@ -32,7 +32,7 @@ impl Request {
 impl Core {
     /// Answers a request, now or when what it waits for has come.
     pub(super) fn answer(self: &Arc<Self>, request: Request) {
-        // The next server is asked again.
+        // The client asks the next server again.
         if self.panics.is_ending() {
             return;
         }
@@ -55,7 +55,7 @@ impl Core {
         }
     }
 
-    /// Answers a request, or gives it back with what others have write leases on.
+    /// Answers a request, or returns it with the inodes on which others have write leases.
     fn try_answer(self: &Arc<Self>, request: Request) -> Option<(Request, Vec<Ino>)> {
         let Request { session, id, caller, op, respond } = request;
         let applying = self.applying(&session, caller, None);
@@ -81,9 +81,9 @@ impl Core {
             match answered.await {
                 Ok(Some((again, behind))) => {
                     request = again;
-                    // At first it asks for what it ask_for_space alone, for caller reads a directory may keep
-                    // its holder from what it would give back first. Who ask_for_space something else each
-                    // time would never have all at once.
+                    // At first the request waits for the missing inodes alone: a client that reads
+                    // a directory may keep the holder from what the holder would return first. If
+                    // it lacked another inode each time, it would never have all at once.
                     inos.extend(behind);
                     inos.sort_unstable();
                     inos.dedup();
@@ -93,7 +93,7 @@ impl Core {
         }
     }
 
-    /// Gives the write leases that a client asks for, as far as it may have them.
+    /// Grants the write leases that a client asks for, as far as possible.
     async fn lease(self: Arc<Self>, request: Request) {
         let Op::Lease { inodes } = &request.op else { return };
         if inodes.0.len() > BATCH_MAX {
@@ -124,7 +124,7 @@ impl Core {
         let (core, all, number) = (Arc::clone(&self), granted.clone(), session.number);
         let answered = crate::rt::task::spawn_blocking(move || {
             let applying = request.applying(&core);
-            // What is removed has nothing to be leased, and caller is removed no use for it.
+            // A removed inode needs no lease, and neither does a session that has ended.
             let over = request.session.is_over();
             let (held, removed): (Vec<_>, Vec<_>) = granted
                 .iter()
@@ -137,8 +137,8 @@ impl Core {
             core.leases.give_back(session.number, &removed, None);
         });
         if answered.await.is_err() {
-            // It has panicked. What nobody was told of is not recalled, and others would wait for
-            // it.
+            // It has panicked. A lease that no client was told of is not recalled, and others would
+            // wait for it.
             self.recall(&self.leases.grant_not_sent(number, &all));
         }
     }

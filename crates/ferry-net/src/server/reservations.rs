@@ -1,4 +1,4 @@
-//! What a session promises out of: inode numbers and space that were set reserved for it.
+//! What is reserved for a session's early-acknowledged changes: inode numbers and space.
 
 use crate::rt::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -8,34 +8,34 @@ use ferry_fs::{Errno, Ino, Reservation, ReservationId, SessionStore};
 
 use crate::message::Cost;
 
-/// Unused inode numbers that a session keeps, in so many ranges; the oldest are lost.
+/// Unused inode numbers of a session, in so many ranges; the oldest are dropped.
 const NUMBERS_MAX: u64 = 1 << 16;
 const RANGES_MAX: usize = 64;
 /// Inode numbers that it gets at a time.
 pub(super) const NUMBERS: u32 = 4096;
 /// Of the numbers that it had before the server crashed, so many ranges count.
 const FORMER_RANGES_MAX: usize = 1024;
-/// And so many of the inodes that are not there.
+/// And so many of the inodes that are missing.
 const MISSING_MAX: usize = 1 << 16;
-/// Credit of a session: more than the promised changes draw that fit into its window.
+/// The most that a session may have: more than the changes can take that fit into its window.
 const GRANTED_BYTES_MAX: u64 = 128 << 20;
 const GRANTED_INODES_MAX: u64 = 8192;
-/// And never more than one part in this number of what is free,
+/// And never more than one part in this number of the free space,
 const FREE_SHARE: u64 = 8;
-/// one in this number of that for inodes.
+/// of which one in this number is for inodes.
 const INODES_SHARE: u64 = 4;
-/// What space is counted in.
+/// The unit of space.
 const BLOCK: u64 = 4096;
 
-/// Of one session.
+/// The reservations of one session.
 #[derive(Default)]
 pub(super) struct Reservations {
     /// Oldest first.
     numbers: Mutex<VecDeque<Range<Ino>>>,
-    /// Numbers that a server before this one gave to the session: for what it makes again.
+    /// Numbers that a previous server gave to the session: for what it replays.
     former: Mutex<Vec<Range<Ino>>>,
-    /// Inodes that it knew then and that are not there: it may have been the server that chose
-    /// their numbers.
+    /// Inodes that it knew then and that are missing: the previous server may have chosen their
+    /// numbers.
     missing: Mutex<HashSet<Ino>>,
     space: Mutex<Space>,
 }
@@ -43,8 +43,8 @@ pub(super) struct Reservations {
 #[derive(Default)]
 struct Space {
     reserved: Option<Box<dyn Reservation>>,
-    /// What the client may still promise, of bytes and inodes: it counts the most that each change
-    /// can take. So there is never less reserved.
+    /// What the client may still take, of bytes and inodes. The client counts the most that each
+    /// change can take, so at least this is reserved.
     granted: (u64, u64),
     /// The session has ended.
     ended: bool,
@@ -58,7 +58,8 @@ impl Reservations {
         Ok(more)
     }
 
-    /// Numbers that the session had before the server crashed; whether there are not too many.
+    /// Numbers that the session had before the server crashed. Returns whether there are not too
+    /// many.
     pub(super) fn add_former(&self, more: Range<Ino>) -> bool {
         let mut former = self.former.lock();
         let room = former.len() < FORMER_RANGES_MAX;
@@ -68,7 +69,7 @@ impl Reservations {
         room
     }
 
-    /// The session knew an inode that is not there.
+    /// The session knew an inode that is missing.
     pub(super) fn add_missing(&self, ino: Ino) {
         let mut missing = self.missing.lock();
         if missing.len() < MISSING_MAX {
@@ -76,14 +77,14 @@ impl Reservations {
         }
     }
 
-    /// Whether the session had this number before the server crashed. It is for the file system to
-    /// say whether it was used.
+    /// Whether the session had this number before the server crashed. The file system knows whether
+    /// it was used.
     pub(super) fn is_former(&self, ino: Ino) -> bool {
         self.former.lock().iter().any(|range| range.contains(&ino))
             || self.missing.lock().contains(&ino)
     }
 
-    /// Nothing is made again any more.
+    /// The replay has ended.
     pub(super) fn forget_former(&self) {
         self.former.lock().clear();
         self.missing.lock().clear();
@@ -99,7 +100,7 @@ impl Reservations {
         }
     }
 
-    /// Uses a number; whether it was the client's to use.
+    /// Uses a number. Returns whether it was the client's.
     pub(super) fn use_number(&self, ino: Ino) -> bool {
         let mut numbers = self.numbers.lock();
         let Some(at) = numbers.iter().position(|range| range.contains(&ino)) else { return false };
@@ -115,23 +116,22 @@ impl Reservations {
         true
     }
 
-    /// What promised changes draw from.
+    /// The reservation from which early-acknowledged changes take space.
     pub(super) fn reservation_id(&self) -> Option<ReservationId> {
         self.space.lock().reserved.as_ref().map(|reserved| reserved.id())
     }
 
-    /// A promised change comes out of the granted, whatever became of it. Behind it: what it has
-    /// drawn is missing from the space before it is missing from the granted, never the other way
-    /// round.
+    /// An early-acknowledged change takes its cost, whether it succeeded or not. The caller applies
+    /// the change first: so what it used leaves the reservation before it leaves what was granted,
+    /// never the other way round.
     pub(super) fn spend(&self, Cost { bytes, inodes, .. }: Cost) {
         let mut space = self.space.lock();
         space.granted =
             (space.granted.0.saturating_sub(bytes), space.granted.1.saturating_sub(inodes));
     }
 
-    /// Gives the client so much more granted, or what there is; `free` bytes are nobody's. Sets
-    /// reserved what is missing for it. `asks`: the connection on which it asks is still the one that
-    /// counts.
+    /// Grants the client so much more, or what is possible, and reserves what is missing for it.
+    /// `free` bytes are free. `asks`: the connection that asks is still the newest.
     pub(super) fn grant(
         &self,
         fs: &dyn SessionStore,
@@ -165,7 +165,7 @@ impl Reservations {
         more
     }
 
-    /// The client has no more left than this, in its place in the stream: the rest is given back.
+    /// The client has no more left than this, at this position of its stream: the rest is free.
     pub(super) fn keep_only(&self, bytes: u64, inodes: u64) {
         let mut space = self.space.lock();
         space.granted = (space.granted.0.min(bytes), space.granted.1.min(inodes));
@@ -174,19 +174,19 @@ impl Reservations {
         }
     }
 
-    /// The granted, and what is set reserved for it.
+    /// What was granted, and what is reserved for it.
     pub(super) fn figures(&self) -> [(u64, u64); 2] {
         let space = self.space.lock();
         [space.granted, space.reserved.as_ref().map_or((0, 0), |reserved| reserved.left())]
     }
 
-    /// Bytes that are set reserved and that nothing is in.
+    /// Bytes that are reserved and not used.
     pub(super) fn bytes_reserved(&self) -> u64 {
         let [_, (bytes, inodes)] = self.figures();
         bytes + inodes * BLOCK
     }
 
-    /// The session has ended: what is left is given back.
+    /// The session has ended: what is left is free.
     pub(super) fn end(&self) {
         *self.space.lock() = Space { reserved: None, granted: (0, 0), ended: true };
     }

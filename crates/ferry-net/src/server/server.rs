@@ -32,17 +32,17 @@ use crate::tls::{Revocations, ServerTls};
 
 /// Threads that may wait for the device or the log on behalf of clients.
 const THREADS_MAX: usize = 32;
-/// How often it is looked whether the server's own certificate ends soon.
+/// How often the server checks whether its own certificate ends soon.
 const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
-/// A server that stops waits so long for operations that are under way.
+/// A server that stops waits so long for operations in progress.
 const STOP_TIME_MAX: Duration = Duration::from_secs(30);
-/// And so long for clients to take their last answers.
+/// And so long for clients to read their last answers.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
-/// How often it is looked for who is given up.
+/// How often the server looks for clients that it has to give up.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// How often it looks.
+/// How often a server that stops looks whether it can go on.
 const STOP_INTERVAL: Duration = Duration::from_millis(5);
-/// And how many times before it asks for leases again.
+/// After so many looks it recalls leases again.
 const RECALL_ROUND: u32 = 20;
 
 /// How to serve.
@@ -52,19 +52,20 @@ pub struct ServerOptions {
     pub exports: Vec<Export>,
     /// A session ends when its client has been away for so long.
     pub session_life: Duration,
-    /// After its start the server gives for so long only locks that clients held before; and it
-    /// changes nothing in this time, or in one term of a lease if that is shorter: clients that do
-    /// not know yet that the server before is gone may rely on theirs. Not if that one has handed
-    /// the volume over: it has stopped in order, and nobody does.
+    /// For so long after its start the server grants only locks that clients held before. For the
+    /// same time, or one term of a lease if that is shorter, it changes nothing: clients that do
+    /// not know yet that the previous server has ended may rely on their leases. It does not wait
+    /// if that server has handed the volume over: it has stopped in order, and no client relies on
+    /// a lease.
     pub grace: Duration,
-    /// A client may keep what it was told for so long after the server heard of it last.
+    /// A client may cache what it was told for so long after the server last heard of it.
     pub lease_term: Duration,
-    /// A secret of the volume, from which it is proved that a client may use an inode.
+    /// A secret of the volume, under which capabilities are hashed.
     pub key: [u8; 16],
 }
 
 impl ServerOptions {
-    /// The term of a lease. A change waits no longer for a client that has gone without a word.
+    /// The term of a lease. A change waits no longer for a client that is silent.
     pub const LEASE_TERM: Duration = Duration::from_secs(6);
 }
 
@@ -95,7 +96,7 @@ impl Server {
         } else if !matches!(&lockers, Ok(nobody) if nobody.is_empty()) {
             locks.begin_grace(lockers.unwrap_or_default());
         }
-        // Clocks of two machines do not go at quite the same speed.
+        // The clocks of two machines do not run at the same speed.
         let term = options.lease_term + options.lease_term / 8;
         let hold = if fs.was_handed_over() { Duration::ZERO } else { options.grace.min(term) };
         let evicted = fs.evicted().unwrap_or_else(|error| {
@@ -164,19 +165,19 @@ impl Server {
         self.begin_expiry();
     }
 
-    /// Ends the grace period of file locks, and then what deleted files wait for claims.
+    /// Ends the grace period of file locks, and later frees deleted files that no client has
+    /// claimed.
     fn begin_grace(&self, grace: Duration, lease_term: Duration, hold: Duration) {
         let graceful = Arc::clone(&self.core);
         self.runtime().spawn(async move {
             crate::rt::time::sleep(grace).await;
-            // Who makes something again after a crash opens its files and takes its locks behind
-            // that.
+            // Clients that replay open their files and take their locks behind that.
             if !graceful.made_again().await {
                 return;
             }
             let core = Arc::clone(&graceful);
             let _done = crate::rt::task::spawn_blocking(move || core.end_grace()).await;
-            // And claims what else it knows behind that.
+            // And claim the other inodes that they know behind that.
             crate::rt::time::sleep(hold).await;
             graceful.all_claimed(lease_term).await;
             let _done =
@@ -192,7 +193,8 @@ impl Server {
             let session =
                 core.sessions.lock().values().find(|session| session.number == number).cloned();
             let runtime = core.runtime.clone();
-            // It may wait for the device, and whoever has found it must not.
+            // Recording may wait for the device, and the thread that has found the session must
+            // not.
             runtime.spawn_blocking(move || {
                 session.iter().for_each(|session| session.fence(&*core.fs));
                 fencing_one.done();
@@ -235,8 +237,8 @@ impl Server {
         self.runtime.as_ref().expect("it runs until it is dropped")
     }
 
-    /// Takes connections at `addr`; gives the address with the port that was chosen where it says
-    /// 0.
+    /// Accepts connections at `addr`. Returns the address, with the port that was chosen if `addr`
+    /// says 0.
     pub fn listen(&self, addr: SocketAddr, tls: Option<ServerTls>) -> Result<SocketAddr, NetError> {
         let failed = |error| NetError::Listen { addr, error };
         let listener = self.runtime().block_on(TcpListener::bind(addr)).map_err(failed)?;
@@ -257,18 +259,18 @@ impl Server {
         Ok(bound)
     }
 
-    /// Takes one connection that somebody else has made.
+    /// Serves a connection that the caller has made.
     pub fn serve_stream(&self, stream: Box<dyn Stream>) {
         self.serve_peer(stream, Peer::default());
     }
 
-    /// The same, of somebody who has proved who it is.
+    /// The same for a client that has proved who it is.
     pub(crate) fn serve_peer(&self, stream: Box<dyn Stream>, peer: Peer) {
         self.runtime().spawn(connection::serve(Arc::clone(&self.core), stream, peer, None));
     }
 
-    /// What ends the process: called when answering a client has panicked and the client was told.
-    /// Without it the server goes on.
+    /// `end` ends the process. It is called when answering a client has panicked and the client was
+    /// told. Without it the server goes on.
     pub fn on_panic(&self, end: impl Fn() + Send + Sync + 'static) {
         self.core.panics.on(Box::new(end));
     }
@@ -278,13 +280,13 @@ impl Server {
         Control(Arc::clone(&self.core))
     }
 
-    /// Stops: clients give back what they decide alone, what has come is applied and answered,
-    /// everything is made durable, and the clients are told.
+    /// Stops: the clients return their leases, everything that has arrived is applied, answered and
+    /// made durable, and the clients are told.
     pub fn stop(self) {
-        // As long as they bring what they have promised: the term of one that is silent ends.
+        // As long as clients send what they have acknowledged: the term of a silent one ends.
         let nobody_relies = self.runtime().block_on(self.take_leases_back());
         self.core.stopping.send_replace(Stage::Draining);
-        // Who still makes something again does so at the next server.
+        // Clients that still replay go on at the next server.
         let nothing_kept = self.core.barrier.stop();
         // A message may have been read just before.
         self.core.all().iter().for_each(|session| session.drain());
@@ -293,12 +295,12 @@ impl Server {
         if let Err(error) = &synced {
             tracing::error!(%error, "stopping: not everything could be made durable");
         }
-        // Their programs go on with the next server, with their locks.
+        // Programs go on with the next server, with their locks.
         self.core.locks.close();
         self.core.fs.keep_removed();
         for session in self.core.all() {
-            // What it has promised and not brought goes to the next server, as behind a crash: it
-            // keeps its mark.
+            // What the client has acknowledged and not sent goes to the next server, as after a
+            // crash: the session stays recorded.
             let is_owing =
                 session.is_registered() && self.core.leases.held_by(session.number).1 > 0;
             if is_owing {
@@ -314,8 +316,8 @@ impl Server {
                 self.core.end(&session, CloseReason::HandedOver);
             }
         }
-        // The next server may begin at once: no client believes anything, and all that was promised
-        // has been made.
+        // The next server may begin at once: no client relies on a lease, and everything that
+        // clients acknowledged is applied.
         if nobody_relies
             && nothing_kept
             && synced.is_ok()
@@ -332,11 +334,11 @@ impl Server {
         });
     }
 
-    /// Until nobody relies on a lease any more. Whether all that was promised under leases has been
-    /// made, too.
+    /// Waits until no session relies on a lease. Returns whether everything that clients
+    /// acknowledged is applied, too.
     async fn take_leases_back(&self) -> bool {
         loop {
-            // Once more now and then: what was being given before is recalled later.
+            // More than once: a lease that was being granted is recalled later.
             self.core.recall(&self.core.leases.close());
             for _ in 0..RECALL_ROUND {
                 let (relied_on, promised) = self.core.leases.relied_on();

@@ -1,12 +1,12 @@
-//! What clients have promised becomes durable, and they are told: until then they keep it.
+//! The server makes durable what clients have in their replay logs, and tells them.
 //!
-//! * DURABLE-1: only who promises costs anything, and who comes to what another has changed
-//!   (`unstable`, UNSTABLE-3). What is promised is durable after two seconds or so, sooner where it is
-//!   much.
-//! * DURABLE-2: a sync covers what was applied before it began. Whoever asks meanwhile gets the
-//!   next one, together with all who ask.
-//! * DURABLE-3: it leaves a word on the volume of how far each session is durable, so that a client
-//!   which has not heard of it makes nothing again that others may have changed since.
+//! * DURABLE-1: only two things cost a sync: an early-acknowledged change, and a client that comes
+//!   to what another has changed (`unstable`, UNSTABLE-3). An early-acknowledged change is durable
+//!   after about two seconds, and sooner if there is much.
+//! * DURABLE-2: a sync covers what was applied before it began. All that ask meanwhile get the next
+//!   one together.
+//! * DURABLE-3: a sync records the durable watermark of each session on the volume. So a client
+//!   that has not heard of it replays nothing that others may have changed since.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use super::leases::SessionId;
 use super::session::Session;
 use super::sync_queue::Synced;
 
-/// What is promised is not durable for so long at least, unless somebody asks for it or it is much.
+/// The least time between two syncs that no client has asked for, unless one is urgent.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Core {
-    /// Keeps what is promised from being lost for long. Never ends.
+    /// Makes early-acknowledged changes durable in the background. Never ends.
     pub(super) async fn keep_durable(self: Arc<Self>) {
         loop {
             self.sync_queue.due.notified().await;
@@ -39,15 +39,15 @@ impl Core {
                 let _gone = told.send(result);
             }));
             if !matches!(synced.await, Ok(Ok(()))) {
-                // It stays so, mostly; clients keep what they have promised, and promise no more
-                // when that is too much.
+                // The cause mostly stays. Clients keep their replay logs, and stop acknowledging
+                // early when those are full.
                 crate::rt::time::sleep(SYNC_INTERVAL).await;
                 self.sync_queue.unstable(false);
             }
         }
     }
 
-    /// Makes everything durable that was applied; no thread of the caller waits.
+    /// Makes everything durable that was applied; the caller's thread does not wait.
     pub(super) fn make_durable(self: &Arc<Self>, synced: Synced) {
         {
             let mut asked = self.sync_queue.asked.lock();
@@ -70,7 +70,7 @@ impl Core {
                 }
                 std::mem::take(&mut asked.waiting)
             };
-            // Whatever panics, others wait for the next one.
+            // If one panics, the others still get the next sync.
             let result =
                 catch_unwind(AssertUnwindSafe(|| self.sync())).unwrap_or(Err(Errno(libc::EIO)));
             if let Err(error) = &result {
@@ -89,7 +89,7 @@ impl Core {
             return Err(Errno(libc::EIO));
         }
         let now = self.env.clock.monotonic();
-        // What is entered is counted by its session (UNSTABLE-2).
+        // A session has counted each change that the unstable set has (UNSTABLE-2).
         let entered = self.unstable.newest();
         let sessions: Vec<(Arc<Session>, SessionSeq)> = (self.all().into_iter())
             .filter_map(|session| {
@@ -99,14 +99,14 @@ impl Core {
             .collect();
         let upto: Vec<SessionSeq> = sessions.iter().map(|(_, mark)| *mark).collect();
         self.fs.sync_sessions(&upto)?;
-        // Who gets a lease then has heard before what need not be made again.
+        // A client that gets a lease after this has heard before what it need not replay.
         sessions.into_iter().for_each(|(session, mark)| session.became_durable(mark.seq));
         self.unstable.are_durable(entered);
         Ok(())
     }
 
-    /// Tells what was read of these inodes: when what others have changed there is durable, as far
-    /// as it can be.
+    /// Sends an answer that shows these inodes, when what others have changed there is durable, as
+    /// far as possible.
     pub(super) fn show(
         self: &Arc<Self>,
         session: SessionId,
@@ -120,8 +120,8 @@ impl Core {
         }
     }
 
-    /// One client is about to sync an inode: the other clients that may keep changes of it, and how
-    /// far they are.
+    /// A client is about to sync an inode: the other clients that may have changes of it in their
+    /// replay logs, and their newest ones.
     pub(super) fn unstable_changes_of(&self, ino: Ino, by: &Session) -> Vec<(Arc<Session>, u64)> {
         if self.is_alone() {
             return Vec::new();
@@ -131,7 +131,7 @@ impl Core {
             .collect()
     }
 
-    /// Sees that what others have changed of these inodes is durable; whether it is.
+    /// Makes durable what others have changed of these inodes. Returns whether it is.
     pub(super) async fn is_safe(self: &Arc<Self>, session: &Session, inos: &[Ino]) -> bool {
         if !self.unstable.is_others(session.number, inos) {
             return true;

@@ -1,4 +1,4 @@
-//! Who waits for a sync of the volume, and whether turn is due.
+//! What waits for a sync of the volume, and whether one is due.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,7 +6,7 @@ use crate::rt::Mutex;
 use ferry_fs::Errno;
 use tokio::sync::Notify;
 
-/// Hears whether everything that was applied before it asked is durable.
+/// Called with the result of the sync that covers everything applied before.
 pub(super) type Synced = Box<dyn FnOnce(Result<(), Errno>) + Send>;
 
 #[derive(Default)]
@@ -16,20 +16,21 @@ pub(super) struct Asked {
     pub(super) syncing: bool,
 }
 
-/// Of turn server.
+/// The waiters of one server.
 #[derive(Default)]
 pub(super) struct SyncQueue {
-    /// Something was is_due since the last look.
+    /// A change was applied since the last look that has to become durable.
     pub(super) is_due: AtomicBool,
     pub(super) due: Notify,
     pub(super) urgent: Notify,
     pub(super) asked: Mutex<Asked>,
-    /// Held by who syncs: of two words the later turn counts.
+    /// Held by the thread that syncs: of two watermarks the later one must win.
     pub(super) turn: Mutex<()>,
 }
 
 impl SyncQueue {
-    /// A is_due change was applied. `urgent`: its session has urgent that is not durable.
+    /// A change was applied that has to become durable soon. `urgent`: its session has many of
+    /// those.
     pub(super) fn unstable(&self, urgent: bool) {
         if !self.is_due.swap(true, Ordering::Relaxed) {
             self.due.notify_one();

@@ -1,15 +1,16 @@
-//! Which inodes have changes that are not durable, and whose these are.
+//! The unstable set: the inodes with changes that are not durable, and the sessions of these
+//! changes.
 //!
-//! * UNSTABLE-1: what a session decides under a write lease builds on what is durable, and on its
-//!   own: what others have changed of the inode is made durable before it is told of the lease. So
-//!   what it promises can be made again after a crash, whether they come back or not; and all that
-//!   it had changed itself before it had the lease it can make again, too.
-//! * UNSTABLE-2: a change counts from before it is made until it is durable: while it is being
-//!   made, and then entered. Before that its session counts it as kept, so that a sync which takes
-//!   it out has told of it. A sync takes out what was entered before it began.
-//! * UNSTABLE-3: nobody sees what another has changed, or changes anything on top of it, before
-//!   that is durable. So what a crash takes away was seen by its maker alone, who makes it again:
-//!   nobody has changed anything since.
+//! * UNSTABLE-1: what a client decides under a write lease builds on durable changes and on its
+//!   own. The server makes durable what others have changed of the inode before it sends the grant.
+//!   So the client can replay its changes after a crash, whether the others come back or not. It
+//!   can replay what it changed before it had the lease, too.
+//! * UNSTABLE-2: a change counts from before it is applied until it is durable: first as being
+//!   applied, then as entered. Its session counts it before it is entered, so a sync that removes
+//!   it has told the session. A sync removes what was entered before it began.
+//! * UNSTABLE-3: no client observes or builds on another client's change until it is durable. So
+//!   only the client that made a change has seen what a crash takes away, and it replays that: no
+//!   other client has changed anything since.
 
 use crate::rt::collections::HashMap;
 
@@ -18,12 +19,12 @@ use ferry_fs::Ino;
 
 use super::leases::SessionId;
 
-/// Inodes of which it is known; beyond that all are taken for changed by others.
+/// So many inodes are known; beyond that, all inodes count as changed by others.
 const INODES_MAX: usize = 1 << 20;
 
 #[derive(Debug)]
 struct LastChange {
-    /// Whose change was the newest, and the number of that among all.
+    /// The session of the newest change, and the number of that change among all.
     session: SessionId,
     number: u64,
     /// Others have changed it before.
@@ -33,7 +34,7 @@ struct LastChange {
 #[derive(Debug, Default)]
 struct State {
     inodes: HashMap<Ino, LastChange>,
-    /// Who is changing them, without a write lease.
+    /// Inodes that a session is changing without a write lease.
     changing: HashMap<Ino, SessionId>,
     newest: u64,
     /// The newest change that found no room.
@@ -41,19 +42,19 @@ struct State {
     durable: u64,
 }
 
-/// Of one server.
+/// The unstable set of one server.
 #[derive(Debug, Default)]
 pub(super) struct UnstableSet(Mutex<State>);
 
 impl UnstableSet {
-    /// A session begins to change these, which nobody else changes meanwhile. They are entered when
-    /// what this gives is dropped.
+    /// A session begins to change these; no other session changes them meanwhile. They are entered
+    /// when the result is dropped.
     pub(super) fn begin(&self, session: SessionId, inos: Vec<Ino>) -> Changing<'_> {
         self.0.lock().changing.extend(inos.iter().map(|ino| (*ino, session)));
         Changing { unstable: self, session, inos, made: None }
     }
 
-    /// A change has been made again, of whatever.
+    /// A change was replayed. Its inodes are not known.
     pub(super) fn enter_unknown(&self) {
         let mut state = self.0.lock();
         state.newest += 1;
@@ -88,12 +89,12 @@ impl UnstableSet {
             || !state.changing.is_empty() && inos.iter().any(changing)
     }
 
-    /// A sync is about to begin; gives what it covers.
+    /// The newest entry: a sync that begins now covers it.
     pub(super) fn newest(&self) -> u64 {
         self.0.lock().newest
     }
 
-    /// It has succeeded.
+    /// A sync has succeeded that covers entries up to this one.
     pub(super) fn are_durable(&self, covered: u64) {
         let mut state = self.0.lock();
         state.durable = covered.max(state.durable);
@@ -101,12 +102,12 @@ impl UnstableSet {
     }
 }
 
-/// A change is being made.
+/// A change that is being applied.
 pub(super) struct Changing<'a> {
     unstable: &'a UnstableSet,
     session: SessionId,
     inos: Vec<Ino>,
-    /// What it has made.
+    /// The inode that it has made.
     pub(super) made: Option<Ino>,
 }
 

@@ -1,17 +1,17 @@
-//! Walks: what a client asks for ahead of somebody who goes through a tree, many directories in one
-//! answer.
+//! Walks: what a client asks for before a program that goes through a tree needs it, many
+//! directories in one answer.
 //!
-//! * WALK-1: nobody waits for what nobody has asked for. What its holder uses is left out
+//! * WALK-1: no other session waits for a walk. The walk leaves out what its holder uses
 //!   (`leases/ahead`), and what has not come back after [`WAIT_TIME_MAX`]. The answer waits for a
-//!   sync where it tells of what others have changed (`unstable`, UNSTABLE-3).
-//! * WALK-2: leases on all of a step are recalled at once; a step is what the one before has
-//!   listed. Each is entered before what it covers is read. Write leases take the place of read
-//!   leases at the end, so that nobody who wants one waits for the walk; and only where nothing of
-//!   others is left to be made durable (`unstable`, UNSTABLE-1).
-//! * WALK-3: an answer tells of no inode without a lease, and of no directory but whole. It is as
-//!   long as one answer may be; a client that wants more asks again.
-//! * WALK-4: a directory is listed for who may list and search it; who may promise nothing gets no
-//!   write leases.
+//!   sync if it tells what others have changed (`unstable`, UNSTABLE-3).
+//! * WALK-2: the leases of a step are recalled at once; a step is what the step before has listed.
+//!   Each lease is entered before the inode is read. Write leases replace read leases at the end,
+//!   so that no session that wants one waits for the walk; and only if nothing of others is left to
+//!   be made durable (`unstable`, UNSTABLE-1).
+//! * WALK-3: an answer tells of no inode without a lease, and of each directory wholly or not at
+//!   all. It is as long as one answer may be; a client that wants more asks again.
+//! * WALK-4: a directory is listed only for users that may list and search it. A client that may
+//!   not acknowledge early gets no write leases.
 
 use crate::rt::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -29,23 +29,23 @@ use crate::message::{
     Found, Listed, Op, Outcome, Place, Purpose, Seen, WALK_BYTES_MAX, WALK_DIRS_MAX, WALK_ENTRIES,
 };
 
-/// Leases are waited for so long, all steps together. Tests count what comes of it, on machines
-/// that are busy.
+/// All steps of a walk together wait so long for leases. Tests count results on busy machines, so
+/// they wait longer.
 const WAIT_TIME_MAX: Duration = Duration::from_millis(if cfg!(test) { 1000 } else { 50 });
 /// Bytes of an inode in an answer.
 const SEEN_BYTES: usize = 118;
 /// Bytes of a name beside the name itself.
 const NAME_BYTES: usize = 24;
 
-/// An answer that becomes longer.
+/// A walk and its answer so far.
 struct Walk {
     purpose: Purpose,
-    /// Inodes of the next step, by the volume's numbers. Those of the first were asked for.
+    /// Inodes of the next step, by the volume's numbers. Those of the first step were asked for.
     next: Vec<Ino>,
-    /// Which of those that were asked for they are.
+    /// Their indices among those that were asked for.
     asked: HashMap<Ino, u32>,
     first: bool,
-    /// Of a session with bounds: in which directory each was found.
+    /// For a session with bounds: the directory in which each was found.
     found_in: HashMap<Ino, Ino>,
     /// What was asked for and has no room.
     rest: Vec<u32>,
@@ -68,8 +68,8 @@ impl Walk {
     }
 }
 
-/// Write leases that are about to be told of. Whatever happens, they are recalled then; at once if
-/// nobody was told.
+/// Write leases that the answer is about to grant. When this is dropped they may be recalled; at
+/// once if the answer was not sent.
 struct Telling<'a> {
     core: &'a Core,
     session: u64,
@@ -106,7 +106,7 @@ impl Core {
             request.applying(&core).find(&dirs.0, &mut walk);
             (request, walk)
         });
-        // One that has panicked is answered.
+        // If it has panicked, it is answered.
         let Ok(both) = found.await else { return };
         (request, walk) = both;
         let wants = Wants::Walk { writes: purpose == Purpose::Remove {} };
@@ -135,7 +135,7 @@ impl Core {
             crate::rt::task::spawn_blocking(move || self.tell_of_walk(request, walk)).await;
     }
 
-    /// Answers it.
+    /// Sends the answer.
     fn tell_of_walk(&self, request: Request, walk: Walk) {
         let Walk { purpose, mut seen, asked, dirs, rest, .. } = walk;
         let session = &request.session;
@@ -148,8 +148,8 @@ impl Core {
                 inos.filter(|ino| !others(ino) && self.is_changeable(session, *ino)).collect();
             telling.inos = self.leases.upgrade(session.number, &inos);
             if telling.inos.iter().any(others) {
-                // Somebody was quicker, between the two: there is nothing to be told of that can be
-                // relied on.
+                // Another session has changed something between the two: the client could not rely
+                // on the answer.
                 let outcome = Outcome::Walked {
                     inodes: List(Vec::new()),
                     dirs: List(Vec::new()),
@@ -168,15 +168,15 @@ impl Core {
         };
         let found = List(seen.iter().filter_map(found).collect());
         let inodes = List(seen.into_iter().map(|(_, seen)| seen).collect());
-        // Who is gone has no use for leases.
+        // A session that has ended needs no leases.
         telling.told = !session.is_over();
         (request.respond)(Outcome::Walked { inodes, dirs: List(dirs), found, rest: List(rest) }, 0);
     }
 }
 
 impl Applying<'_> {
-    /// What was asked for, as far as it may be named. What a name means is not believed before that
-    /// is seen under a lease.
+    /// What was asked for, as far as the client may name it. What a name means is certain only
+    /// under a lease.
     fn find(&self, places: &[Place], walk: &mut Walk) {
         for (at, Place { parent, name }) in (0..).zip(places) {
             let parent = self.session.volume_ino(*parent).filter(|_| name != b"..");
@@ -200,8 +200,7 @@ impl Applying<'_> {
         }
     }
 
-    /// Sees the inodes of a step, and lists those of them that are directories, as long as there is
-    /// room.
+    /// Reads the inodes of a step, and lists those that are directories, as long as there is room.
     fn step(&self, walk: &mut Walk) {
         let asked_for = std::mem::take(&mut walk.first);
         let lists_only = walk.purpose == Purpose::List {};
@@ -212,7 +211,7 @@ impl Applying<'_> {
                 let seen = self.see(ino, walk);
                 let is_dir = seen.is_some_and(|attr| attr.mode & libc::S_IFMT == libc::S_IFDIR);
                 let listed = !is_dir || walk.is_full() || self.list_whole(ino, walk);
-                // Where it is the first, there is never room for it.
+                // If it is the first one, there is never room for it.
                 if !listed && asked_for && !walk.dirs.is_empty() {
                     walk.rest.extend(walk.asked.get(&ino));
                 }
@@ -220,7 +219,7 @@ impl Applying<'_> {
         }
     }
 
-    /// An inode as it is under a lease, if there is one to be had.
+    /// An inode as it is under a lease, if the client can get one.
     fn see(&self, ino: Ino, walk: &mut Walk) -> Option<Attr> {
         if !self.core.leases.grant(self.session.number, ino) {
             return None;
@@ -233,8 +232,8 @@ impl Applying<'_> {
         Some(known.attr)
     }
 
-    /// All names of a directory that is leased, if its user may see them; `false`: there is no
-    /// room. What they mean is the next step's.
+    /// Lists a directory that is leased, if the user may list it; `false`: there is no room. What
+    /// the names mean is read in the next step.
     fn list_whole(&self, dir: Ino, walk: &mut Walk) -> bool {
         if !self.may_walk(dir) {
             return true;

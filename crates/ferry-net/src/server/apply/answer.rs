@@ -1,4 +1,4 @@
-//! A request: answered now, or when what it waits for has come.
+//! A request: answered now, or when its answer is there.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ pub(in crate::server) enum Asked {
 }
 
 impl Applying<'_> {
-    /// Answers a request, now or when what it waits for has come; unless others have promised
-    /// something that it would not see.
+    /// Answers a request, now or later; unless others may have acknowledged something that it would
+    /// not see.
     pub(in crate::server) fn request(
         &self,
         (connection, id): (u64, u64),
@@ -66,7 +66,7 @@ impl Applying<'_> {
         Asked::Answered
     }
 
-    /// Sets space aside for what the client will promise.
+    /// Reserves space for what the client will acknowledge early.
     fn credit(&self, connection: u64, amount: (u64, u64)) -> Done {
         if !self.session.may_acknowledge_early() {
             return Err(Errno(libc::EPERM));
@@ -80,7 +80,7 @@ impl Applying<'_> {
         Ok(Outcome::Space { bytes, inodes })
     }
 
-    /// An inode is synced: other clients need not take what they have changed of it for lost.
+    /// A client syncs an inode: other clients need not report their changes of it as lost.
     fn tells_others(&self, ino: Ino, respond: Respond) -> Respond {
         let noted = self.core.unstable_changes_of(ino, self.session);
         if noted.is_empty() {
@@ -94,7 +94,7 @@ impl Applying<'_> {
         })
     }
 
-    /// Answers a request that waits for nobody; and what may be kept of the answer.
+    /// Answers a request that waits for no client. Returns also what the client may cache.
     fn answer(&self, op: Op) -> Result<(Outcome, u8), Errno> {
         match op {
             Op::Getattr { ino } => {
@@ -107,7 +107,7 @@ impl Applying<'_> {
         }
     }
 
-    /// Answers of which nothing may be kept.
+    /// Answers of which the client may cache nothing.
     fn answer_once(&self, op: Op) -> Done {
         let fs = self.fs();
         match op {
@@ -117,8 +117,8 @@ impl Applying<'_> {
             }
             Op::Lseek { fh, offset, whence } => {
                 let open = self.open(fh)?;
-                // A position behind every end (or before the beginning, which the kernel sends as
-                // such) is the file system's to refuse.
+                // The file system refuses an offset behind every end (or before the beginning,
+                // which the kernel sends as such).
                 let count = self.call(|cx| fs.lseek(cx, open.ino, open.fh, offset, whence))?;
                 Ok(Outcome::Count { count })
             }

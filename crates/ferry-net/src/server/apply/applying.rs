@@ -19,17 +19,17 @@ pub(super) const OFFSET_MAX: u64 = i64::MAX as u64;
 
 pub(super) type Done = Result<Outcome, Errno>;
 
-/// Takes an answer, now or later, and what the client may keep of it.
+/// Sends an answer, now or later, and what the client may cache of it.
 pub(in crate::server) type Respond = Box<dyn FnOnce(Outcome, u8) + Send>;
 
-/// An operation of one session, on its way.
+/// An operation of one session, while the server carries it out.
 pub(in crate::server) struct Applying<'a> {
     pub(in crate::server) core: &'a Arc<Core>,
     pub(in crate::server) session: &'a Session,
     pub(in crate::server) caller: Who,
-    /// What the client has shown of it already.
+    /// What the client has shown to programs already.
     pub(in crate::server) early: Option<EarlyAck>,
-    /// What it will be told when that is made, and keeps.
+    /// What the client learns with the answer, and puts into its replay log.
     pub(in crate::server) decided: Option<EarlyAck>,
 }
 
@@ -85,7 +85,7 @@ impl Applying<'_> {
         Ok(self.attr(attr))
     }
 
-    /// An entry of `dir` as the client gets it; it then knows the inode.
+    /// An entry of `dir` as the client gets it; the session then knows the inode.
     pub(in crate::server) fn entry(&self, dir: Ino, entry: Entry) -> Outcome {
         let known = entry.attr.map(|attr| {
             let dir = if attr.mode & libc::S_IFMT == libc::S_IFDIR { 0 } else { dir };
@@ -122,14 +122,14 @@ impl Applying<'_> {
             Err(Stop::Errno(errno)) => Err(errno),
             Err(Stop::Parked) => return,
         };
-        // Nothing is left if it was parked and dropped on the way to an error: that has answered.
+        // If the file system parked it and dropped that on the way to an error, it is answered.
         if let Some(complete) = parking.0.into_inner() {
             complete(result);
         }
     }
 }
 
-/// Hands the way to answer to who parks.
+/// Gives the completion to a request that parks.
 struct Parking(Mutex<Option<Complete>>);
 
 impl Park for Parking {
@@ -138,7 +138,7 @@ impl Park for Parking {
     }
 }
 
-/// For requests that may park.
+/// The outcome of a request that may park.
 fn outcome(result: Result<Reply, Errno>) -> Outcome {
     match result {
         Ok(Reply::Empty) => Outcome::Done {},

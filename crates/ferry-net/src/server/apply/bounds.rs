@@ -28,13 +28,13 @@ impl Core {
         })
     }
 
-    /// Whether an inode, by the volume's number, is inside the session's bounds.
+    /// Whether an inode, by the volume's number, is within the session's bounds.
     pub(in crate::server) fn is_inside(&self, session: &Session, ino: Ino) -> bool {
         session.bounds.as_ref().is_none_or(|bounds| self.locate(session, bounds, ino).is_ok())
     }
 
-    /// Whether the session's client may change it there, in every way: it may not move what is on
-    /// the way to a read-only export.
+    /// Whether the session's client may change it in every way: it may not move what is on the way
+    /// to a read-only export.
     pub(in crate::server) fn is_changeable(&self, session: &Session, ino: Ino) -> bool {
         session.bounds.as_ref().is_none_or(|bounds| {
             !bounds.pinned.contains(&ino)

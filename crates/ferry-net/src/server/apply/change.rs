@@ -1,4 +1,5 @@
-//! A change whose turn has come: checked, applied, and what its client may keep of it.
+//! A change with no other session in its way: checked, applied, and what its client may cache of
+//! it.
 
 use ferry_fs::{Attr, Errno, Ino};
 
@@ -8,7 +9,7 @@ use crate::message::{Info, Made, Makes, Op, Outcome};
 use crate::server::session::Applied;
 
 impl Applying<'_> {
-    /// Makes a change whose turn on `inos` has come. It waits for no other client.
+    /// Applies a change. No other session is in its way on `inos`, and it waits for none.
     pub(in crate::server) fn change(&self, op: Op, inos: &[Ino]) -> Applied {
         let mut op = op;
         let Info { needs_writable, makes, .. } = op.info();
@@ -46,8 +47,8 @@ impl Applying<'_> {
         Applied { outcome, after, empty, made }
     }
 
-    /// What is made under a ack is made under a number that was set aside for this client, and
-    /// leased to it before anybody can find it.
+    /// An early-acknowledged change makes an inode under a number that is reserved for the client,
+    /// and the client has its lease before others can find it.
     fn check_early(&self, op: &Op) -> Result<(), Errno> {
         let Some(ack) = self.early else { return Ok(()) };
         let makes = op.info().makes.is_inode();

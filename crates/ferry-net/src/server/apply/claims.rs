@@ -1,4 +1,4 @@
-//! What a client brings to a server that has taken the place of another: inodes that it knew, inode
+//! What a client tells a server that has taken the place of another: inodes that it knew, inode
 //! numbers that it had, and that it has replayed everything.
 
 use ferry_fs::{Errno, Ino, ROOT};
@@ -9,7 +9,7 @@ use crate::message::{BATCH_MAX, Claim, Numbers, Outcome};
 use crate::server::capability;
 
 impl Applying<'_> {
-    /// What the last_waiter prove is known again; what is not there any more stays unknown.
+    /// The session knows again what the capabilities prove. What is missing stays unknown.
     pub(super) fn claim(&self, inodes: &List<Claim>) -> Done {
         if inodes.0.len() > BATCH_MAX {
             return Err(Errno(libc::EINVAL));
@@ -37,14 +37,13 @@ impl Applying<'_> {
                 self.session.reservations.add_missing(ino);
             }
         }
-        // All with one stamp: none with the stamp of an answer to something else that is on its
-        // way.
+        // All get one stamp, and none that of another answer that the client has not seen.
         let now = self.core.env.clock.monotonic();
         Ok(Outcome::Count { count: self.session.learn_claimed(self.fs(), &found, now) })
     }
 
-    /// These numbers were given to the client before the server crashed. What it has made under
-    /// them is its own.
+    /// The previous server gave these numbers to the client. What it has made under them is its
+    /// own.
     pub(super) fn numbered(&self, numbers: &Numbers, made: &List<Ino>) -> Done {
         let range = numbers.first..numbers.first.saturating_add(numbers.count.into());
         if made.0.len() > BATCH_MAX || !self.session.is_replaying() {
@@ -67,9 +66,9 @@ impl Applying<'_> {
         Ok(Outcome::Claimed { claims: List(claims), stamp: newest })
     }
 
-    /// Everything is made again. It is durable before others may change it, and its client knows
-    /// that before it says `Settled`: so nothing is made again a second time over what they have
-    /// done.
+    /// Everything is replayed. It becomes durable before others may change it, and the client knows
+    /// that before it says `Settled`. So the client never replays a second time over what others
+    /// have done.
     pub(super) fn end_replay(&self) -> Done {
         self.session.replayed();
         match self.core.sync() {
@@ -81,8 +80,8 @@ impl Applying<'_> {
         }
     }
 
-    /// The client knows an inode again that it had found in `dir`, if it is there, within its
-    /// bounds; gives the stamp.
+    /// The session knows an inode again that it had found in `dir`, if it is there and within its
+    /// bounds. Returns the stamp.
     fn find_again(&self, ino: Ino, dir: Ino) -> Option<u64> {
         let entry = self.call(|cx| self.fs().lookup(cx, ino, b".")).ok()?;
         let ino = entry.attr?.ino;

@@ -94,7 +94,7 @@ impl Applying<'_> {
                 }
                 let _leave = self.session.locking_right(None).ok_or(Errno(libc::EIO))?;
                 let reclaimed = self.core.locks.reclaim(self.session.id, before, (ino, &lock));
-                // What its client has sent before it hears of that is not made either.
+                // What the client sends before it hears of that must fail, too.
                 reclaimed.inspect_err(|_| self.session.lock_lost(ino))?;
                 Ok(Outcome::Done {})
             }
@@ -116,8 +116,8 @@ impl Applying<'_> {
         }
     }
 
-    /// A file that was made without a name has one: with that it is durable, for nothing of it
-    /// outlives a crash before, and nobody could make it again.
+    /// A file that was made without a name has one now. It becomes durable with that: before, it
+    /// would not have survived a crash, and no client could replay it.
     fn publish(&self, ino: Ino) -> Result<(), Errno> {
         match self.session.handle_of(ino) {
             Some(fh) => self.call(|cx| self.fs().fsync(cx, ino, fh, false)),
@@ -140,7 +140,7 @@ impl Applying<'_> {
             }
             Op::Create { parent, name, mode, flags, fh } => {
                 let parent = self.ino(parent)?;
-                // It was promised that this makes the file.
+                // The client knew that the name is free.
                 let flags = if self.early.is_some() { flags | libc::O_EXCL } else { flags };
                 self.made(parent, fh, flags, |cx| {
                     fs.create(cx, parent, &name, mode & PERMISSIONS | libc::S_IFREG, flags)
@@ -181,7 +181,7 @@ impl Applying<'_> {
                 let count = self.call(|cx| {
                     fs.copy_file_range(cx, from.ino, from.fh, off_in, to.ino, to.fh, off_out, len)
                 })?;
-                // Its client does not have what it would have to write again.
+                // The client does not have the bytes that it would have to replay.
                 self.done(|cx| fs.fsync(cx, to.ino, to.fh, false))?;
                 Ok(Outcome::Count { count })
             }

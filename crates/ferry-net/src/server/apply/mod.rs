@@ -1,5 +1,5 @@
 //! From an operation to the file system and back. Everything that a client says is checked here,
-//! before the file system sees it.
+//! before the file system sees it. Each part uses those below it:
 //!
 //! ```text
 //! change   replay   answer

@@ -7,12 +7,12 @@ use crate::message::{Naming, Op, Outcome};
 use crate::server::session::Applied;
 
 impl Applying<'_> {
-    /// Makes a change again that was promised to a server that crashed: nobody else changes
-    /// anything meanwhile, or sees it.
+    /// Replays a change that a crashed server may have applied: meanwhile no other client changes
+    /// or sees anything.
     pub(in crate::server) fn replay(&self, op: Op) -> Applied {
         let mut op = op;
-        // Whoever may not ack makes again what the server has decided, and may no more than
-        // then.
+        // A client that may not acknowledge early replays what the server had decided, and may do
+        // no more than then.
         let permitted = self.core.applying(self.session, self.caller, None).permit(&mut op);
         let makes = op.info().makes.is_inode();
         let made = match self.early.and_then(|ack| ack.ino) {
@@ -28,8 +28,8 @@ impl Applying<'_> {
         Applied::alone(outcome)
     }
 
-    /// What is there already, for no mark says so of changes that came before the session had one,
-    /// is made.
+    /// A change that is there already counts as applied: changes before the session was recorded
+    /// left no number on the volume.
     fn make_replayed(&self, op: Op) -> Done {
         let info = op.info();
         let ino = match &op {

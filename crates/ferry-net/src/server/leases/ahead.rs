@@ -1,11 +1,11 @@
-//! Leases for who walks through a tree, before they are needed.
+//! Leases for walks: a client asks for them before its programs need them.
 //!
-//! * WALK-LEASE-1: nothing is recalled that its holder uses: what it was given, or has changed, a
-//!   moment ago. What somebody else stands in line for is left to them.
-//! * WALK-LEASE-2: who walks takes nothing away from a session whose term is over, and nobody
-//!   stands waiters it in line: whoever really asks passes.
-//! * WALK-LEASE-3: a write lease takes the place of a read lease, under which everything was read,
-//!   and which nobody has asked for since.
+//! * WALK-LEASE-1: a walk recalls nothing that its holder uses, which means: got, or changed under
+//!   the lease, within [`IN_USE_TIME`]. It leaves out what another session waits for.
+//! * WALK-LEASE-2: a walk takes nothing away from a session whose term is over, and no other waiter
+//!   stands behind a walk.
+//! * WALK-LEASE-3: a write lease replaces a read lease under which everything was read, if no other
+//!   session has asked for the inode since.
 
 use std::time::Duration;
 
@@ -14,13 +14,12 @@ use ferry_fs::Ino;
 use super::state::LeaseState;
 use super::table::{Coarse, Hold, Progress, Recalls, SessionId, Table, Wants};
 
-/// An inode is in use so long after its holder was given it, or has changed it. In tests things
-/// happen sooner after each other.
+/// An inode is in use for so long after its holder got the lease or changed the inode. In tests one
+/// step follows another sooner.
 pub(super) const IN_USE_TIME: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });
 
 impl Table {
-    /// Whether there is nothing to be waited for any more. Whatever the answer, some may not be
-    /// had.
+    /// Whether there is nothing left to wait for. In both cases some leases may not be available.
     pub(super) fn progress_walk(
         &mut self,
         session: SessionId,
@@ -48,7 +47,7 @@ impl Table {
         if waits { Progress::Waits(recalls, None) } else { Progress::Begun(Vec::new()) }
     }
 
-    /// Somebody stands in line for it, or is about to change it.
+    /// Another session waits for it, or is about to change it.
     fn is_wanted(&self, ino: Ino) -> bool {
         let queue = self.queues.get(&ino).into_iter().flatten();
         queue
@@ -56,15 +55,15 @@ impl Table {
             .any(|w| !matches!(w.wants, Wants::Walk { .. }))
     }
 
-    /// It comes back soon, if it is asked for.
+    /// A recall would bring it back soon.
     fn is_idle(&self, hold: &Hold, now: Duration) -> bool {
         let silent = self.holders.get(&hold.session).is_none_or(|holder| holder.until <= now);
         let used = Coarse::of(now.saturating_sub(IN_USE_TIME)) < hold.used;
         !silent && (hold.state.is_leaving() || !used && hold.state == LeaseState::Held)
     }
 
-    /// Makes those write leases of which the session has the only lease. They are not recalled
-    /// before [`Table::grant_sent`]. Gives them.
+    /// Turns leases into write leases where the session has the only lease. They are not recalled
+    /// before [`Table::grant_sent`]. Returns them.
     pub(super) fn upgrade(&mut self, session: SessionId, inos: &[Ino], now: Duration) -> Vec<Ino> {
         let valid = self
             .holders

@@ -1,5 +1,5 @@
-//! Who waits for leases of others, in which order, and how far each has come: LEASE-2, LEASE-3 and
-//! LEASE-5 to LEASE-8.
+//! Waiters for leases of other sessions: their order, and how far each has come (LEASE-2, LEASE-3,
+//! and LEASE-5 to LEASE-8).
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::table::{
     Waiting, Wants,
 };
 
-/// Who is in the way of somebody.
+/// What is in the way of a waiter.
 #[derive(Default)]
 struct InTheWay {
     recalls: Recalls,
@@ -26,7 +26,7 @@ impl InTheWay {
 }
 
 impl Table {
-    /// Stands in line.
+    /// Adds a waiter to the queues of its inodes.
     pub(super) fn ask(&mut self, session: SessionId, wants: Wants, inos: Vec<Ino>) -> WaiterId {
         self.last_waiter += 1;
         for ino in &inos {
@@ -36,7 +36,7 @@ impl Table {
         self.last_waiter
     }
 
-    /// Leaves the line: it is done, or nobody waits any more.
+    /// Removes a waiter: it is done, or does not wait any more.
     pub(super) fn leave(&mut self, waiter: WaiterId) {
         let Some(waiting) = self.waiting.remove(&waiter) else { return };
         for ino in waiting.inos {
@@ -50,8 +50,8 @@ impl Table {
         }
     }
 
-    /// A change whose session has the write leases of all that it touches needs no place in any
-    /// line: who stands there waits for it.
+    /// Begins a change without a queue, if its session has the write leases of all that it touches.
+    /// Those in the queues wait for it.
     pub(super) fn begin_own(
         &mut self,
         session: SessionId,
@@ -89,7 +89,7 @@ impl Table {
         }
     }
 
-    /// What a change did is done; `applied`: and with it all changes of its session up to this one.
+    /// A change is done; `applied`: and with it all changes of its session up to this one.
     pub(super) fn end_change(&mut self, session: SessionId, applied: Option<u64>) {
         self.set_applying(session, false);
         let Some(applied) = applied else { return };
@@ -106,7 +106,7 @@ impl Table {
         }
     }
 
-    /// Tries to go on.
+    /// Lets a waiter go on, if it can.
     pub(super) fn progress(&mut self, waiter: WaiterId, now: Duration) -> Progress {
         let Some(Waiting { session, wants, inos, .. }) = self.waiting.get(&waiter).cloned() else {
             return Progress::Dropped;
@@ -140,7 +140,7 @@ impl Table {
         Progress::Begun(Vec::new())
     }
 
-    /// The change waits for earlier changes and for the word of readers, for nothing else.
+    /// A change waits for earlier changes and for readers to return their leases, for nothing else.
     fn progress_change(
         &mut self,
         waiter: WaiterId,
@@ -185,9 +185,9 @@ impl Table {
         self.earlier(waiter, ino).any(|earlier| !matches!(earlier.wants, Wants::Walk { .. }))
     }
 
-    /// What others have, of what somebody waits for and `matters` says: it is recalled, or taken
-    /// away where its term is over. Of its own only what it has given back, or was asked for, is in
-    /// the way of a new lease.
+    /// The leases of other sessions on what the waiter wants, as far as `matters` selects them:
+    /// they are recalled, or taken away if their term is over. Of the session's own write leases,
+    /// those that are recalled or returned are in the way of a new one.
     fn in_the_way(
         &mut self,
         waiter: WaiterId,
@@ -220,8 +220,8 @@ impl Table {
                 if self.is_fenced(hold.session) {
                     continue;
                 }
-                // At the end of the term of somebody who is making a change one waits for that to
-                // end.
+                // If a term ends while a change of the holder is being applied, the end of that
+                // change wakes the waiter.
                 found.until = [found.until, Some(until).filter(|until| *until > now)]
                     .into_iter()
                     .flatten()
@@ -235,9 +235,9 @@ impl Table {
         found
     }
 
-    /// Takes a lease away whose term is over; whether it is gone. With a write lease go all that
-    /// the session has, and what it has is_early: not in the middle of a change, and when that
-    /// stands on the volume.
+    /// Takes away a lease whose term is over. Returns whether it is removed. For a write lease this
+    /// fences the session, but not while a change of it is being applied; the lease is removed when
+    /// the volume has recorded the fence.
     fn take_away(&mut self, hold: Hold, waits: WaiterId) -> bool {
         if !hold.writes {
             self.remove_all(hold.session, true);
@@ -254,7 +254,7 @@ impl Table {
         false
     }
 
-    /// That a session is fenced stands on the volume: what it had is free.
+    /// The volume has recorded a fence: what the session had is free.
     pub(super) fn fenced(&mut self, session: SessionId) {
         self.remove_all(session, false);
         if let Some(holder) = self.holders.get_mut(&session) {
@@ -263,7 +263,7 @@ impl Table {
         }
     }
 
-    /// Enters the write leases that somebody has waited for, as far as there is room. They are not
+    /// Enters the write leases that a waiter has waited for, as far as there is room. They are not
     /// recalled before [`Table::grant_sent`].
     fn take(&mut self, session: SessionId, inos: Vec<Ino>, now: Duration) -> Vec<Ino> {
         let mut granted = Vec::new();
@@ -285,8 +285,8 @@ impl Table {
         granted
     }
 
-    /// From now on nobody gets a lease. Gives what is to be recalled: all that somebody relies on,
-    /// and was not asked for yet.
+    /// From now on no session gets a lease. Returns what to recall: each lease on which a session
+    /// relies and that is not recalled yet.
     pub(super) fn close(&mut self, now: Duration) -> Recalls {
         self.closing = true;
         let mut recalls = Recalls::default();

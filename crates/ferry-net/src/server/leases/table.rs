@@ -1,5 +1,5 @@
-//! The table of leases as data: who has which, and who waits for which. Nothing here waits, sends,
-//! or looks at a clock.
+//! The table of leases as data: which session has which lease, and which waits for which. Nothing
+//! here waits, sends, or reads a clock.
 
 use crate::rt::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -8,29 +8,29 @@ use ferry_fs::Ino;
 
 use super::state::{LeaseEvent, LeaseState};
 
-/// A session's number.
+/// The number of a session.
 pub(in crate::server) type SessionId = u64;
-/// A client, whichever of its sessions: its certificate or, without one, its address.
+/// A client across its sessions: a hash of its certificate or, without one, of its address.
 pub(in crate::server) type ClientId = u64;
-/// The place of somebody who waits: the smaller came first.
+/// The number of a waiter: a smaller one came first.
 pub(in crate::server) type WaiterId = u64;
 
-/// Leases that one session is given when it asks.
+/// Leases that one session gets when it asks.
 pub(super) const LEASES_MAX: usize = 1 << 18;
-/// What it makes itself may bring it up to this.
+/// With the inodes that it makes itself, a session may have so many.
 const NEW_LEASES_MAX: usize = 2 * LEASES_MAX;
-/// A session that brings changes may owe the answer to a recall for so many terms.
+/// A session that sends changes may owe the answer to a recall for so many terms.
 const OWING_TERMS: u32 = 2;
-/// Leases of all sessions; beyond it only what they make themselves.
+/// Leases of all sessions. Beyond it, sessions get only those of inodes that they make.
 pub(super) const LEASES_TOTAL_MAX: usize = 1 << 22;
-/// So many terms that end in silence cost nothing: a connection may just have been lost.
+/// So many terms may end in silence without consequence: a connection may just have been lost.
 const IGNORED_FREE: u32 = 1;
 /// The longest time without leases is 2 to this many terms.
 const BARRED_DOUBLINGS_MAX: u32 = 6;
-/// After so many terms it is forgotten.
+/// After so many terms the silence is forgotten.
 const FORGIVEN_TERMS: u32 = 2 << BARRED_DOUBLINGS_MAX;
 
-/// A time of the clock in sixteenths of a second: there may be millions of them.
+/// A time of the clock in sixteenths of a second. Each lease has one, and there may be millions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Coarse(u32);
 
@@ -45,80 +45,80 @@ impl Coarse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hold {
     pub(super) session: SessionId,
-    /// It is the write lease, and the only one on this inode.
+    /// It is the write lease, and the only lease on this inode.
     pub(super) writes: bool,
     pub(super) state: LeaseState,
-    /// When its session was given it, or changed the inode under it, last.
+    /// When the session got it, or changed the inode under it, last.
     pub(super) used: Coarse,
 }
 
-/// What a session has.
+/// What the table knows of a session.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Holder {
-    /// Until when it relies on its leases.
+    /// The end of the term: until then the session relies on its leases.
     pub(super) until: Duration,
     pub(super) inos: HashSet<Ino>,
-    /// Write leases among them.
+    /// The number of its write leases.
     pub(super) writes: usize,
-    /// Those that it was asked to give back, and owes an answer.
+    /// The number of its leases that are recalled and not returned.
     pub(super) recalled: usize,
-    /// Since when it does, as far as that was noted.
+    /// When the server first noted progress while the session owed such an answer.
     owing_since: Option<Duration>,
     /// Write leases that end when the change with this number has been applied, in this order.
     pub(super) returning: VecDeque<(u64, Vec<Ino>)>,
-    /// Counts the promises that were broken: those made before are worth nothing.
+    /// The current epoch. Early-acknowledged changes of older ones are dropped.
     pub(super) epoch: u32,
-    /// The oldest epoch under whose leases it still is: they were taken away when this one began.
+    /// The epoch that began with the last fence.
     pub(super) fenced_before: u32,
-    /// A change of its is being made: its write leases stay until it is done.
+    /// A change of the session is being applied: its write leases stay until that is done.
     pub(super) applying: bool,
     /// *Fenced*: its term was over and another session wants what it has. Until [`Table::fenced`]
     /// nobody may use its leases, neither itself nor others. A change under a new epoch may be
     /// applied meanwhile, so this is independent of `applying`.
     pub(super) is_fenced: bool,
-    /// Who waits for one of these to end.
+    /// Those that wait for the end of that change, or of a fence.
     pub(super) waiters: Vec<WaiterId>,
-    /// The client whose session it is.
+    /// The client of the session.
     client: ClientId,
-    /// The last term that has ended while it owed an answer to a recall.
+    /// The end of the last term that has passed while the session owed an answer to a recall.
     ignored: Duration,
 }
 
-/// What a client has done with recalls, in all of its sessions.
+/// How a client has ignored recalls, in all of its sessions.
 #[derive(Clone, Debug, Default)]
 struct Silence {
-    /// How often in a row a term has ended while it owed an answer,
+    /// The number of terms in a row that have passed while it owed an answer.
     times: u32,
-    /// at last in this session,
+    /// The session in which that happened last.
     session: SessionId,
-    /// then.
+    /// When that happened last.
     at: Duration,
-    /// It gets no lease before this.
+    /// The client gets no lease before this time.
     barred_until: Duration,
 }
 
 impl Holder {
-    /// Inodes that it has given back, and that still have to wait.
+    /// The number of inodes that the session has returned and that wait for changes.
     fn returning(&self) -> usize {
         self.returning.iter().map(|(_, inos)| inos.len()).sum()
     }
 }
 
-/// What somebody waits to do.
+/// What a waiter wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::server) enum Wants {
-    /// A change of an ordered stream.
+    /// To apply a change of an ordered stream.
     Change { epoch: u32, is_early: bool },
-    /// A request that would see less than what was is_early.
+    /// To answer a request, which must see everything that the holder has acknowledged.
     Read,
-    /// A request for write leases.
+    /// To get write leases.
     Lease,
-    /// A request that is ahead of whoever will need it: nobody stands waiters it, and it waits for
-    /// nobody who is at work. For write leases?
+    /// To answer a walk, write leases or not. No other waiter stands behind a walk, and it waits
+    /// for no holder that uses its lease.
     Walk { writes: bool },
 }
 
-/// Somebody who waits, or who has waited and is not done.
+/// A waiter, or one whose turn has come and that is not done.
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
     pub(super) session: SessionId,
@@ -128,22 +128,22 @@ pub(super) struct Waiting {
     pub(super) begun: bool,
 }
 
-/// What is to be recalled from whom.
+/// What to recall from which session.
 pub(in crate::server) type Recalls = HashMap<SessionId, Vec<Ino>>;
 
-/// How far somebody has come.
+/// How far a waiter has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::server) enum Progress {
-    /// Its turn has come; a request for leases has these.
+    /// Its turn has come. A waiter for leases has got these.
     Begun(Vec<Ino>),
-    /// These are to be asked, and at that time somebody's term is over.
+    /// It waits: the caller sends these recalls and looks again at that time, when a term ends.
     Waits(Recalls, Option<Duration>),
-    /// Another session has a write lease on what a change touches, or stands before it in line for
-    /// one.
+    /// Another session has a write lease on what the change touches, or waits for one in front of
+    /// it.
     Busy,
-    /// A change of a epoch that has ended.
+    /// The change belongs to an epoch that has ended.
     Dropped,
-    /// A promise without a lease.
+    /// An early-acknowledged change without write leases.
     Broken,
 }
 
@@ -151,18 +151,18 @@ pub(in crate::server) enum Progress {
 pub(super) struct Table {
     pub(super) inodes: HashMap<Ino, Vec<Hold>>,
     pub(super) holders: HashMap<SessionId, Holder>,
-    /// Those who have left others waiting.
+    /// Clients that have ignored recalls.
     silences: HashMap<ClientId, Silence>,
     pub(super) leases: usize,
-    /// Who waits for an inode, oldest first.
+    /// The waiters for an inode, oldest first.
     pub(super) queues: HashMap<Ino, VecDeque<WaiterId>>,
     pub(super) waiting: HashMap<WaiterId, Waiting>,
     pub(super) last_waiter: WaiterId,
-    /// The server is about to stop: nobody gets a lease any more.
+    /// The server is about to stop: no session gets a lease any more.
     pub(super) closing: bool,
-    /// Who may have come further; whoever calls has them look again.
+    /// Waiters that may have come further. The caller wakes them.
     pub(super) woken: Vec<WaiterId>,
-    /// Sessions that are to be fenced; whoever calls sees to it, and calls [`Table::fenced`] then.
+    /// Sessions to fence. The caller records the fence, and then calls [`Table::fenced`].
     pub(super) to_fence: Vec<SessionId>,
     /// How long a lease lasts after the last sign of life.
     pub(super) term: Duration,
@@ -195,8 +195,8 @@ impl Table {
         self.holders.get(&session).is_some_and(|holder| holder.is_fenced)
     }
 
-    /// The term of a session is over: if it owed an answer to a recall, others have waited for that
-    /// in vain.
+    /// A session's term is over. If it owed an answer to a recall, others have waited for that in
+    /// vain.
     pub(super) fn count_silence(&mut self, session: SessionId, now: Duration) {
         let term = self.term;
         let Some(holder) = self.holders.get_mut(&session) else { return };
@@ -212,7 +212,7 @@ impl Table {
             (silence.times.saturating_add(1), session, now);
     }
 
-    /// Whether nobody has left others waiting, or that is forgotten.
+    /// Whether no client has ignored recalls, or all of that is forgotten.
     #[cfg(test)]
     pub(super) fn forgives_all(&self) -> bool {
         self.silences.is_empty()
@@ -225,8 +225,8 @@ impl Table {
         silence.is_some_and(|silence| silence.barred_until > now)
     }
 
-    /// The only place where a lease that stays changes its state. Keeps the number of recalls that
-    /// its session has not answered.
+    /// The only function in which a lease that stays changes its state. It keeps the number of
+    /// recalls that the session has not answered.
     fn transition(&mut self, session: SessionId, ino: Ino, event: LeaseEvent) {
         let Some(hold) = self.hold_mut(session, ino) else { return };
         let before = hold.state;
@@ -245,7 +245,7 @@ impl Table {
         self.transition(session, ino, LeaseEvent::Granted);
     }
 
-    /// Enters a lease, or makes one that is there a write lease.
+    /// Enters a lease, or turns one that is there into a write lease.
     pub(super) fn enter(&mut self, session: SessionId, ino: Ino, writes: bool, now: Duration) {
         let used = Coarse::of(now);
         let Some(holder) = self.holders.get_mut(&session) else { return };
@@ -262,7 +262,7 @@ impl Table {
         self.leases += 1;
     }
 
-    /// A lease is no more.
+    /// Removes a lease.
     pub(super) fn remove(&mut self, session: SessionId, ino: Ino) {
         let Some(holds) = self.inodes.get_mut(&ino) else { return };
         let Some(at) = holds.iter().position(|hold| hold.session == session) else { return };
@@ -279,7 +279,7 @@ impl Table {
         self.wake(ino);
     }
 
-    /// All leases of a session are no more, or all read leases.
+    /// Removes all leases of a session, or all of its read leases.
     pub(super) fn remove_all(&mut self, session: SessionId, reads_only: bool) {
         let Some(holder) = self.holders.get(&session) else { return };
         if holder.inos.is_empty() || reads_only && holder.writes == holder.inos.len() {
@@ -293,8 +293,8 @@ impl Table {
         }
     }
 
-    /// A session has a connection that knows of no leases: it relies on no read lease. Write leases
-    /// stay, as long as nobody wants them. Gives the epoch that goes on.
+    /// A session has a new connection, which knows of no leases: its read leases end. Its write
+    /// leases stay until another session wants them. Returns the current epoch.
     pub(super) fn begin(&mut self, session: SessionId, client: ClientId, until: Duration) -> u32 {
         self.remove_all(session, true);
         let holder = self.holders.entry(session).or_default();
@@ -307,14 +307,14 @@ impl Table {
         epoch
     }
 
-    /// A sign of life; whether the term goes on.
+    /// A sign of life. Returns whether it renews the term.
     pub(super) fn renew(&mut self, session: SessionId, until: Duration) -> bool {
         let holder = self.holders.get_mut(&session).filter(|holder| holder.recalled == 0);
         holder.map(|holder| (holder.until, holder.owing_since) = (until, None)).is_some()
     }
 
-    /// A session brings changes. Its term goes on for whoever waits; the session hears nothing of
-    /// that, and relies on its pings alone.
+    /// A session sends changes: its term is renewed for those that wait for it. The session does
+    /// not hear of that, and relies on its pings alone.
     pub(super) fn makes_progress(&mut self, session: SessionId, now: Duration, term: Duration) {
         let Some(holder) = self.holders.get_mut(&session) else { return };
         if holder.recalled == 0 {
@@ -325,13 +325,13 @@ impl Table {
         holder.until = holder.until.max(now + term);
     }
 
-    /// A session is told of an inode, and may keep it if this says so. Before it is read.
+    /// Grants a read lease, if this returns true. The caller reads the inode after this.
     pub(super) fn grant(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
         let blocks = |waiter: &WaiterId| {
             self.waiting.get(waiter).is_some_and(|waiting| match waiting.wants {
                 Wants::Read | Wants::Walk { .. } => false,
                 Wants::Lease => true,
-                // Whoever stands in line would have to recall it at once.
+                // A waiter in the queue would have to recall the lease at once.
                 Wants::Change { .. } => waiting.session != session || !waiting.begun,
             })
         };
@@ -355,8 +355,8 @@ impl Table {
         true
     }
 
-    /// A session is about to make an inode that nobody knows, and gets its write lease; `false`: it
-    /// has too many, or somebody does know it.
+    /// Grants the write lease of an inode that the session is about to make; `false`: the session
+    /// has too many leases, or another one knows the inode.
     pub(super) fn grant_new(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
         let has_room = |holder: &Holder| holder.inos.len() < NEW_LEASES_MAX && !holder.is_fenced;
         let room = self.holders.get(&session).is_some_and(has_room);
@@ -373,16 +373,17 @@ impl Table {
         free
     }
 
-    /// It was not made.
+    /// The inode was not made.
     pub(super) fn revoke_new(&mut self, session: SessionId, ino: Ino) {
         self.remove(session, ino);
     }
 
-    /// A session relies on these no more. A write lease ends when the change `after` has been
-    /// applied (`None`: it has); one that a change before that brings with what it makes, too.
+    /// A session has returned these leases. A write lease ends when the change `after` has been
+    /// applied (`None`: at once). So does one that an earlier change brings with the inode that it
+    /// makes.
     pub(super) fn give_back(&mut self, session: SessionId, inos: &[Ino], after: Option<u64>) {
         if self.is_fenced(session) {
-            // It goes with all the rest, and not before.
+            // The lease goes with all the others when the fence is recorded, and not before.
             return;
         }
         let (mut later, mut returning) =
@@ -394,7 +395,7 @@ impl Table {
                 && let Some(silence) = self.silences.get_mut(&holder.client)
                 && silence.session == session
             {
-                // Another session's answer says nothing of this one.
+                // The answer of another session says nothing of this one.
                 silence.times = 0;
             }
             let Some(hold) = self.hold(session, *ino) else {
@@ -414,7 +415,8 @@ impl Table {
         if let (Some(after), Some(holder), false) =
             (after, self.holders.get_mut(&session), later.is_empty())
         {
-            // As many entries as changes, whatever a client says: they are gone through.
+            // There are as many entries as changes, whatever a client sends: the loop over them is
+            // bounded.
             match holder.returning.back_mut() {
                 Some((last, inos)) if *last >= after => inos.extend(later),
                 _ => holder.returning.push_back((after, later)),
@@ -422,7 +424,7 @@ impl Table {
         }
     }
 
-    /// A session relies on none any more, and never will.
+    /// A session has ended and relies on no lease.
     pub(super) fn end(&mut self, session: SessionId) {
         self.remove_all(session, false);
         if let Some(holder) = self.holders.remove(&session) {
@@ -430,7 +432,7 @@ impl Table {
         }
     }
 
-    /// Forgets read leases that are over, and sessions that are over and not `alive`.
+    /// Removes read leases whose term is over, and sessions that are over and not `alive`.
     pub(super) fn expire(&mut self, alive: &HashSet<SessionId>, now: Duration) {
         let forgiven = self.term * FORGIVEN_TERMS;
         self.silences.retain(|_, silence| now.saturating_sub(silence.at) < forgiven);
@@ -456,12 +458,13 @@ impl Table {
         self.holders.get(&session).map_or((0, 0), |holder| (holder.inos.len(), holder.writes))
     }
 
-    /// The epoch before which its leases were taken away.
+    /// The epoch that began with the session's last fence.
     pub(super) fn fenced_before(&self, session: SessionId) -> u32 {
         self.holders.get(&session).map_or(0, |holder| holder.fenced_before)
     }
 
-    /// All that a session has is_early, and not brought yet, is worth nothing any more.
+    /// Ends the epoch as a fence does: early-acknowledged changes of the session that have not
+    /// arrived are dropped.
     pub(super) fn end_fenced_epoch(&mut self, session: SessionId) {
         if let Some(holder) = self.holders.get_mut(&session) {
             holder.epoch += 1;
@@ -469,7 +472,8 @@ impl Table {
         }
     }
 
-    /// The promises that a session has made in this epoch are worth nothing any more.
+    /// Ends this epoch, if it is still the current one: early-acknowledged changes in it are
+    /// dropped.
     pub(super) fn end_epoch(&mut self, session: SessionId, epoch: u32) {
         if let Some(holder) = self.holders.get_mut(&session).filter(|holder| holder.epoch == epoch)
         {
@@ -482,14 +486,14 @@ impl Table {
         self.transition(session, ino, LeaseEvent::Recalled);
     }
 
-    /// Whether anybody relies on a lease at this time, and whether anybody has is_early what was
-    /// not made, now or before.
+    /// Whether a session relies on a lease at this time, and whether a session has write leases,
+    /// whose term may be over.
     pub(super) fn relied_on(&self, now: Duration) -> (bool, bool) {
         let relies = |holder: &Holder| holder.until > now && !holder.inos.is_empty();
         (self.holders.values().any(relies), self.holders.values().any(|holder| holder.writes > 0))
     }
 
-    /// The answer that grants these is on its way.
+    /// The server has sent the answer that grants these.
     pub(super) fn grant_sent(&mut self, session: SessionId, inos: &[Ino]) {
         for ino in inos {
             self.transition(session, *ino, LeaseEvent::GrantSent);
@@ -497,9 +501,9 @@ impl Table {
         }
     }
 
-    /// Nobody will hear that these are write leases. The session may have had read leases before
-    /// and relies on those, or hears of the same in another answer: so it is asked to give back
-    /// what it has. Gives those.
+    /// The server will not send that answer. The session may rely on read leases that it had
+    /// before, or may learn of the write leases from another answer. So the server recalls what it
+    /// has. Returns what to recall.
     pub(super) fn grant_not_sent(&mut self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
         self.grant_sent(session, inos);
         let held =
@@ -509,7 +513,8 @@ impl Table {
         asked
     }
 
-    /// Whether a request of a session sees all that was is_early of these.
+    /// Whether a request of this session sees everything that clients have acknowledged of these
+    /// inodes.
     pub(super) fn is_readable(&self, session: SessionId, inos: &[Ino]) -> bool {
         inos.iter().all(|ino| self.writer(*ino).is_none_or(|writer| writer == session))
     }

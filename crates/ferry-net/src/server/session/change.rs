@@ -8,7 +8,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::message::{Made, Op, Outcome, Promised, Who};
 
-/// Room in the window, held from a message's arrival until its answer is on its way.
+/// Room in the window. An operation has it from the arrival of its message until its answer is
+/// sent.
 pub(in crate::server) type Room = (OwnedSemaphorePermit, OwnedSemaphorePermit);
 
 /// Room for one more, if there is any.
@@ -18,14 +19,14 @@ pub(in crate::server) fn one_of(semaphore: &Arc<Semaphore>) -> Option<Room> {
     Some((one, nothing))
 }
 
-/// Frames to be sent.
+/// The queue of frames to send on one connection.
 pub(in crate::server) type Line = crate::lanes::Line<Vec<Room>>;
 
-/// The client has broken the rules.
+/// The client has broken this rule of the protocol.
 #[derive(Debug)]
 pub(in crate::server) struct Violation(pub(in crate::server) &'static str);
 
-/// An open file.
+/// A file that the client has open.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::server) struct Open {
     pub(in crate::server) ino: Ino,
@@ -37,17 +38,17 @@ pub(in crate::server) struct Open {
     pub(in crate::server) lost: bool,
 }
 
-/// How a change ended.
+/// How a change ended, and what the client may cache of it.
 pub(in crate::server) struct Applied {
     pub(in crate::server) outcome: Outcome,
-    /// What the client may keep.
+    /// Attributes under leases of the client.
     pub(in crate::server) after: Vec<Attr>,
     pub(in crate::server) empty: bool,
     pub(in crate::server) made: Option<Made>,
 }
 
 impl Applied {
-    /// Nothing of it may be kept.
+    /// An outcome of which nothing may be cached.
     pub(in crate::server) fn alone(outcome: Outcome) -> Self {
         Self { outcome, after: Vec::new(), empty: false, made: None }
     }
@@ -57,12 +58,12 @@ impl Applied {
     }
 }
 
-/// A change that waits for its turn.
+/// A change that the server has received and not applied.
 pub(in crate::server) struct Change {
     pub(in crate::server) seq: u64,
     pub(in crate::server) epoch: u32,
     pub(in crate::server) early: Option<Promised>,
-    /// When it came, and how long its message was.
+    /// When its message arrived, and the bytes of that.
     pub(in crate::server) came: Duration,
     pub(in crate::server) bytes: usize,
     pub(in crate::server) caller: Who,

@@ -10,13 +10,13 @@ use super::state::{Registration, Session};
 use crate::frame;
 use crate::message::{Place, ToClient};
 
-/// So many changes of a session are much, and so many bytes.
+/// So many changes of a session, or so many bytes, are synced at once.
 const MUCH_CHANGES: u64 = 16_384;
 const MUCH_BYTES: usize = 16 << 20;
 
 impl Session {
-    /// Enters it on the volume, so that it is waited for after a crash. Waits for the device, once.
-    /// `is_early`: for a change of the series that goes on.
+    /// Records the session on the volume, so that the next server waits for it after a crash. Waits
+    /// for the device, once. `is_early`: for an early-acknowledged change of the current epoch.
     pub(in crate::server) fn register(
         &self,
         fs: &dyn SessionStore,
@@ -36,13 +36,14 @@ impl Session {
         Ok(())
     }
 
-    /// Whether it is: then all that it changes leaves marks, and is durable soon.
+    /// Whether it is recorded: then each of its changes leaves its number on the volume, and
+    /// becomes durable soon.
     pub(in crate::server) fn is_registered(&self) -> bool {
         *self.registration.lock() == Registration::Recorded
     }
 
-    /// Others may change what it has is_early: it makes nothing of it again. Not before it has
-    /// heard of it and promises anew.
+    /// Other clients may change what this one has acknowledged early, so it must not replay that.
+    /// It is recorded again when it has heard of the fence and acknowledges anew.
     pub(in crate::server) fn fence(&self, fs: &dyn SessionStore) {
         let mut registration = self.registration.lock();
         if std::mem::replace(&mut *registration, Registration::Fenced) == Registration::Recorded {
@@ -50,14 +51,15 @@ impl Session {
         }
     }
 
-    /// It has ended: nobody waits for it after a crash any more.
+    /// The session has ended: no later server waits for it.
     pub(in crate::server) fn unregister(&self, fs: &dyn SessionStore) {
         if *self.registration.lock() == Registration::Recorded {
             fs.remove_session(self.id);
         }
     }
 
-    /// A change was made that the client keeps until it is durable. Whether that is much.
+    /// A change was applied that the client has in its replay log. Returns whether a sync is
+    /// urgent.
     pub(in crate::server) fn note_unstable(&self, seq: u64, bytes: usize, now: Duration) -> bool {
         let mut state = self.state.lock();
         state.newest_unstable = seq;
@@ -67,8 +69,8 @@ impl Session {
         state.unsynced.0 >= MUCH_CHANGES || state.unsynced.1 >= MUCH_BYTES
     }
 
-    /// A sync is about to begin: the newest change that it covers, and not what was refused behind
-    /// that. `None`: the client keeps nothing that is not durable.
+    /// A sync begins. Returns the newest change that it covers, without changes behind it that were
+    /// refused. `None`: everything in the client's replay log is durable.
     pub(in crate::server) fn begin_sync(&self, now: Duration) -> Option<u64> {
         let mut state = self.state.lock();
         if state.newest_unstable <= state.durable {
@@ -79,16 +81,16 @@ impl Session {
         Some(state.newest_unstable)
     }
 
-    /// Another client is about to sync an inode: the newest change that this covers, if this client
-    /// may keep some that touch it.
+    /// Another client is about to sync an inode. Returns the newest change that this covers, if
+    /// this client may have changes of the inode in its replay log.
     pub(in crate::server) fn newest_unstable(&self, ino: Ino) -> Option<u64> {
         let state = self.state.lock();
         (state.newest_unstable > state.durable && self.knows(&state, ino))
             .then_some(state.newest_unstable)
     }
 
-    /// It has: the client is told, unless it hears too much already. All becomes durable soon, and
-    /// it is told of that.
+    /// Another client has synced it. The client is told, unless too many such messages wait. Soon
+    /// everything is durable, and the client is told that in any case.
     pub(in crate::server) fn send_synced(&self, ino: Ino, seq: u64) {
         let Some(room) = one_of(&self.notices) else { return };
         let mut state = self.state.lock();
@@ -98,9 +100,9 @@ impl Session {
         }
     }
 
-    /// Another client finds no space: this one is to give back what it does not need, and to forget
-    /// files that have no name any more. Not if it has nothing of either, or hears too much
-    /// already.
+    /// Another client finds no space. This one is asked to return reservations that it does not
+    /// need, and to forget files without a name. The message is left out if there is nothing of
+    /// either, or if too many messages wait.
     pub(in crate::server) fn ask_for_space(&self) {
         let [credit, _] = self.reservations.figures();
         let mut state = self.state.lock();
@@ -113,7 +115,7 @@ impl Session {
         send(&mut state, frames, Some(room));
     }
 
-    /// Changes up to this one are durable: the client is told.
+    /// Changes up to this one are durable, and the client is told.
     pub(in crate::server) fn became_durable(&self, seq: u64) {
         let mut state = self.state.lock();
         if seq <= state.durable {

@@ -9,15 +9,16 @@ use super::link::removed_names;
 use super::state::Session;
 use crate::message::{OPEN_MAX, Place};
 
-/// Of names that others have taken away between two pings a client is told of the newest, so many
-/// bytes of them.
+/// The server tells a client of the newest names that others have removed between two pings, up to
+/// so many bytes.
 const REMOVED_NAMES_BYTES_MAX: usize = 2 << 20;
 /// Bytes of such a name beside the name itself.
 const REMOVED_NAME_BYTES: usize = 64;
 
 impl Session {
-    /// An answer names `ino`, whose lookup the file system has counted, and which is no directory
-    /// and was found in `dir` (0: it is one, or nobody knows). Gives the stamp.
+    /// An answer names `ino`, for which the file system has counted a lookup. `dir` is the
+    /// directory in which it was found (0: it is a directory itself, or that is unknown). Returns
+    /// the stamp.
     pub(in crate::server) fn learn(&self, fs: &dyn Filesystem, ino: Ino, dir: Ino) -> u64 {
         self.found_in(ino, dir);
         let (stamp, surplus) = {
@@ -34,21 +35,21 @@ impl Session {
         stamp
     }
 
-    /// The client has found an inode, which is no directory, in `dir` (0: it is one, or nobody
-    /// knows).
+    /// The client has found an inode in `dir` (0: the inode is a directory, or that is unknown).
     pub(in crate::server) fn found_in(&self, ino: Ino, dir: Ino) {
         if let Some(bounds) = self.bounds.as_ref().filter(|_| dir != 0) {
             bounds.found(ino, dir);
         }
     }
 
-    /// In which directory the client has found an inode that it knows; 0: that is not known, or
-    /// nobody needs it.
+    /// The directory in which the client has found an inode that it knows; 0: that is unknown, or
+    /// not needed.
     pub(in crate::server) fn where_found(&self, ino: Ino) -> Ino {
         self.bounds.as_ref().and_then(|bounds| bounds.where_found(ino)).unwrap_or(0)
     }
 
-    /// The client has claimed these, whose lookups the file system has counted. Gives the stamp.
+    /// The client has claimed these, and the file system has counted their lookups. Returns the
+    /// stamp.
     pub(in crate::server) fn learn_claimed(
         &self,
         fs: &dyn Filesystem,
@@ -71,12 +72,12 @@ impl Session {
         stamp
     }
 
-    /// Whether it has claimed anything behind `since`, so that it may claim more.
+    /// Whether the client has claimed an inode after `since`, so that it may claim more.
     pub(in crate::server) fn has_claimed(&self, since: Duration) -> bool {
         self.state.lock().claimed_at.is_some_and(|at| at > since)
     }
 
-    /// Another client has taken these names away from some of these inodes.
+    /// Another client has removed these names of some of these inodes.
     pub(in crate::server) fn names_removed(&self, inos: &[Ino], names: &[Place]) {
         let mut state = self.state.lock();
         let knows = |ino: &Ino| self.knows(&state, *ino);
@@ -97,13 +98,13 @@ impl Session {
         }
     }
 
-    /// Says which names others have taken away since this was said last.
+    /// The messages about names that others have removed since the last such messages.
     pub(in crate::server) fn take_removed_names(&self) -> Vec<u8> {
         let names: Vec<Place> = std::mem::take(&mut self.state.lock().removed_names).0.into();
         removed_names(&names)
     }
 
-    /// The client forgets an inode, unless an answer that it had not seen has named it again.
+    /// The client forgets an inode, unless an answer that it has not seen has named it again.
     pub(in crate::server) fn forget(&self, fs: &dyn Filesystem, ino: Ino, stamp: u64) {
         let forgets = {
             let mut state = self.state.lock();
@@ -142,7 +143,7 @@ impl Session {
         self.state.lock().handles.get(&number).copied()
     }
 
-    /// A file system's number under which the client has an inode open.
+    /// The file system's number of a file that the client has open on this inode.
     pub(in crate::server) fn handle_of(&self, ino: Ino) -> Option<u64> {
         let state = self.state.lock();
         state.handles.values().find(|open| open.ino == ino).map(|open| open.fh)
@@ -152,13 +153,14 @@ impl Session {
         self.state.lock().handles.remove(&number)
     }
 
-    /// A lock on this file was lost: what it has open of it is of no use any more.
+    /// The client has lost a lock on this file: each use of what it has open of the file fails.
     pub(in crate::server) fn lock_lost(&self, ino: Ino) {
         let mut state = self.state.lock();
         state.handles.values_mut().filter(|open| open.ino == ino).for_each(|open| open.lost = true);
     }
 
-    /// Gives back what it holds of the file system. It has ended, so nothing is added any more.
+    /// Returns what the session holds of the file system. It has ended, so nothing is added any
+    /// more.
     pub(in crate::server) fn clear(&self, fs: &dyn Filesystem) {
         let (handles, known) = {
             let mut state = self.state.lock();

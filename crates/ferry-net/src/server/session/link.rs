@@ -1,5 +1,4 @@
-//! A session's connections: it outlives them, and the newest one is the one that counts
-//! (SESSION-3).
+//! A session's connections. It outlives them, and only the newest one counts (SESSION-3).
 
 use crate::rt::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,8 +22,9 @@ use crate::server::locks::Locks;
 const BULK_MIN: usize = 8 << 10;
 
 impl Session {
-    /// A new connection takes over; it is told before anything else is sent to it. What waits for
-    /// locks is asked again there. Gives its number; `None`: the session is over.
+    /// A new connection takes over: the `Welcome` is the first message on it. The client asks again
+    /// for locks that it waited for. Returns the connection's number; `None`: the session has
+    /// ended.
     pub(in crate::server) fn connect(
         &self,
         (line, from): (&Line, Option<SocketAddr>),
@@ -37,14 +37,14 @@ impl Session {
         if self.is_over() {
             return None;
         }
-        // Where it is taken up, its changes go on counting from those that the server before was
-        // told of, or would have been.
+        // If the session is taken up, its changes go on counting from the newest that the client
+        // had numbered.
         let mark = state.unheard_mark;
         if mark.is_some() {
             (state.received, state.applied) = (newest, newest);
         }
         let resumed = resumed && mark.is_none();
-        // Its greeting says that it relies on none.
+        // A new connection begins without leases.
         let epoch = leases.begin(self.number, self.client_id(from));
         let (session, read_only, applied) = (self.id, self.read_only, state.applied);
         let Greeting { boot, term_ms, clock } = greeting;
@@ -65,7 +65,7 @@ impl Session {
             mark,
         };
         line.send_first(frame::encode(&welcome), Vec::new());
-        // What the last connection may have lost: in order, before any newer one.
+        // Answers that the last connection may have lost: in order, and before newer ones.
         for (seq, outcome) in &state.answers {
             let (after, empty, made, outcome) = (List::default(), false, None, outcome.clone());
             let answer = ToClient::Changed { seq: *seq, after, empty, made, outcome };
@@ -82,7 +82,7 @@ impl Session {
         Some(connection)
     }
 
-    /// Who it is, whatever session it has: its certificate or, if it has none, its address.
+    /// The client across its sessions: its certificate or, if it has none, its address.
     fn client_id(&self, from: Option<SocketAddr>) -> u64 {
         let mut hasher = DefaultHasher::new();
         match from.map(|from| from.ip().to_canonical()) {
@@ -93,8 +93,8 @@ impl Session {
         hasher.finish()
     }
 
-    /// The connection with this number has removed_names, unless another has taken over. Nobody waits for
-    /// locks any more.
+    /// The connection with this number is closed, unless a newer one has taken over. Requests no
+    /// longer wait for locks.
     pub(in crate::server) fn disconnect(&self, connection: u64, now: Duration, locks: &Locks) {
         let _leaving = self.locking.write();
         {
@@ -153,8 +153,8 @@ impl Session {
         self.transition(&mut self.state.lock(), Event::Drain);
     }
 
-    /// Leave for a connection (`None`: for a change, whichever brought it) to take a lock, while
-    /// the guard is held.
+    /// The right of a connection to take a file lock, as long as the guard lives (`None`: the right
+    /// of a change, on whatever connection it came).
     pub(in crate::server) fn locking_right(
         &self,
         connection: Option<u64>,
@@ -164,8 +164,8 @@ impl Session {
         may.then_some(locking)
     }
 
-    /// Answers a request of the connection with number `connection`, unless another has taken over: it
-    /// will be asked again there.
+    /// Answers a request of the connection with number `connection`. If a newer one has taken over,
+    /// the client asks again there.
     pub(in crate::server) fn reply(
         &self,
         (connection, id): (u64, u64),
@@ -183,7 +183,8 @@ impl Session {
         );
         let frame = frame::encode(&ToClient::Reply { id, leased, outcome });
         if is_bulk && frame.len() >= BULK_MIN {
-            // Nothing else may wait for it: neither a recall nor a ping's answer.
+            // A long answer must not delay other messages, such as a recall or the answer to a
+            // ping.
             send(&mut state, Vec::new(), None);
             if let Link::Connected(line) = &state.link {
                 line.send(frame, room.into_iter().collect());
@@ -193,14 +194,14 @@ impl Session {
         }
     }
 
-    /// The client is asked to give leases back. If there is no connection, the next one begins
-    /// without any.
+    /// Asks the client to return leases. If there is no connection, the next one begins without
+    /// leases.
     pub(in crate::server) fn recall(&self, inodes: impl Iterator<Item = Ino>) {
         let inodes = List(inodes.map(|ino| self.client_ino(ino)).collect());
         send(&mut self.state.lock(), frame::encode(&ToClient::Recall { inodes }), None);
     }
 
-    /// The last word to a client.
+    /// Sends the last message to a client.
     pub(in crate::server) fn send_last(&self, word: &ToClient) {
         let mut state = self.state.lock();
         send(&mut state, frame::encode(word), None);
@@ -208,7 +209,7 @@ impl Session {
     }
 }
 
-/// The messages that say which names are removed_names.
+/// The messages that tell which names were removed.
 pub(in crate::server) fn removed_names(names: &[Place]) -> Vec<u8> {
     let messages =
         names.chunks(BATCH_MAX).map(|batch| ToClient::Gone { names: List(batch.to_vec()) });
@@ -220,8 +221,8 @@ pub(in crate::server) fn wall(clock: &dyn Clock) -> Timestamp {
     Timestamp(i128::try_from(clock.wall().as_nanos()).unwrap_or(i128::MAX))
 }
 
-/// To the newest connection, if there is one, behind the answers that wait; a client that returns
-/// asks again.
+/// Sends to the newest connection, if there is one, behind the answers that wait. A client that
+/// comes back asks again.
 pub(in crate::server) fn send(state: &mut State, frame: Vec<u8>, room: Option<Room>) {
     let (answers, mut rooms) = std::mem::take(&mut state.outbox);
     let Link::Connected(line) = &state.link else { return };

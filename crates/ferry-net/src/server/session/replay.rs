@@ -8,15 +8,14 @@ use crate::rt::RwLockReadGuard;
 use super::phase::{Event, Replay};
 use super::state::{RESTORING_MAX, Registration, RestoreProgress, Session, Worker};
 
-/// The same of KiB.
+/// The same in KiB.
 const RESTORING_KIB_MAX: u64 = 1 << 20;
-/// So many bytes that have arrived are progress, too: the next message may be a long one, on a slow
-/// line.
+/// So many bytes that have arrived are progress, too: the next message may be long, on a slow line.
 const PROGRESS_BYTES: u64 = 4 << 10;
 
 impl Session {
-    /// The same session as at a server that crashed, which has left this mark, and this word of how
-    /// far it was durable.
+    /// This is the session of a server that has crashed. `mark` is its last-applied sequence
+    /// number, `durable` its durable watermark.
     pub(in crate::server) fn begin_restoring(&self, (mark, durable): (u64, u64), now: Duration) {
         *self.registration.lock() = Registration::Recorded;
         let mut state = self.state.lock();
@@ -26,8 +25,8 @@ impl Session {
         self.transition(&mut state, Event::TakenUp);
     }
 
-    /// Whether nothing of what the server waits for has come for so long. As long as the server
-    /// itself has something to do, it is not the client that is late.
+    /// Whether the replay has made no progress for longer than `most`. While the server has
+    /// something to apply, the client is not to blame.
     pub(in crate::server) fn is_stalled(&self, now: Duration, most: Duration) -> bool {
         let heard = self.heard.load(Ordering::Relaxed);
         let mut state = self.state.lock();

@@ -1,4 +1,4 @@
-//! What people see of a session.
+//! What administrators see of a session.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::state::{Link, Session};
 
 impl Session {
-    /// Says in the log who has come.
+    /// Logs that a client has connected.
     pub(in crate::server) fn log_arrival(&self, how: &str) {
         let (number, client, certificate) = (self.number, &self.name, self.peer.name.as_deref());
         let address = self.state.lock().from.map(|from| from.to_string());
@@ -16,7 +16,7 @@ impl Session {
         tracing::info!(number, client, certificate, address, %path, "{how}");
     }
 
-    /// And who has gone.
+    /// Logs that a connection is closed.
     pub(in crate::server) fn log_departure(&self, from: Option<SocketAddr>, error: Option<&str>) {
         let (number, client, certificate) = (self.number, &self.name, self.peer.name.as_deref());
         tracing::info!(
@@ -29,7 +29,7 @@ impl Session {
         );
     }
 
-    /// For `ferry clients`.
+    /// The figures for `ferry clients`.
     pub(in crate::server) fn json(&self, now: Duration) -> Value {
         let [(granted_bytes, granted_inodes), (reserved_bytes, reserved_inodes)] =
             self.reservations.figures();

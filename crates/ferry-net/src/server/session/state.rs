@@ -18,10 +18,10 @@ use crate::message::{Outcome, Place};
 use crate::server::exports::Bounds;
 use crate::server::reservations::Reservations;
 
-/// So much that a client is told unasked is on its way; more is not said.
+/// Messages that the client did not ask for and that are not sent yet. The server sends no more.
 const NOTICES_MAX: usize = 16;
 
-/// What the server says of itself to each connection.
+/// What the server tells each new connection about itself.
 pub(in crate::server) struct Greeting {
     pub(in crate::server) boot: u128,
     pub(in crate::server) term_ms: u32,
@@ -34,22 +34,22 @@ pub(in crate::server) struct Mounted {
     /// The directory that the client sees as its root.
     pub(in crate::server) root: Ino,
     pub(in crate::server) read_only: bool,
-    /// `None`: there is nothing that they would keep it from.
+    /// `None`: the session may use the whole volume, so nothing is checked.
     pub(in crate::server) bounds: Option<Bounds>,
 }
 
-/// A request that waits for a change.
+/// A request that waits until a change has been applied.
 pub(in crate::server) struct Delayed {
     pub(in crate::server) after: u64,
     pub(in crate::server) run: Box<dyn FnOnce() + Send>,
 }
 
-/// Whether a session has a mark on the volume.
+/// Whether the volume has a record of the session, so that the next server waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::server) enum Registration {
     Absent,
     Recorded,
-    /// Not any more: it has lost its leases without a word of its own.
+    /// It had one, and the session was fenced.
     Fenced,
 }
 
@@ -74,13 +74,13 @@ impl Link {
     }
 }
 
-/// What the thread is at that applies the session's changes, one after the other.
+/// What the thread is doing that applies the session's changes, one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::server) enum Worker {
     /// No change waits.
     #[default]
     Idle,
-    /// Changes wait, and a thread is about to begin.
+    /// A change has arrived, and a thread is about to begin.
     Starting,
     /// A change is being applied, or waits for leases of others or for a sync.
     Applying(UnderWay),
@@ -104,73 +104,73 @@ impl Worker {
     }
 }
 
-/// Changes of a session that may restore it after a crash: for what comes beyond them it is not
-/// waited for.
+/// So many changes of a session count as progress of its replay. For more the server does not wait.
 pub(in crate::server) const RESTORING_MAX: u64 = 4 << 20;
 
-/// What a session does of what the server waits for after a crash.
+/// Progress of a replay: the server gives a client up that makes none.
 #[derive(Default)]
 pub(in crate::server) struct RestoreProgress {
-    /// When it came, or came on.
+    /// The time of the last progress.
     pub(in crate::server) at: Duration,
-    /// The newest change that restores it.
+    /// The newest change that counts.
     pub(in crate::server) newest: u64,
-    /// So many more changes of it may count.
+    /// So many more changes may count.
     pub(in crate::server) changes_left: u64,
-    /// Bytes that had arrived when they counted last.
+    /// Bytes that had arrived at the last progress.
     pub(in crate::server) counted: u64,
 }
 
 #[derive(Default)]
 pub(in crate::server) struct State {
-    /// Inodes, each with the number of the newest answer that named it.
+    /// Inodes, each with the stamp of the newest answer that named it.
     pub(in crate::server) known: HashMap<Ino, u64>,
     pub(in crate::server) stamp: u64,
     pub(in crate::server) handles: HashMap<u64, Open>,
     pub(in crate::server) received: u64,
-    /// The newest change behind which leases were given back.
+    /// The newest change behind which the client has returned leases.
     pub(in crate::server) owed: u64,
     pub(in crate::server) applied: u64,
     pub(in crate::server) answers: VecDeque<(u64, Outcome)>,
     pub(in crate::server) queue: VecDeque<Change>,
-    /// Bytes of changes in the queue.
+    /// Bytes of the changes in the queue.
     pub(in crate::server) queued: usize,
     pub(in crate::server) delayed: Vec<Delayed>,
-    /// Names of inodes in `known` that others have taken away since the last ping, and their bytes.
+    /// Names of inodes in `known` that others have removed since the last ping, and their bytes.
     pub(in crate::server) removed_names: (VecDeque<Place>, usize),
-    /// The session was taken up, with this mark, and no change has come yet: the client may not
-    /// have heard of it.
+    /// The session was taken up with this last-applied number, and no change has arrived since: the
+    /// client may not have seen the `Welcome` that says so. No part of the phase, because that
+    /// answer may be lost and sent again in each phase.
     pub(in crate::server) unheard_mark: Option<u64>,
     pub(in crate::server) worker: Worker,
-    /// How far it is restored after a crash, while the server waits for that.
+    /// How the replay goes on, while the server waits for it.
     pub(in crate::server) progress: RestoreProgress,
-    /// When it claimed anything last.
+    /// When the client last claimed an inode.
     pub(in crate::server) claimed_at: Option<Duration>,
     /// Changes up to this one are durable.
     pub(in crate::server) durable: u64,
-    /// The newest change that was made and that the client keeps.
+    /// The newest applied change that the client has in its replay log.
     pub(in crate::server) newest_unstable: u64,
-    /// Such changes since a sync began last, their bytes, and when the first came.
+    /// Such changes since the last sync began, their bytes, and when the first was applied.
     pub(in crate::server) unsynced: (u64, usize),
     pub(in crate::server) unsynced_since: Option<Duration>,
     pub(in crate::server) link: Link,
-    /// Where the newest connection comes from.
+    /// The address of the newest connection.
     pub(in crate::server) from: Option<SocketAddr>,
-    /// Answers that nobody waits for, and their room: they go before whatever is sent next, at the
-    /// latest when no more changes wait.
+    /// Answers that no program waits for, with their room. They are sent before the next message,
+    /// or when no more changes wait.
     pub(in crate::server) outbox: (Vec<u8>, Vec<Room>),
-    /// Counts connections.
+    /// The number of the newest connection: 1, 2, 3, …
     pub(in crate::server) connection: u64,
 }
 
-/// The session.
+/// A session.
 pub(in crate::server) struct Session {
     pub(in crate::server) id: u128,
-    /// What people call it: 1, 2, 3, … since the server's start.
+    /// The number for people: 1, 2, 3, … since the server's start.
     pub(in crate::server) number: u64,
-    /// What the client calls itself.
+    /// The name that the client gives itself.
     pub(in crate::server) name: String,
-    /// Who it is. Another one does not get the session.
+    /// The client's identity. No other one gets the session.
     pub(in crate::server) peer: Peer,
     pub(in crate::server) path: Vec<u8>,
     /// The directory that the client sees as its root.
@@ -185,20 +185,20 @@ pub(in crate::server) struct Session {
     /// Written under the lock of `state`, so that it stays as it is for a thread that has that lock.
     /// Nothing is locked under it.
     phase: Mutex<Phase>,
-    /// What it promises out of.
+    /// Inode numbers and space for early-acknowledged changes.
     pub(in crate::server) reservations: Reservations,
     /// Locked behind the leases, by the thread that fences the session, and `state` comes before the
     /// leases: so of the session only `phase` is locked under it.
     pub(in crate::server) registration: Mutex<Registration>,
-    /// Room for what it is told unasked.
+    /// Room for messages that the client did not ask for.
     pub(in crate::server) notices: Arc<Semaphore>,
     /// Held for reading while a change is replayed: the thread that ends the replay waits for that.
     pub(in crate::server) replaying: RwLock<()>,
-    /// Bytes that have arrived, on whatever connection.
+    /// Bytes that have arrived, on all connections.
     pub(in crate::server) heard: Arc<AtomicU64>,
-    /// It may have held file locks at the server before.
+    /// The session may have held file locks at the previous server.
     pub(in crate::server) had_locks: AtomicBool,
-    /// It is entered on the volume as one that may hold file locks.
+    /// The volume records the session as one that may hold file locks.
     pub(in crate::server) lock_record: Mutex<bool>,
 }
 
@@ -252,7 +252,7 @@ impl Session {
         self.phase().is_closed()
     }
 
-    /// Whether it goes on, on the connection with this number.
+    /// Whether the session goes on, on the connection with this number.
     pub(in crate::server) fn is_at(&self, connection: u64) -> bool {
         let state = self.state.lock();
         state.connection == connection && !self.is_over()
@@ -276,7 +276,7 @@ impl Session {
         if ino == self.root { ROOT } else { ino }
     }
 
-    /// Whether its client may promise anything: others get nothing to promise it out of.
+    /// Whether its client may acknowledge changes early. Others get no reservations.
     pub(in crate::server) fn may_acknowledge_early(&self) -> bool {
         !self.read_only && self.peer.limits.is_none()
     }

@@ -10,16 +10,16 @@ use crate::frame;
 use crate::message::{Outcome, ToClient, WINDOW_OPS};
 use crate::server::leases::Leases;
 
-/// No more answers wait for company,
+/// An answer waits for others until there are so many,
 const OUTBOX_ANSWERS_MAX: usize = 64;
-/// and no more bytes of them.
+/// or until they have so many bytes.
 const OUTBOX_BYTES_MAX: usize = 32 << 10;
-/// A client gives leases back behind changes that are so many ahead of what has come.
+/// A client returns leases behind changes that are at most so many ahead of what has arrived.
 const AHEAD_MAX: u64 = 1 << 17;
 
 impl Session {
-    /// Takes a change in; `true`: the caller has to see that [`Session::next`] is called until it
-    /// gives nothing.
+    /// Takes a change in; `true`: the caller has to call [`Session::next`] until it returns
+    /// nothing.
     pub(in crate::server) fn push(
         &self,
         connection: u64,
@@ -44,7 +44,7 @@ impl Session {
         }
         let seq = change.seq;
         if seq <= state.applied {
-            // The answer was sent again when the connection began.
+            // The connection began with that answer.
             let kept = state.answers.front().is_some_and(|(first, _)| *first <= seq);
             return if kept {
                 Ok(false)
@@ -77,7 +77,7 @@ impl Session {
         Ok(starts)
     }
 
-    /// The next change to apply; `None`: there is none, and nobody applies any more.
+    /// The next change to apply; `None`: there is none, and the applying thread ends.
     pub(in crate::server) fn next(&self) -> Option<Change> {
         let mut state = self.state.lock();
         let change = if self.is_over() { None } else { state.queue.pop_front() };
@@ -106,8 +106,8 @@ impl Session {
         state.worker = Worker::Applying(change);
     }
 
-    /// A change has been applied. Where its client had `promised` it, the answer may wait for those
-    /// behind it.
+    /// A change has been applied. If it was acknowledged early, the answer may wait for those of
+    /// the changes behind it.
     pub(in crate::server) fn applied(
         &self,
         seq: u64,
@@ -118,17 +118,17 @@ impl Session {
         self.answer(seq, applied, Some(room), promised);
     }
 
-    /// The next change has to wait: what was answered goes now.
+    /// The next change has to wait: the answers so far are sent now.
     pub(in crate::server) fn send_answers(&self) {
         send(&mut self.state.lock(), Vec::new(), None);
     }
 
-    /// The server ends because of a change: it is not to be sent again.
+    /// The server ends because of a change: the client must not send that again.
     pub(in crate::server) fn send_fatal(&self, seq: u64, room: Option<Room>) {
         send(&mut self.state.lock(), frame::encode(&ToClient::Fatal { seq }), room);
     }
 
-    /// A change has panicked, before it was answered or behind that.
+    /// Applying a change has panicked, before or after its answer.
     pub(in crate::server) fn answer_panicked(&self, seq: u64, outcome: Outcome) {
         self.answer(seq, Applied::alone(outcome), None, false);
     }
@@ -168,8 +168,8 @@ impl Session {
         run();
     }
 
-    /// The client has given leases back, on the connection `connection`, behind the change `after`. What
-    /// an older one says is of leases that are no more, or are recalled again.
+    /// The client has returned leases behind the change `after`. If an older connection brings
+    /// this, it is about leases that have ended or are recalled again.
     pub(in crate::server) fn returned(
         &self,
         connection: u64,
@@ -186,24 +186,25 @@ impl Session {
         state.owed = state.owed.max(after);
         let volume_ino = |ino: &Ino| if *ino == ROOT { self.root } else { *ino };
         let inodes: Vec<Ino> = inodes.iter().map(volume_ino).collect();
-        // Whatever the client says: all that has come counts.
+        // Whatever the client says: the leases count until all changes that have arrived are
+        // applied.
         let after = after.max(state.received);
         leases.give_back(self.number, &inodes, (after > state.applied).then_some(after));
         Ok(())
     }
 
-    /// Whether it has given leases back behind a change that has not come.
+    /// Whether the client has returned leases behind a change that has not arrived.
     pub(in crate::server) fn owes_changes(&self) -> bool {
         let state = self.state.lock();
         state.owed > state.received
     }
 
-    /// Whether one of its changes is being applied, or waits for its turn.
+    /// Whether a change is being applied, or waits to be.
     pub(in crate::server) fn is_applying(&self) -> bool {
         self.state.lock().worker != Worker::Idle
     }
 
-    /// Whether a change waits or is being applied; but for other clients that make something again.
+    /// The same, but not if the change waits for the replay of other clients.
     pub(in crate::server) fn is_busy(&self) -> bool {
         matches!(self.state.lock().worker, Worker::Starting | Worker::Applying(_))
     }
