@@ -3,6 +3,7 @@
 
 use ferry_bench::torn::{MOST, Plan, Seen, run};
 use ferry_bench::{Place, VolumeOptions};
+use ferry_env::planted::{Bug, plant};
 use ferry_fs::FsOptions;
 use std::time::Duration;
 
@@ -24,12 +25,8 @@ fn no_read_is_torn_and_the_checker_sees_those_that_are() {
         assert_eq!((seen.torn, seen.stale, &seen.first), (0, 0, &None));
         assert!(seen.reads > 100 && seen.writes > 100 && seen.cuts > 10, "{seen:?}");
     }
-    #[cfg(feature = "planted")]
-    {
-        use ferry_journal::planted::{Bug, plant};
-        plant(Bug::UncheckedRead);
-        let found = (0..20).any(|_| seen(256 << 20, Duration::from_secs(3)).torn > 0);
-        plant(Bug::None);
-        assert!(found, "reads that nobody checks are not found to be torn");
-    }
+    let planted = plant(Bug::UncheckedRead);
+    let found = (0..20).any(|_| seen(256 << 20, Duration::from_secs(3)).torn > 0);
+    drop(planted);
+    assert!(found, "reads that nobody checks are not found to be torn");
 }

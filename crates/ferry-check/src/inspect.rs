@@ -4,9 +4,9 @@
 use ferry_device::{AlignedBuf, BlockDevice};
 use ferry_env::Env;
 use ferry_fs::api::{Ino, ROOT};
-use ferry_fs::data::summary;
 use ferry_fs::error::FsError;
 use ferry_fs::keys::{self, BLOCK, Dentry, Key, Segment};
+use ferry_fs::space::summary;
 use ferry_fs::volume::{Superblock, VolumeError, read_superblock};
 use ferry_journal::{
     Bystander, Journal, JournalError, JournalOptions, Recovered, Value, read_damaged,
@@ -14,7 +14,7 @@ use ferry_journal::{
 use std::collections::HashSet;
 use std::sync::Arc;
 
-pub use ferry_fs::data::summary::Entry as SummaryEntry;
+pub use ferry_fs::space::summary::Entry as SummaryEntry;
 
 /// Memory for the home store's cache, in bytes.
 const HOME_CACHE_BYTES: usize = 16 << 20;

@@ -1,7 +1,10 @@
-//! Time and randomness, injected so that tests and simulations decide them.
+//! Time and randomness, injected so that tests and simulations decide them; and the bugs that tests
+//! plant ([`planted`]).
 //!
 //! Every other crate takes an [`Env`]. `clippy.toml` forbids the calls that would go around it.
 //! Real time and real randomness enter in this crate alone.
+
+pub mod planted;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,10 +3,10 @@
 
 use ferry_device::{BlockDevice, MemDevice};
 use ferry_env::Env;
-use ferry_fs::data::{At, DataOptions, DataStore, InodeSource, Touch};
 use ferry_fs::error::FsError;
-use ferry_fs::inode::Inode;
+use ferry_fs::inode::incore::Inode;
 use ferry_fs::keys::{self, InodeRecord};
+use ferry_fs::store::data_store::{At, DataOptions, DataStore, InodeSource, Touch};
 use ferry_journal::{
     Credits, FAST_FLUSH, FlushPolicy, Geometry, Journal, JournalOptions, LogOptions, Seq,
 };

@@ -7,9 +7,8 @@
 //! * A new descriptor begins behind the errors that somebody was told of. One that nobody was told
 //!   of is its business, too.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::api::Errno;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Somebody has been told of the newest error.
 const TOLD: u64 = 1 << 31;

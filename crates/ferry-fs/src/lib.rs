@@ -23,29 +23,39 @@ macro_rules! sound {
 }
 
 pub mod api;
-pub mod data;
-pub mod dir;
+mod cache;
+#[cfg(feature = "compare")]
+mod compare;
 pub mod error;
 pub mod errseq;
+pub mod extents;
+mod file;
 pub mod inode;
 pub mod inprocess;
 pub mod keys;
-pub mod local;
-pub mod order;
+mod local;
+mod namespace;
+mod order;
 pub mod posix;
+mod requests;
 pub mod scrub;
 pub mod session_store;
-pub mod statelock;
+pub mod space;
+pub mod store;
+mod sync;
 pub mod volume;
+mod writeback;
 
 pub use api::*;
 #[cfg(feature = "compare")]
-pub use data::Locking;
-pub use data::{At, target_cost, write_cost};
+pub use compare::locking::Locking;
 pub use errseq::{ErrorCursor, ErrorSequence};
 pub use ferry_journal::{FlushPolicy, LogOptions, Wake};
 pub use inprocess::InProcess;
-pub use local::{AccessTimes, CacheMode, FsOptions, LocalFs, OpenFile};
+pub use local::local_fs::{AccessTimes, CacheMode, FsOptions, LocalFs};
+pub use requests::contents::OpenFile;
 pub use scrub::{ScrubOptions, scrub};
 pub use session_store::{Reservation, SessionStore};
+pub use space::reservation::{target_cost, write_cost};
+pub use store::data_store::At;
 pub use volume::{MkfsOptions, Superblock, VolumeError, mkfs};

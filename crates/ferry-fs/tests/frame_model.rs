@@ -9,7 +9,7 @@ macro_rules! checked {
     };
 }
 
-#[path = "../src/data/frame.rs"]
+#[path = "../src/cache/frame.rs"]
 #[allow(dead_code, reason = "the model needs a part of it")]
 mod frame;
 

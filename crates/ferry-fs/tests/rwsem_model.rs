@@ -2,7 +2,7 @@
 //! nobody sleeps for ever, even where no wait ends by itself.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-#[path = "../src/data/rwsem.rs"]
+#[path = "../src/compare/rwsem.rs"]
 mod rwsem;
 
 /// What `rwsem.rs` is compiled against here.

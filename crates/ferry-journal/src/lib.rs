@@ -30,8 +30,6 @@ mod home;
 pub mod inspect;
 mod journal;
 mod log;
-#[cfg(feature = "planted")]
-pub mod planted;
 mod rebuild;
 mod sync;
 mod transaction;

@@ -7,6 +7,7 @@ use crate::log::format::KEY_MAX;
 use crate::log::record::ExtentEntry;
 use crate::types::{Changes, Key};
 use crate::{Completion, DataExtent, JournalError, Seq, Value};
+use ferry_env::planted::{Bug, is_planted};
 use std::sync::Arc;
 
 /// Changes that become visible together. Dropping it without [`Transaction::commit`] forgets them.
@@ -67,8 +68,9 @@ impl Transaction<'_> {
 
     /// Merges the changes into the current context (memory only). Returns the context's number.
     pub fn commit(mut self) -> Seq {
-        #[cfg(feature = "planted")]
-        self.core.commit_first_half(&mut self.changes);
+        if is_planted(Bug::HalfContext) {
+            self.core.commit_first_half(&mut self.changes);
+        }
         let joining = Joining {
             changes: std::mem::take(&mut self.changes),
             extents: std::mem::take(&mut self.extents),

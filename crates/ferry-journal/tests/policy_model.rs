@@ -29,7 +29,8 @@ mod view {
     pub(crate) use crate::stubs::layers;
 }
 
-use policy::{Caller, FlushPolicy, Planted};
+use ferry_env::planted::{Bug, plant_here};
+use policy::{Caller, FlushPolicy};
 use shuttle::sync::mpsc;
 use shuttle::thread;
 use std::sync::Arc;
@@ -195,11 +196,11 @@ fn records_are_written_beside_a_flush_and_nothing_is_called_durable_early() {
     assert!(beside.load(Ordering::Relaxed) > 0);
 }
 
-fn lone(planted: Planted) {
+fn lone() {
     for policy in [FlushPolicy::Each, FlushPolicy::Gather, FlushPolicy::Adaptive] {
         shuttle::check_random(
             move || {
-                let core = Core::new(Setup { planted, ..Setup::of(policy) });
+                let core = Core::new(Setup::of(policy));
                 let timer = run_holds(&core);
                 callers(&core, 1);
                 core.hold_timer.stop();
@@ -214,17 +215,21 @@ fn lone(planted: Planted) {
 
 #[test]
 fn a_lone_caller_is_never_held() {
-    lone(Planted::Nothing);
+    lone();
 }
+
+// A planted bug is planted in one thread: all of a model runs on the thread of its test.
 
 #[test]
 #[should_panic(expected = "a lone caller was held")]
 fn planted_holding_of_the_lone_is_caught() {
-    lone(Planted::HoldsTheLone);
+    let _planted = plant_here(Bug::HoldsTheLone);
+    lone();
 }
 
-fn planted(policy: FlushPolicy, planted: Planted, fails: Option<u64>) {
-    let setup = Setup { planted, fails, ..Setup::of(policy) };
+fn check_planted(bug: Bug, policy: FlushPolicy, fails: Option<u64>) {
+    let _planted = plant_here(bug);
+    let setup = Setup { fails, ..Setup::of(policy) };
     shuttle::check_random(
         move || {
             let _ = model(setup, 3);
@@ -236,23 +241,20 @@ fn planted(policy: FlushPolicy, planted: Planted, fails: Option<u64>) {
 #[test]
 #[should_panic(expected = "deadlock")]
 fn planted_holding_for_ever_is_caught() {
-    planted(FlushPolicy::Adaptive, Planted::HoldsForEver, None);
+    check_planted(Bug::HoldsForEver, FlushPolicy::Adaptive, None);
 }
 
 #[test]
 #[should_panic(expected = "was called durable and is not")]
 fn planted_joining_of_any_flush_is_caught() {
-    planted(FlushPolicy::Gather, Planted::JoinsAnyFlush, None);
+    check_planted(Bug::JoinedFlush, FlushPolicy::Gather, None);
 }
 
 #[test]
 #[should_panic(expected = "was called durable and is not")]
 fn planted_joining_is_caught_where_records_are_written_beside_a_flush() {
-    let setup = Setup {
-        think: FLUSH / 2,
-        planted: Planted::JoinsAnyFlush,
-        ..Setup::of(FlushPolicy::Adaptive)
-    };
+    let _planted = plant_here(Bug::JoinedFlush);
+    let setup = Setup { think: FLUSH / 2, ..Setup::of(FlushPolicy::Adaptive) };
     shuttle::check_random(
         move || {
             let core = Core::new(setup);
@@ -268,5 +270,5 @@ fn planted_joining_is_caught_where_records_are_written_beside_a_flush() {
 #[test]
 #[should_panic(expected = "was called durable and is not")]
 fn planted_swallowing_of_errors_is_caught() {
-    planted(FlushPolicy::Gather, Planted::SwallowsErrors, Some(2));
+    check_planted(Bug::SwallowedError, FlushPolicy::Gather, Some(2));
 }

@@ -9,10 +9,10 @@ mod grow_support;
 
 use ferry_check::{FsckOptions, fsck};
 use ferry_device::BlockDevice;
+use ferry_env::planted::{Bug, plant};
 use ferry_fs::volume::{LOG_MIN, read_superblock};
 use ferry_fs::{Filesystem, LocalFs, ROOT};
 use ferry_journal::inspect::home_map;
-use ferry_journal::planted::{Bug, plant};
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
 use grow_support::{Files, ME, format, make, open, sync};
 use std::sync::Arc;
@@ -96,10 +96,10 @@ fn first_wrong() -> Option<String> {
 #[test]
 fn both_copies_are_the_same_and_bugs_there_are_found() {
     assert_eq!(first_wrong(), None);
-    for bug in [Bug::SingleCopy, Bug::UnflushedRenewal, Bug::KeptMark] {
-        plant(bug);
+    for bug in [Bug::SingleCopy, Bug::UnflushedRenewal, Bug::KeptRestMark] {
+        let planted = plant(bug);
         let found = first_wrong();
-        plant(Bug::None);
+        drop(planted);
         println!("{bug:?}: {}", found.unwrap_or_else(|| panic!("{bug:?} is not found")));
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! One test, because a bug is planted in the whole process.
 
+use ferry_env::planted::{Bug, plant};
 use ferry_fs::FlushPolicy;
-use ferry_journal::planted::{Bug, plant};
 use ferry_sim::crash::{Failure, Plan};
 use ferry_sim::device::{Fault, Op};
 use ferry_sim::shrink::{describe, shrink};
@@ -67,7 +67,7 @@ fn each_planted_bug_is_found() {
         (Bug::SwallowedError, || Box::new(failing())),
     ];
     for (bug, plans) in bugs {
-        plant(bug);
+        let planted = plant(bug);
         let found = first_failure(plans());
         let (plan, failure) = found.unwrap_or_else(|| panic!("{bug:?} is not found"));
         let first_line = failure.what.lines().next().unwrap_or_default();
@@ -76,7 +76,7 @@ fn each_planted_bug_is_found() {
         let (plan, failure) =
             if plan.ops() < 100 { shrink(&plan, failure) } else { (plan, failure) };
         assert!(plan.ops() <= 10 || plan.ops() >= 100, "{bug:?}: {}", describe(&plan, &failure));
-        plant(Bug::None);
+        drop(planted);
         plan.run_apart().unwrap_or_else(|failure| panic!("without {bug:?}: {failure}"));
     }
 }

@@ -4,7 +4,7 @@ use super::check::{Checker, hex};
 use super::report::{Code, Finding, LostRange};
 use super::space::Misplaced;
 use ferry_fs::api::{Ino, NAME_MAX, SYMLINK_MAX, XATTR_SIZE_MAX};
-use ferry_fs::data::WINDOW_BLOCKS;
+use ferry_fs::extents::WINDOW_BLOCKS;
 use ferry_fs::keys::{
     BLOCK, BadRecord, Dentry, Extent, INO_END, INODE_HAS_XATTRS, INODE_INLINE, InodeRecord,
 };

@@ -33,6 +33,7 @@ mod sync;
 mod waiter;
 
 use crate::device::{BlockDevice, Io, IoDone};
+use ferry_env::planted::{Bug, is_planted};
 use std::io;
 use std::sync::Arc;
 use sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
@@ -66,8 +67,6 @@ pub struct FlushCoordinator {
     durable: CacheLine<AtomicU64>,
     at_once: CacheLine<AtomicU64>,
     queue: Mutex<FlushQueue>,
-    #[cfg(test)]
-    planted: tests::Planted,
 }
 
 /// The flush in flight and the callers that wait for the next. No callback runs while it is locked.
@@ -149,8 +148,6 @@ impl FlushCoordinator {
             durable: CacheLine(AtomicU64::new(0)),
             at_once: CacheLine(AtomicU64::new(0)),
             queue: Mutex::new(FlushQueue::default()),
-            #[cfg(test)]
-            planted: tests::Planted::Nothing,
         })
     }
 
@@ -277,11 +274,7 @@ impl FlushCoordinator {
 
     /// Whether a flush that sampled `start` may answer this target (FLUSH-2).
     fn covers(&self, start: u64, target: Target) -> bool {
-        #[cfg(test)]
-        if self.planted == tests::Planted::SharesAnyFlush {
-            return true;
-        }
-        start >= target.0
+        start >= target.0 || is_planted(Bug::SharesAnyFlush)
     }
 
     /// Flushes on this thread, for the caller and all that wait, and starts the next flush.
@@ -331,19 +324,13 @@ impl FlushCoordinator {
     }
 
     fn durable_after(&self, start: u64) -> u64 {
-        #[cfg(test)]
-        if self.planted == tests::Planted::SamplesAfterTheFlush {
-            return self.target().0;
-        }
-        start
+        if is_planted(Bug::SamplesAfterTheFlush) { self.target().0 } else { start }
     }
 
     fn record_failure(&self, queue: &mut FlushQueue, error: &io::Error) {
-        #[cfg(test)]
-        if self.planted == tests::Planted::ForgetsFailures {
-            return;
+        if !is_planted(Bug::ForgetsFailures) {
+            queue.failed = Some(same_error(error));
         }
-        queue.failed = Some(same_error(error));
     }
 
     /// No flush is in flight: starts the next one if a caller waits, and then answers the waiters
@@ -377,8 +364,7 @@ impl FlushCoordinator {
 
     fn next_flush(&self, queue: &mut FlushQueue) -> Next {
         debug_assert!(queue.is_idle(), "FLUSH-1");
-        #[cfg(test)]
-        if self.planted == tests::Planted::ForgetsWaiters {
+        if is_planted(Bug::ForgetsWaiters) {
             return if queue.flushes == 0 { self.begin_submitted(queue) } else { Next::Nothing };
         }
         if queue.waiting.is_empty() {

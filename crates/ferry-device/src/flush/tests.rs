@@ -3,24 +3,11 @@
 
 use super::*;
 use crate::buffer::AlignedBuf;
+use ferry_env::planted::plant_here;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::mpsc;
 use shuttle::thread;
 use std::collections::BTreeSet;
-
-/// Bugs that the models must catch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Planted {
-    Nothing,
-    /// Against FLUSH-2: a caller shares the flush in flight, whenever that started.
-    SharesAnyFlush,
-    /// Against FLUSH-2: writes that completed during a flush count as flushed.
-    SamplesAfterTheFlush,
-    /// Against FLUSH-3: after a failure the next flush may succeed.
-    ForgetsFailures,
-    /// Callers that wait for the next flush are never answered.
-    ForgetsWaiters,
-}
 
 /// A device that knows which writes are durable, and fails the test when two flushes overlap.
 #[derive(Default)]
@@ -115,11 +102,9 @@ impl BlockDevice for Arc<Ledger> {
     }
 }
 
-fn coordinator(ledger: &Arc<Ledger>, planted: Planted) -> Arc<FlushCoordinator> {
+fn coordinator(ledger: &Arc<Ledger>) -> Arc<FlushCoordinator> {
     let device: Arc<dyn BlockDevice> = Arc::new(Arc::clone(ledger));
-    let mut made = Arc::into_inner(FlushCoordinator::new(device)).expect("just made");
-    made.planted = planted;
-    Arc::new(made)
+    FlushCoordinator::new(device)
 }
 
 /// How a model's thread asks for its flush.
@@ -161,9 +146,9 @@ fn writer(ledger: &Ledger, shared: &Arc<FlushCoordinator>, way: Way, writes: std
     }
 }
 
-fn writers(ways: &[Way], fails: Option<u64>, planted: Planted) {
+fn writers(ways: &[Way], fails: Option<u64>) {
     let ledger = Ledger::failing(fails);
-    let shared = coordinator(&ledger, planted);
+    let shared = coordinator(&ledger);
     let threads: Vec<_> = (0..)
         .zip(ways.iter().copied())
         .map(|(n, way)| {
@@ -203,14 +188,14 @@ fn check_alone(model: impl Fn() + Send + Sync + 'static) {
 #[test]
 fn no_caller_is_answered_too_early_and_none_waits_for_ever() {
     for ways in [WAITERS, CALLERS, MIXED] {
-        check(move || writers(ways, None, Planted::Nothing));
+        check(move || writers(ways, None));
     }
 }
 
 #[test]
 fn every_later_caller_gets_the_error_of_a_failed_flush() {
     for ways in [WAITERS, CALLERS, MIXED] {
-        check(move || writers(ways, Some(1), Planted::Nothing));
+        check(move || writers(ways, Some(1)));
     }
 }
 
@@ -219,7 +204,7 @@ fn a_lone_caller_flushes_at_once() {
     for way in [Way::Wait, Way::Call] {
         check_alone(move || {
             let ledger = Ledger::failing(None);
-            let shared = coordinator(&ledger, Planted::Nothing);
+            let shared = coordinator(&ledger);
             writer(&ledger, &shared, way, 0..3);
             assert_eq!(shared.stats(), FlushStats { flushes: 3, shared: 0, at_once: 0 });
         });
@@ -230,7 +215,7 @@ fn a_lone_caller_flushes_at_once() {
 fn flush_alone_is_not_shared_and_its_failure_is() {
     check_alone(|| {
         let ledger = Ledger::failing(Some(2));
-        let shared = coordinator(&ledger, Planted::Nothing);
+        let shared = coordinator(&ledger);
         let alone = |write| {
             ledger.complete(write);
             shared.write_completed();
@@ -256,7 +241,7 @@ fn flush_alone_is_not_shared_and_its_failure_is() {
 fn the_fast_path_takes_no_shared_lock() {
     check_alone(|| {
         let ledger = Ledger::failing(None);
-        let shared = coordinator(&ledger, Planted::Nothing);
+        let shared = coordinator(&ledger);
         writer(&ledger, &shared, Way::Wait, 0..1);
         // With the lock held, taking it again would be reported as a deadlock.
         let queue = lock(&shared.queue);
@@ -271,7 +256,7 @@ fn the_fast_path_takes_no_shared_lock() {
 fn callback_may_ask_for_the_next_flush() {
     check_alone(|| {
         let ledger = Ledger::failing(None);
-        let shared = coordinator(&ledger, Planted::Nothing);
+        let shared = coordinator(&ledger);
         let (tx, rx) = mpsc::channel();
         for n in 0..2 {
             ledger.complete(n);
@@ -295,26 +280,32 @@ fn callback_may_ask_for_the_next_flush() {
     });
 }
 
+/// A model must find this bug. All of a model runs on the thread of its test.
+fn check_planted(bug: Bug, ways: &'static [Way], fails: Option<u64>) {
+    let _planted = plant_here(bug);
+    check(move || writers(ways, fails));
+}
+
 #[test]
 #[should_panic(expected = "was called durable and is not")]
 fn planted_sharing_of_any_flush_is_caught() {
-    check(|| writers(WAITERS, None, Planted::SharesAnyFlush));
+    check_planted(Bug::SharesAnyFlush, WAITERS, None);
 }
 
 #[test]
 #[should_panic(expected = "was called durable and is not")]
 fn planted_sampling_after_the_flush_is_caught() {
-    check(|| writers(MIXED, None, Planted::SamplesAfterTheFlush));
+    check_planted(Bug::SamplesAfterTheFlush, MIXED, None);
 }
 
 #[test]
 #[should_panic(expected = "was called durable and is not")]
 fn planted_forgetting_of_failures_is_caught() {
-    check(|| writers(WAITERS, Some(0), Planted::ForgetsFailures));
+    check_planted(Bug::ForgetsFailures, WAITERS, Some(0));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn planted_forgetting_of_waiters_is_caught() {
-    check(|| writers(CALLERS, None, Planted::ForgetsWaiters));
+    check_planted(Bug::ForgetsWaiters, CALLERS, None);
 }

@@ -2,15 +2,15 @@
 //! transport's thread serves every program of a core, and whoever only reads is not to wait for a
 //! checkpoint that others need.
 
-use super::LocalFs;
-use super::pool::Work;
 use crate::api::{Answer, Cx, Filesystem, Interrupt, Parked, Reply, Stop};
 use crate::inprocess::{FromReply, InProcess};
+use crate::local::local_fs::LocalFs;
+use crate::local::pool::Work;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Such a change, and its answer.
-pub(super) struct Change(Box<dyn FnOnce(&LocalFs) + Send>);
+pub(crate) struct Change(Box<dyn FnOnce(&LocalFs) + Send>);
 
 impl Work for Change {
     const NAME: &'static str = "ferry-change";
@@ -26,7 +26,7 @@ impl Work for Change {
 
 impl Change {
     /// Something that may wait.
-    pub(super) fn new(change: impl FnOnce(&LocalFs) + Send + 'static) -> Self {
+    pub(crate) fn new(change: impl FnOnce(&LocalFs) + Send + 'static) -> Self {
         Self(Box::new(change))
     }
 }
@@ -71,7 +71,7 @@ impl Granted {
 
 impl LocalFs {
     /// Has a change made by a thread that may wait.
-    pub(super) fn later<T: Into<Reply> + FromReply>(
+    pub(crate) fn later<T: Into<Reply> + FromReply>(
         &self,
         cx: &Cx,
         change: impl FnOnce(&Self, &Cx) -> Answer<T> + Send + 'static,

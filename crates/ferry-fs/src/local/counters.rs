@@ -12,6 +12,7 @@
 use crate::api::{Errno, Ino};
 use crate::error::FsError;
 use crate::keys::{self, Counters, INO_END};
+use ferry_env::planted::{Bug, is_planted};
 use ferry_journal::{Seq, Transaction};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -25,10 +26,10 @@ const AHEAD: u64 = 1 << 20;
 const MARGIN: u64 = 1 << 16;
 
 /// Commits a transaction with a higher limit.
-pub(super) type Commit<'c> = dyn FnMut(Transaction<'_>) -> Seq + 'c;
+pub(crate) type Commit<'c> = dyn FnMut(Transaction<'_>) -> Seq + 'c;
 
 /// The volume's counters in memory.
-pub(super) struct VolumeCounters {
+pub(crate) struct VolumeCounters {
     first: Ino,
     next: AtomicU64,
     logged: Mutex<Counters>,
@@ -41,7 +42,7 @@ pub(super) struct VolumeCounters {
 }
 
 impl VolumeCounters {
-    pub(super) fn new(stored: Counters) -> Self {
+    pub(crate) fn new(stored: Counters) -> Self {
         Self {
             first: stored.next_ino,
             next: AtomicU64::new(stored.next_ino),
@@ -54,12 +55,12 @@ impl VolumeCounters {
     }
 
     /// The first number that this mount hands out.
-    pub(super) fn first(&self) -> Ino {
+    pub(crate) fn first(&self) -> Ino {
         self.first
     }
 
     /// Commits the limit for a new mount: it must be durable before a number is handed out.
-    pub(super) fn commit_limit(&self, txn: Transaction<'_>) -> Seq {
+    pub(crate) fn commit_limit(&self, txn: Transaction<'_>) -> Seq {
         let (seq, limit) = self.commit_ahead(txn);
         // Nobody asks before the mount has waited for it.
         self.durable.store(limit, Ordering::SeqCst);
@@ -76,18 +77,18 @@ impl VolumeCounters {
 
     /// A number that no inode ever had. The operation has asked [`VolumeCounters::is_short`] before
     /// it began.
-    pub(super) fn next_ino(&self) -> Ino {
+    pub(crate) fn next_ino(&self) -> Ino {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     /// No number may be taken before [`VolumeCounters::raise`].
-    pub(super) fn is_short(&self) -> bool {
+    pub(crate) fn is_short(&self) -> bool {
         self.next.load(Ordering::Relaxed) + MARGIN > self.durable.load(Ordering::Relaxed)
     }
 
     /// Makes a limit durable that is far ahead, unless another thread has. `make_durable` as for
     /// [`VolumeCounters::reserve`].
-    pub(super) fn raise(
+    pub(crate) fn raise(
         &self,
         make_durable: impl Fn(&mut Commit<'_>) -> Result<(), FsError>,
     ) -> Result<(), FsError> {
@@ -115,14 +116,13 @@ impl VolumeCounters {
 
     /// Reserves `count` numbers, no more than a quarter of what the limit runs ahead.
     /// `make_durable` commits by the function that it is given, and waits.
-    pub(super) fn reserve(
+    pub(crate) fn reserve(
         &self,
         count: u64,
         make_durable: impl Fn(&mut Commit<'_>) -> Result<(), FsError>,
     ) -> Result<Range<Ino>, FsError> {
         let _raising = self.raising.lock();
-        #[cfg(feature = "planted")]
-        if ferry_journal::planted::is(ferry_journal::planted::Bug::UnraisedLimit) {
+        if is_planted(Bug::UnraisedLimit) {
             self.durable.store(INO_END, Ordering::SeqCst);
         }
         loop {
@@ -146,7 +146,7 @@ impl VolumeCounters {
     }
 
     /// Uses a number that was reserved; `false`: it was not, or it was used.
-    pub(super) fn use_number(&self, ino: Ino) -> bool {
+    pub(crate) fn use_number(&self, ino: Ino) -> bool {
         let mut reserved = self.reserved.lock();
         let Some((&start, &end)) = reserved.range(..=ino).next_back() else { return false };
         if ino >= end {
@@ -163,23 +163,23 @@ impl VolumeCounters {
     }
 
     /// No number that was handed out is so high.
-    pub(super) fn limit(&self) -> Ino {
+    pub(crate) fn limit(&self) -> Ino {
         self.logged.lock().next_ino
     }
 
     /// Nobody has so many inodes in a test: as if they had been made and removed.
     #[cfg(test)]
-    pub(super) fn skip_to_last(&self, left: u64) {
+    pub(crate) fn skip_to_last(&self, left: u64) {
         self.next.store(self.durable.load(Ordering::SeqCst) - left, Ordering::SeqCst);
     }
 
     /// Inodes that exist.
-    pub(super) fn inodes(&self) -> u64 {
+    pub(crate) fn inodes(&self) -> u64 {
         self.logged.lock().inodes
     }
 
     /// Commits a transaction that makes one inode.
-    pub(super) fn commit_made(&self, mut txn: Transaction<'_>) -> Seq {
+    pub(crate) fn commit_made(&self, mut txn: Transaction<'_>) -> Seq {
         let mut counters = self.logged.lock();
         counters.inodes = counters.inodes.saturating_add(1);
         if self.next.load(Ordering::Relaxed) + AHEAD / 2 > counters.next_ino {
@@ -190,7 +190,7 @@ impl VolumeCounters {
     }
 
     /// Puts into `txn` that one inode is gone. The guard is held until `txn` is committed.
-    pub(super) fn put_gone(&self, txn: &mut Transaction<'_>) -> MutexGuard<'_, Counters> {
+    pub(crate) fn put_gone(&self, txn: &mut Transaction<'_>) -> MutexGuard<'_, Counters> {
         let mut counters = self.logged.lock();
         counters.inodes = counters.inodes.saturating_sub(1);
         txn.put(&keys::counters(), &counters.encode());

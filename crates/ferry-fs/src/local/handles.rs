@@ -2,7 +2,7 @@
 
 use crate::api::Ino;
 use crate::errseq::ErrorCursor;
-use crate::inode::Inode;
+use crate::inode::incore::Inode;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,22 +10,22 @@ use std::sync::Arc;
 const SHARDS: usize = 8;
 
 /// An open file.
-pub(super) struct Handle {
-    pub(super) inode: Arc<Inode>,
+pub(crate) struct Handle {
+    pub(crate) inode: Arc<Inode>,
     /// Who opened it.
-    pub(super) uid: u32,
+    pub(crate) uid: u32,
     /// Which write error this handle was told last.
-    pub(super) error_cursor: ErrorCursor,
+    pub(crate) error_cursor: ErrorCursor,
     /// Reads move no access time (`O_NOATIME`).
-    pub(super) noatime: bool,
+    pub(crate) noatime: bool,
     /// Reads and writes bypass the kernel's page cache.
-    pub(super) direct: bool,
+    pub(crate) direct: bool,
     /// Counted in [`Inode::bypassing`].
-    pub(super) bypassing: bool,
+    pub(crate) bypassing: bool,
     /// Not for reading only.
-    pub(super) writes: bool,
+    pub(crate) writes: bool,
     /// What it was told of [`Inode::failed_behind`].
-    pub(super) failed_behind: ErrorCursor,
+    pub(crate) failed_behind: ErrorCursor,
 }
 
 #[derive(Default)]
@@ -38,12 +38,12 @@ struct Slots {
 
 /// All open files. A handle's number is never 0, which stands for none.
 #[derive(Default)]
-pub(super) struct Handles {
+pub(crate) struct Handles {
     shards: [Mutex<Slots>; SHARDS],
 }
 
 impl Handles {
-    pub(super) fn add(&self, handle: Handle) -> u64 {
+    pub(crate) fn add(&self, handle: Handle) -> u64 {
         let shard = handle.inode.ino as usize % SHARDS;
         let handle = Arc::new(handle);
         let mut slots = self.shards[shard].lock();
@@ -62,13 +62,13 @@ impl Handles {
     }
 
     /// The handle, if it is one of this inode.
-    pub(super) fn get(&self, ino: Ino, fh: u64) -> Option<Arc<Handle>> {
+    pub(crate) fn get(&self, ino: Ino, fh: u64) -> Option<Arc<Handle>> {
         let (shard, slot) = Self::place(fh)?;
         let handle = self.shards[shard].lock().handles.get(slot)?.clone()?;
         (handle.inode.ino == ino).then_some(handle)
     }
 
-    pub(super) fn remove(&self, fh: u64) -> Option<Arc<Handle>> {
+    pub(crate) fn remove(&self, fh: u64) -> Option<Arc<Handle>> {
         let (shard, slot) = Self::place(fh)?;
         let mut slots = self.shards[shard].lock();
         let handle = slots.handles.get_mut(slot)?.take()?;
@@ -78,7 +78,7 @@ impl Handles {
     }
 
     /// The inode's handles that `uid` opened; all of them for root.
-    pub(super) fn of(&self, ino: Ino, uid: u32) -> Vec<Arc<Handle>> {
+    pub(crate) fn of(&self, ino: Ino, uid: u32) -> Vec<Arc<Handle>> {
         let slots = self.shards[ino as usize % SHARDS].lock();
         let all = slots.by_ino.range((ino, 0)..=(ino, usize::MAX));
         let all = all.filter_map(|(_, slot)| slots.handles[*slot].as_ref());
@@ -86,12 +86,12 @@ impl Handles {
     }
 
     /// Takes all of them.
-    pub(super) fn drain(&self) -> Vec<Arc<Handle>> {
+    pub(crate) fn drain(&self) -> Vec<Arc<Handle>> {
         let take = |s: &Mutex<Slots>| std::mem::take(&mut *s.lock()).handles;
         self.shards.iter().flat_map(take).flatten().collect()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|s| s.lock()).map(|s| s.handles.len() - s.free.len()).sum()
     }
 }

@@ -3,14 +3,14 @@
 //! have threads of their own, so that no transport's thread waits with them. What gathers meanwhile
 //! is written back together.
 
-use super::LocalFs;
-use super::pool::Work;
-use crate::data::Busy;
-use crate::inode::Inode;
+use crate::inode::incore::Inode;
+use crate::local::local_fs::LocalFs;
+use crate::local::pool::Work;
+use crate::store::data_store::Busy;
 use std::sync::Arc;
 
 /// Files to be written back, and what is to be done then.
-pub(super) struct Late {
+pub(crate) struct Late {
     pub files: Vec<Arc<Inode>>,
     /// Writes back itself whatever of the files is still dirty, and hears why if that fails.
     pub then: Box<dyn FnOnce(&LocalFs) + Send>,

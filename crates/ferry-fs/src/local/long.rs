@@ -2,12 +2,12 @@
 //! their own, so that no transport's thread, which serves every program of a core, is taken up by
 //! one.
 
-use super::LocalFs;
-use super::pool::Work;
 use crate::api::{Answer, Cx, Ino, Reply, Stop};
-use crate::data::Busy;
 use crate::error::FsError;
 use crate::inprocess::FromReply;
+use crate::local::local_fs::LocalFs;
+use crate::local::pool::Work;
+use crate::store::data_store::Busy;
 
 /// A file with so many blocks may have as many extents; what drops extents of a smaller one is soon
 /// done.
@@ -16,7 +16,7 @@ const LONG_BLOCKS: u64 = 1 << 14;
 const DROP_BYTES: u64 = 128;
 
 /// Such a change, and its answer.
-pub(super) struct Long(Box<dyn FnOnce(&LocalFs) + Send>);
+pub(crate) struct Long(Box<dyn FnOnce(&LocalFs) + Send>);
 
 impl Work for Long {
     const NAME: &'static str = "ferry-long";
@@ -31,14 +31,14 @@ impl Work for Long {
 impl LocalFs {
     /// So many blocks, or, where the log is small, as many as can be dropped with a quarter of it:
     /// more wait for a checkpoint.
-    pub(super) fn fits_log(&self, blocks: u64) -> u64 {
+    pub(crate) fn fits_log(&self, blocks: u64) -> u64 {
         blocks.min(2 * self.journal.max_transaction_bytes() / DROP_BYTES)
     }
 
     /// The answer to a request that drops extents of a file: now, unless it may be long, or wait
     /// for log space, and the thread is a transport's. `drops` says whether it drops any, of a file
     /// of that size. If less than `takes` bytes of space are free, it may wait for some.
-    pub(super) fn answer_dropping<T: Into<Reply> + FromReply + 'static>(
+    pub(crate) fn answer_dropping<T: Into<Reply> + FromReply + 'static>(
         &self,
         cx: &Cx,
         what: &'static str,

@@ -1,7 +1,7 @@
 //! Threads for what would keep a transport's thread waiting: it serves many programs, and none of
 //! them waits for another one's request.
 
-use super::LocalFs;
+use crate::local::local_fs::LocalFs;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -9,7 +9,7 @@ use std::thread::{Builder, JoinHandle};
 
 /// What a pool does. Where nobody can do it any more it is dropped, which answers its request with
 /// an error.
-pub(super) trait Work: Send + Sized + 'static {
+pub(crate) trait Work: Send + Sized + 'static {
     /// Of the threads, as the system shows it.
     const NAME: &'static str;
     /// Threads, at most.
@@ -30,7 +30,7 @@ struct State<W> {
 }
 
 /// The threads, started as they are needed, and what they are to do.
-pub(super) struct Pool<W> {
+pub(crate) struct Pool<W> {
     state: Mutex<State<W>>,
     more: Condvar,
     fs: Mutex<Weak<LocalFs>>,
@@ -45,12 +45,12 @@ impl<W> Default for Pool<W> {
 
 impl<W: Work> Pool<W> {
     /// From now on it works for `fs`.
-    pub(super) fn serve(&self, fs: &Arc<LocalFs>) {
+    pub(crate) fn serve(&self, fs: &Arc<LocalFs>) {
         *self.fs.lock() = Arc::downgrade(fs);
     }
 
     /// Has it done.
-    pub(super) fn push(self: &Arc<Self>, work: W) {
+    pub(crate) fn push(self: &Arc<Self>, work: W) {
         let mut state = self.state.lock();
         if state.stop {
             return;
@@ -99,7 +99,7 @@ impl<W: Work> Pool<W> {
     }
 
     /// Ends the threads; what is still to be done fails.
-    pub(super) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stop = true;
         let (waiting, threads) =

@@ -1,13 +1,13 @@
 //! Reads that must wait for the device.
 
-use super::LocalFs;
-use super::handles::Handle;
-use super::pool::Work;
 use crate::api::{Parked, Reply};
+use crate::local::handles::Handle;
+use crate::local::local_fs::LocalFs;
+use crate::local::pool::Work;
 use std::sync::Arc;
 
 /// A read that somebody waits for.
-pub(super) struct Wanted {
+pub(crate) struct Wanted {
     pub handle: Arc<Handle>,
     /// First byte.
     pub offset: u64,

@@ -9,51 +9,52 @@
 //! * The inode that it makes has the number that the client has shown, one of the reserved ones.
 //! * Its sequence number joins its transaction. So if a crash leaves the number, it leaves the
 //!   change too, and all changes of the session before it.
-//! * Its space comes from a reservation (`data/reservation.rs`).
+//! * Its space comes from a reservation (`space/reservation.rs`).
 
-use super::counters::Commit;
-use super::{LocalFs, errno};
 use crate::api::{Cx, EarlyAck, Ino, ReservationId, SessionSeq, Timestamp};
-use crate::data::Busy;
 use crate::error::FsError;
 use crate::keys::{self, Number};
+use crate::local::counters::Commit;
+use crate::local::local_fs::{LocalFs, errno};
+use crate::store::data_store::Busy;
+use ferry_env::planted::{Bug, is_planted};
 use ferry_journal::{Credits, Transaction};
 
 /// Bytes of a session's record in the log: key and value.
-pub(super) const SESSION_BYTES: u32 = 32;
+pub(crate) const SESSION_BYTES: u32 = 32;
 
 /// The credits of a transaction that also stores a session's last-applied sequence number.
-pub(super) const fn with_seq(Credits { keys, bytes, urgent }: Credits) -> Credits {
+pub(crate) const fn with_seq(Credits { keys, bytes, urgent }: Credits) -> Credits {
     Credits { keys: keys + 1, bytes: bytes + SESSION_BYTES, urgent }
 }
 
 /// How a change is made.
 #[derive(Clone, Copy)]
-pub(super) struct How {
+pub(crate) struct How {
     /// Whether it may wait.
-    pub(super) busy: Busy,
+    pub(crate) busy: Busy,
     /// What its maker was told before it came here.
-    pub(super) ack: Option<EarlyAck>,
+    pub(crate) ack: Option<EarlyAck>,
 }
 
 impl How {
     /// On a thread that may wait.
-    pub(super) fn waiting(ack: Option<EarlyAck>) -> Self {
+    pub(crate) fn waiting(ack: Option<EarlyAck>) -> Self {
         Self { busy: Busy::Wait, ack }
     }
 
     /// Not acknowledged early.
-    pub(super) fn unacknowledged(busy: Busy) -> Self {
+    pub(crate) fn unacknowledged(busy: Busy) -> Self {
         Self { busy, ack: None }
     }
 
     /// A step of the change that is not its last: the sequence number joins the last one.
-    pub(super) fn without_seq(self) -> Self {
+    pub(crate) fn without_seq(self) -> Self {
         Self { ack: self.ack.map(|ack| EarlyAck { seq: None, ..ack }), ..self }
     }
 
     /// Where the change takes its space from.
-    pub(super) fn reservation(self) -> Option<ReservationId> {
+    pub(crate) fn reservation(self) -> Option<ReservationId> {
         self.ack?.reservation
     }
 }
@@ -61,21 +62,21 @@ impl How {
 impl LocalFs {
     /// How a request's change is made. An early-acknowledged one has a thread that may wait, so
     /// that nothing is drawn from its reservation twice.
-    pub(super) fn how(&self, cx: &Cx) -> How {
+    pub(crate) fn how(&self, cx: &Cx) -> How {
         let ack = cx.early_ack();
         let busy = if ack.is_some() { Busy::Wait } else { self.patience(cx) };
         How { busy, ack }
     }
 
     /// The time of a change.
-    pub(super) fn time(&self, how: How) -> Timestamp {
+    pub(crate) fn time(&self, how: How) -> Timestamp {
         how.ack.map_or_else(|| self.now(), |ack| ack.at)
     }
 
     /// Begins the transaction that makes a change, or the last one if the change takes several. It
     /// reserves log space. [`FsError::WouldWait`] if it would have to wait for that and the caller
     /// must not.
-    pub(super) fn begin(&self, how: How, credits: Credits) -> Result<Transaction<'_>, FsError> {
+    pub(crate) fn begin(&self, how: How, credits: Credits) -> Result<Transaction<'_>, FsError> {
         let begin = |credits| match how.busy {
             Busy::Refuse => self.journal.try_begin(credits)?.ok_or(FsError::WouldWait),
             Busy::Wait | Busy::Skip => Ok(self.journal.begin(credits)?),
@@ -83,8 +84,7 @@ impl LocalFs {
         let Some(SessionSeq { session, seq }) = how.ack.and_then(|ack| ack.seq) else {
             return begin(credits);
         };
-        #[cfg(feature = "planted")]
-        if ferry_journal::planted::is(ferry_journal::planted::Bug::EarlyMark) {
+        if is_planted(Bug::EarlyLastApplied) {
             let mut early =
                 self.journal.begin(Credits { keys: 1, bytes: SESSION_BYTES, urgent: false })?;
             early.put(&keys::mark(session), &Number(seq).encode());
@@ -98,12 +98,12 @@ impl LocalFs {
 
     /// Refuses a change that adds to the metadata if there is no room, and none reserved for it.
     /// `target`: bytes of a symbolic link's target.
-    pub(super) fn admit(&self, how: How, target: usize) -> Result<(), FsError> {
+    pub(crate) fn admit(&self, how: How, target: usize) -> Result<(), FsError> {
         self.data.admit(how.busy, how.reservation(), target)
     }
 
     /// The number of a new inode. Nothing may fail after it.
-    pub(super) fn number_for(&self, ack: Option<EarlyAck>) -> Result<Ino, FsError> {
+    pub(crate) fn number_for(&self, ack: Option<EarlyAck>) -> Result<Ino, FsError> {
         let Some(ino) = ack.and_then(|ack| ack.ino) else { return Ok(self.counters.next_ino()) };
         // An earlier mount has reserved or used its numbers.
         let is_new =
@@ -114,7 +114,7 @@ impl LocalFs {
     /// Makes sure that the operation can take an inode number; called before the operation begins.
     /// Once in a million inodes it waits for a flush, or is [`FsError::WouldWait`] if the caller
     /// must not.
-    pub(super) fn admit_number(&self, how: How) -> Result<(), FsError> {
+    pub(crate) fn admit_number(&self, how: How) -> Result<(), FsError> {
         match how.busy {
             _ if !self.counters.is_short() => Ok(()),
             Busy::Refuse => Err(FsError::WouldWait),
@@ -124,7 +124,7 @@ impl LocalFs {
         }
     }
 
-    pub(super) fn limit_made_durable(&self, commit: &mut Commit<'_>) -> Result<(), FsError> {
+    pub(crate) fn limit_made_durable(&self, commit: &mut Commit<'_>) -> Result<(), FsError> {
         let seq = commit(self.journal.begin(Credits { keys: 1, bytes: 64, urgent: false })?);
         self.force(seq)
     }

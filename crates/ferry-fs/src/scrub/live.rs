@@ -1,7 +1,8 @@
 //! The scrub of a mounted volume: one at a time, on a thread of its own.
 
-use super::{ScrubOptions, ScrubProgress, ScrubReport, Source, Watch, scrub_source};
-use crate::data::DataStore;
+use crate::scrub::report::{Damage, Verified};
+use crate::scrub::{ScrubOptions, ScrubProgress, ScrubReport, Source, Watch, scrub_source};
+use crate::store::data_store::DataStore;
 use crate::volume::read_superblock_copies;
 use ferry_env::Env;
 use ferry_journal::Journal;
@@ -10,8 +11,6 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-use super::report::{Damage, Verified};
 
 /// What a volume's scrub is at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,17 +14,17 @@ mod paths;
 mod report;
 mod walk;
 
-pub use live::{ScrubState, ScrubStatus};
-pub use report::{DAMAGE_MAX, Damage, Part, ScrubReport, Verified};
+pub use crate::scrub::live::{ScrubState, ScrubStatus};
+pub use crate::scrub::report::{DAMAGE_MAX, Damage, Part, ScrubReport, Verified};
 
+use crate::scrub::pace::Pace;
+use crate::scrub::walk::Walk;
 use crate::volume::{Superblock, VolumeError, read_superblock, read_superblock_copies};
 use ferry_device::BlockDevice;
 use ferry_env::Env;
 use ferry_journal::{Bystander, Geometry, Journal, JournalError, JournalOptions};
-use pace::Pace;
 use std::sync::Arc;
 use std::time::Duration;
-use walk::Walk;
 
 /// Memory for the home store's cache of a scrub that has the volume for itself, in bytes.
 const HOME_CACHE_BYTES: usize = 64 << 20;

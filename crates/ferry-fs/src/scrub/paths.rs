@@ -1,9 +1,9 @@
 //! The names of damaged files. Names lead to inodes and not back, so one pass through all names
 //! finds those that are wanted.
 
-use super::report::Damage;
 use crate::api::{Ino, ROOT};
 use crate::keys::{self, Dentry, InodeRecord, Key};
+use crate::scrub::report::Damage;
 use ferry_journal::Journal;
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,13 +1,13 @@
 //! The way through a volume: superblocks, log, home store, then all keys and the blocks that they
 //! name.
 
-use super::decode::{Decoded, decode};
-use super::pace::Pace;
-use super::report::{Damage, Part, ScrubReport};
-use super::{ScrubProgress, Source, Watch};
 use crate::api::Ino;
 use crate::error::FsError;
 use crate::keys::{self, BLOCK, Extent, Key, Segment};
+use crate::scrub::decode::{Decoded, decode};
+use crate::scrub::pace::Pace;
+use crate::scrub::report::{Damage, Part, ScrubReport};
+use crate::scrub::{ScrubProgress, Source, Watch};
 use ferry_device::AlignedBuf;
 use ferry_journal::{BadPlace, Journal, Value};
 
@@ -129,7 +129,7 @@ impl<'w> Walk<'w> {
                 Err(error) => {
                     let what = format!(
                         "the keys from {} on cannot be read: {error}",
-                        super::decode::hex(&start)
+                        crate::scrub::decode::hex(&start)
                     );
                     self.report.add(Damage::of_part(Part::Keys, what));
                     None

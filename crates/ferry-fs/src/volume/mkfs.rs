@@ -1,12 +1,12 @@
 //! Making a volume.
 
-use super::superblock::{LAST_COPY, SEGMENT_SIZES, clear_superblocks};
-use super::{
-    FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock, write_superblock,
-};
 use crate::api::{ROOT, Timestamp};
 use crate::keys::{self, Counters, InodeRecord};
-use crate::local::LARGEST_TRANSACTION;
+use crate::namespace::xattr::LARGEST_TRANSACTION;
+use crate::volume::superblock::{LAST_COPY, SEGMENT_SIZES, clear_superblocks};
+use crate::volume::{
+    FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, VolumeError, read_superblock, write_superblock,
+};
 use ferry_device::{BLOCK_SIZE, BlockDevice};
 use ferry_env::Env;
 use ferry_journal::{

@@ -5,12 +5,12 @@ mod superblock;
 #[cfg(test)]
 mod tests;
 
-pub use mkfs::{LOG_MIN, MkfsOptions, SIZE_MIN, check_options, mkfs};
-pub use superblock::{
+pub use crate::volume::mkfs::{LOG_MIN, MkfsOptions, SIZE_MIN, check_options, mkfs};
+pub use crate::volume::superblock::{
     FORMAT_VERSION, SUPERBLOCK_PLACES, Superblock, find_superblock, may_be_torn, read_superblock,
     read_superblock_copies, rewrite_bad_copies,
 };
-pub(crate) use superblock::{settle_copies, write_superblock};
+pub(crate) use crate::volume::superblock::{settle_copies, write_superblock};
 
 use crate::error::FsError;
 use ferry_journal::JournalError;

@@ -1,7 +1,7 @@
 //! The superblock: one block that says how the rest of the device is laid out, at two fixed places
 //! in front and, since volumes are made so, in the volume's last block.
 
-use super::VolumeError;
+use crate::volume::VolumeError;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_journal::Geometry;
 use ferry_journal::inspect::home_map;
@@ -32,7 +32,7 @@ pub(super) const LOG_BEHIND: u64 = 1;
 const KNOWN_INCOMPATIBLE: u64 = LOG_BEHIND;
 /// Bytes that a segment may have: a power of two.
 pub(super) const SEGMENT_SIZES: RangeInclusive<u64> = 256 << 10..=1 << 30;
-/// A smallest log, in bytes. Volumes that are made now have [`super::LOG_MIN`] at least.
+/// A smallest log, in bytes. Volumes that are made now have [`crate::volume::LOG_MIN`] at least.
 pub(super) const LOG_MIN: u64 = 512 << 10;
 /// A longest label, in bytes.
 const LABEL_MAX: usize = 64;

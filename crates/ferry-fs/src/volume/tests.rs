@@ -1,8 +1,8 @@
 //! Making volumes and recognising them.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use super::*;
 use crate::api::{Errno, Filesystem, ROOT};
+use crate::volume::*;
 use crate::{FsOptions, InProcess, LocalFs};
 use ferry_check::{Code, FsckOptions, fsck, repair};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, MemDevice};

@@ -219,19 +219,12 @@ impl Pipe {
         (n > 0).then(|| self.first_number + n - 1)
     }
 
-    /// A planted bug: nobody waits for the flush any more, so there is time.
-    #[cfg(feature = "planted")]
+    /// A planted bug: no caller waits for the flush any more, so there is time.
     pub fn puts_flush_off(&self) -> bool {
-        use crate::planted::{Bug, is};
         let waiting = self.point_reserved
             || !self.open_waiters.is_empty()
             || self.in_flight.iter().any(|f| !f.waiters.is_empty());
-        is(Bug::EarlyAnswer) && !waiting && self.in_flight.len() == 1
-    }
-
-    #[cfg(not(feature = "planted"))]
-    pub const fn puts_flush_off(&self) -> bool {
-        false
+        !waiting && self.in_flight.len() == 1
     }
 
     /// The flush to begin: one for all that is written, or one for a single record.
@@ -248,23 +241,6 @@ impl Pipe {
         let number = self.written()?;
         self.flushing = Some((number, now()));
         Some(Action::Flush(number))
-    }
-
-    #[cfg(test)]
-    pub fn planted_number(&self, number: u64) -> u64 {
-        match self.dispatcher.planted {
-            crate::commit::policy::Planted::JoinsAnyFlush => {
-                self.written().map_or(number, |written| number.max(written))
-            }
-            _ => number,
-        }
-    }
-
-    /// A planted bug: the flush that ended counts for whatever is written by now.
-    #[cfg(feature = "planted")]
-    pub fn joined_number(&self, number: u64) -> u64 {
-        let joins = crate::planted::is(crate::planted::Bug::JoinedFlush);
-        self.written().filter(|_| joins).map_or(number, |written| number.max(written))
     }
 
     pub fn fail_all(&mut self, error: &JournalError) {

@@ -25,6 +25,7 @@
 //! callers that began one after the other would never be released together, and one of many callers
 //! that began alone would stay alone.
 
+use ferry_env::planted::{Bug, is_planted};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::str::FromStr;
@@ -189,25 +190,6 @@ pub struct Dispatcher {
     next_skip: u32,
     held_since: Option<Duration>,
     holds: Holds,
-    #[cfg(test)]
-    pub planted: Planted,
-}
-
-/// Bugs that the model must catch.
-#[cfg(test)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(dead_code, reason = "planted by the model in tests/")]
-pub enum Planted {
-    #[default]
-    Nothing,
-    /// A hold has no deadline.
-    HoldsForEver,
-    /// A written record is acknowledged by the flush that ends next, whenever that began.
-    JoinsAnyFlush,
-    /// A failed flush counts as successful.
-    SwallowsErrors,
-    /// A lone caller is held too.
-    HoldsTheLone,
 }
 
 impl Dispatcher {
@@ -235,8 +217,6 @@ impl Dispatcher {
             next_skip: 1,
             held_since: None,
             holds: Holds::default(),
-            #[cfg(test)]
-            planted: Planted::Nothing,
         }
     }
 
@@ -315,11 +295,10 @@ impl Dispatcher {
             FlushPolicy::Delay => self.delayed_until(avg_flush()),
             FlushPolicy::Adaptive => (!self.expected.is_empty()).then(|| self.held_until()),
         };
-        #[cfg(test)]
-        let until = match self.planted {
-            Planted::HoldsForEver => until.map(|_| Duration::MAX),
-            Planted::HoldsTheLone => until.or(Some(self.held_until())),
-            _ => until,
+        let until = match until {
+            Some(_) if is_planted(Bug::HoldsForEver) => Some(Duration::MAX),
+            None if is_planted(Bug::HoldsTheLone) => Some(self.held_until()),
+            until => until,
         };
         match until {
             Some(until) if now < until => {

@@ -252,14 +252,8 @@ impl Core {
 
     /// A planted bug: half of a transaction's changes become a context of their own, if the log has
     /// room for it.
-    #[cfg(feature = "planted")]
     pub fn commit_first_half(self: &Arc<Self>, changes: &mut crate::types::Changes) {
-        use crate::planted::{Bug, is};
-        let Some(middle) =
-            changes.keys().nth(changes.len() / 2).filter(|_| is(Bug::HalfContext)).cloned()
-        else {
-            return;
-        };
+        let Some(middle) = changes.keys().nth(changes.len() / 2).cloned() else { return };
         let second = changes.split_off(&middle);
         let first = Joining {
             changes: std::mem::replace(changes, second),

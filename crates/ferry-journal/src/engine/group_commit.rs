@@ -17,6 +17,7 @@ use crate::log::format::{LOG_BLOCK, RecordKind};
 use crate::log::record::{RecordPlan, encode};
 use crate::view::layers::Merge;
 use crate::{Completion, JournalError, Seq};
+use ferry_env::planted::{Bug, is_planted};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -132,7 +133,7 @@ impl Core {
     fn next_step(&self, pipe: &mut Pipe) -> Option<Action> {
         if let Some(error) = self.failure() {
             pipe.fail_all(&error);
-        } else if !pipe.puts_flush_off()
+        } else if !(is_planted(Bug::EarlyAnswer) && pipe.puts_flush_off())
             && let Some(flush) = pipe.next_flush(|| self.env.clock.monotonic())
         {
             return Some(flush);
@@ -305,11 +306,7 @@ impl Core {
         if written {
             pipe.in_flight[at].written_at = self.env.clock.monotonic();
         }
-        #[cfg(feature = "planted")]
-        if written
-            && crate::planted::is(crate::planted::Bug::EarlyAnswer)
-            && !self.closed.load(Ordering::Relaxed)
-        {
+        if written && is_planted(Bug::EarlyAnswer) && !self.closed.load(Ordering::Relaxed) {
             let waiters = std::mem::take(&mut pipe.in_flight[at].waiters);
             pipe.due.extend(waiters.into_iter().map(|w| (w.done, Ok(()))));
         }
@@ -321,24 +318,16 @@ impl Core {
 
     /// A flush ended: the records up to `number` are durable.
     fn flushed(self: &Arc<Self>, number: u64, result: std::io::Result<()>) {
-        #[cfg(test)]
-        let result = self.planted_result(result);
-        #[cfg(feature = "planted")]
-        let result = result.or_else(|error| {
-            if crate::planted::is(crate::planted::Bug::SwallowedError) {
-                Ok(())
-            } else {
-                Err(error)
-            }
-        });
-        if let Err(error) = result {
+        if let Err(error) = result
+            && !is_planted(Bug::SwallowedError)
+        {
             return self.fail(io_error("log")(error));
         }
         let mut pipe = self.pipe.lock();
-        #[cfg(test)]
-        let number = pipe.planted_number(number);
-        #[cfg(feature = "planted")]
-        let number = pipe.joined_number(number);
+        let number = match pipe.written() {
+            Some(written) if is_planted(Bug::JoinedFlush) => number.max(written),
+            _ => number,
+        };
         let flush_at = pipe.flushing.take().map(|(_, began)| began);
         while pipe.first_number <= number {
             self.complete(&mut pipe, flush_at);
@@ -364,13 +353,6 @@ impl Core {
         drop(pipe);
         self.drive();
         self.after_commit();
-    }
-
-    #[cfg(test)]
-    fn planted_result(&self, result: std::io::Result<()>) -> std::io::Result<()> {
-        let swallow =
-            self.pipe.lock().dispatcher.planted == crate::commit::policy::Planted::SwallowsErrors;
-        if swallow { Ok(()) } else { result }
     }
 
     /// The oldest record in flight is durable: by flushes of its own, or by a shared one that began

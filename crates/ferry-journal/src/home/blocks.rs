@@ -7,6 +7,7 @@ use crate::completion::{Countdown, Wait};
 use crate::disk::{Disk, io_error};
 use crate::{Completion, Geometry, JournalError};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
+use ferry_env::planted::{Bug, is_planted};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -386,11 +387,9 @@ impl Pages {
             }
             let run = Arc::new(run);
             writes.push((place, run.clone()));
-            #[cfg(feature = "planted")]
-            if crate::planted::is(crate::planted::Bug::SingleCopy) {
-                continue;
+            if !is_planted(Bug::SingleCopy) {
+                writes.push((place + sums.distance(), run));
             }
-            writes.push((place + sums.distance(), run));
         }
         for segment in of.unwrap_or_default() {
             let unit = self.units.read().get(segment).cloned();

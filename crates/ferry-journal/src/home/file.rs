@@ -22,6 +22,7 @@ use super::write_buffer::WriteBuffer;
 use crate::disk::{Disk, io_error};
 use crate::{Geometry, JournalClient, JournalError};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
+use ferry_env::planted::{Bug, is_planted};
 use parking_lot::{Mutex, RwLock};
 use redb::StorageBackend;
 use std::collections::{HashMap, HashSet};
@@ -116,11 +117,7 @@ impl HomeFile {
         opening: Opening,
     ) -> Result<Arc<Self>, JournalError> {
         let slots = HomeMap::read(disk, geo)?;
-        #[cfg(feature = "planted")]
-        let keeps = crate::planted::is(crate::planted::Bug::KeptMark);
-        #[cfg(not(feature = "planted"))]
-        let keeps = false;
-        if !opening.read_only && !keeps {
+        if !opening.read_only && !is_planted(Bug::KeptRestMark) {
             HomeMap::mark(disk, geo, false)?;
         }
         let file = Self::with_map(disk, geo, slots.map, opening.read_only, slots.behind);
@@ -431,10 +428,7 @@ impl HomeFile {
         if let Some((slot, buf)) = &write {
             self.disk.write(HomeMap::slot_offset(&self.geo, *slot), buf)?;
         }
-        #[cfg(feature = "planted")]
-        if self.state.read().unpublished
-            && crate::planted::is(crate::planted::Bug::UnflushedRenewal)
-        {
+        if is_planted(Bug::UnflushedRenewal) && self.state.read().unpublished {
             return Ok(());
         }
         self.disk.flush_wait()?;

@@ -7,6 +7,7 @@ use crate::disk::Disk;
 use crate::types::Point;
 use crate::{JournalError, Seq};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
+use ferry_env::planted::{Bug, is_planted};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -142,8 +143,7 @@ impl<'a> Reader<'a> {
         if before.position >= self.limit() {
             return Ok(None);
         }
-        #[cfg(feature = "planted")]
-        if crate::planted::is(crate::planted::Bug::StaleRecord) {
+        if is_planted(Bug::StaleRecord) {
             return self.any_record(before);
         }
         let Some(header) = self.header(before.position)? else { return Ok(None) };
@@ -191,7 +191,6 @@ impl<'a> Reader<'a> {
     }
 
     /// A planted bug: whatever lies there counts, if it is whole.
-    #[cfg(feature = "planted")]
     fn any_record(&mut self, before: Point) -> Result<Option<ChainRecord>, JournalError> {
         let block = self.block(before.position)?;
         let stamp = BlockStamp::decode(block).filter(|stamp| stamp.index == 0);

@@ -271,13 +271,13 @@ pub mod core {
     use super::stats::Counters;
     use super::types::Point;
     use crate::pipeline::Pipe;
-    use crate::policy::{Dispatcher, FlushPolicy, Planted};
+    use crate::policy::{Dispatcher, FlushPolicy};
     use crate::{JournalError, Seq};
     use ferry_env::{Clock, Entropy, Env};
     use shuttle::rand::RngCore;
     use shuttle::sync::{Condvar, Mutex};
     use shuttle::thread;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::sync::{Arc, OnceLock};
     use std::time::Duration;
 
@@ -290,7 +290,6 @@ pub mod core {
     #[derive(Clone, Copy)]
     pub struct Setup {
         pub policy: FlushPolicy,
-        pub planted: Planted,
         /// The flush with this number fails.
         pub fails: Option<u64>,
         /// What each caller takes between two calls, in nanoseconds of the model.
@@ -299,7 +298,7 @@ pub mod core {
 
     impl Setup {
         pub fn of(policy: FlushPolicy) -> Self {
-            Self { policy, planted: Planted::Nothing, fails: None, think: 0 }
+            Self { policy, fails: None, think: 0 }
         }
     }
 
@@ -386,6 +385,7 @@ pub mod core {
         pub durable: AtomicU64,
         pub stamped: AtomicU64,
         pub sealed_at: AtomicU64,
+        pub closed: AtomicBool,
         pub failed: OnceLock<JournalError>,
         pub stats: Counters,
     }
@@ -393,8 +393,7 @@ pub mod core {
     impl Core {
         pub fn new(setup: Setup) -> Arc<Self> {
             let time = Arc::new(Time(AtomicU64::new(1)));
-            let mut dispatcher = Dispatcher::new(setup.policy, Duration::from_nanos(FAST));
-            dispatcher.planted = setup.planted;
+            let dispatcher = Dispatcher::new(setup.policy, Duration::from_nanos(FAST));
             Arc::new(Self {
                 options: Options::default(),
                 disk: Disk::new(time.clone(), setup.fails),
@@ -413,6 +412,7 @@ pub mod core {
                 durable: AtomicU64::new(0),
                 stamped: AtomicU64::new(0),
                 sealed_at: AtomicU64::new(0),
+                closed: AtomicBool::new(false),
                 failed: OnceLock::new(),
                 stats: Counters::default(),
             })

@@ -13,7 +13,7 @@ use crate::fsck::inode::{SIZE_MAX, WINDOW};
 use crate::fsck::reader::Reader;
 use crate::fsck::report::{Code, Repair};
 use ferry_fs::api::Ino;
-use ferry_fs::data::WINDOW_BLOCKS;
+use ferry_fs::extents::WINDOW_BLOCKS;
 use ferry_fs::keys::{self, BLOCK, Extent, INODE_INLINE, InodeRecord, Key};
 use ferry_journal::{Journal, JournalError};
 use std::collections::{BTreeMap, HashSet};

@@ -1,0 +1,124 @@
+//! Reading ahead: who reads a file from front to back finds the next part in memory.
+//!
+//! A thread of its own reads it, so that the device works while the reader does. The kernel's own
+//! read-ahead asks for small pieces, several at a time and not always in order: reads near each
+//! other count as one row.
+
+use crate::cache::file_data::FileData;
+use crate::error::FsError;
+use crate::inode::incore::Inode;
+use crate::keys::BLOCK;
+use crate::store::data_store::DataStore;
+use crate::store::fetch::{DIRECT_BLOCKS, missing};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Reads no further apart than this, in bytes, are one row.
+const NEAR: u64 = 512 << 10;
+/// How far to read ahead, in blocks.
+const AHEAD_BLOCKS: u64 = 1024;
+/// What the device is asked for at once, in blocks.
+const CHUNK_BLOCKS: u64 = 256;
+/// Starts the thread. It holds the store only while it works.
+pub fn start(store: &Arc<DataStore>) {
+    let (weak, jobs) = (Arc::downgrade(store), Arc::clone(&store.ahead));
+    let body = move || {
+        while let Some((inode, blocks)) = jobs.next() {
+            let (Some(store), Some(inode)) = (weak.upgrade(), inode.upgrade()) else { continue };
+            store.prefetch(&inode, blocks);
+        }
+    };
+    match std::thread::Builder::new().name("ferry-readahead".into()).spawn(body) {
+        Ok(thread) => store.ahead.set_thread(thread),
+        Err(error) => {
+            tracing::warn!(%error, "no read-ahead thread: sequential reads will be slower")
+        }
+    }
+}
+
+/// Notes a read that ended; returns the blocks that should be read ahead now. `missed`: it had to
+/// wait for the device.
+fn row(
+    file: &FileData,
+    offset: u64,
+    len: usize,
+    size: u64,
+    ahead: u64,
+    missed: bool,
+) -> Option<Range<u64>> {
+    if !missed && file.row.load(Ordering::Relaxed) == 0 {
+        return None; // in memory, and in no row: nothing shared is written
+    }
+    let (end, seen) = (offset + len as u64, file.read_end.load(Ordering::Relaxed));
+    if offset > seen + NEAR || offset + NEAR < seen {
+        file.row.store(0, Ordering::Relaxed);
+        file.read_end.store(end, Ordering::Relaxed);
+        file.ahead_to.store(0, Ordering::Relaxed);
+        return None;
+    }
+    let reached = file.read_end.fetch_max(end, Ordering::Relaxed).max(end).div_ceil(BLOCK);
+    if file.row.swap(1, Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let asked = file.ahead_to.load(Ordering::Relaxed);
+    let (from, to) = (asked.max(reached), (reached + ahead).min(size.div_ceil(BLOCK)));
+    let due = from < to && from < reached + ahead / 2 + 1;
+    let mine = due
+        && file.ahead_to.compare_exchange(asked, to, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    mine.then_some(from..to)
+}
+
+impl DataStore {
+    /// Notes a read that ended, and reads ahead if it stands in a row with others.
+    pub(crate) fn read_on(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        len: usize,
+        size: u64,
+        missed: bool,
+    ) {
+        // Large reads keep the device busy by themselves, and need no copy in the cache for it.
+        if len as u64 >= DIRECT_BLOCKS * BLOCK {
+            return;
+        }
+        let ahead = (self.cache.limit() as u64 / 8 / BLOCK).clamp(CHUNK_BLOCKS / 8, AHEAD_BLOCKS);
+        if let Some(blocks) = row(&inode.file, offset, len, size, ahead, missed) {
+            if self.options.background {
+                self.ahead.push(inode, blocks);
+            } else {
+                self.prefetch(inode, blocks);
+            }
+        }
+    }
+
+    /// Brings blocks into the cache. Errors are nobody's yet: who wants the block finds it again.
+    fn prefetch(&self, inode: &Arc<Inode>, blocks: Range<u64>) {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let chunk = at..blocks.end.min(at + CHUNK_BLOCKS);
+            at = chunk.end;
+            inode.file.fetching.begin(chunk.clone());
+            let result = self.prefetch_chunk(inode, &chunk);
+            inode.file.fetching.end(&chunk);
+            if let Err(error) = result {
+                tracing::debug!(inode = inode.ino, %error, "read-ahead failed");
+                return;
+            }
+        }
+        self.cache.shrink();
+    }
+
+    fn prefetch_chunk(&self, inode: &Arc<Inode>, chunk: &Range<u64>) -> Result<(), FsError> {
+        let runs = loop {
+            match missing(inode, chunk) {
+                Ok(runs) => break runs,
+                Err(window) => self.load_window(inode, window)?,
+            }
+        };
+        let fetched = self.fetch(inode, runs, &(0..0))?;
+        self.fill(inode, &fetched);
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+//! Space goes back to the host: all that is free but for the reserves, and nothing that holds data.
+
+use crate::file::tests::*;
+use crate::store::signal::ROUND;
+use crate::writeback::trim::Quiet;
+use ferry_device::{HookedDevice, Op};
+use std::collections::BTreeSet;
+
+const SEGMENTS: u32 = 256;
+const SEGMENT: u64 = 256 << 10;
+
+/// Blocks of the volume that take space on the host.
+type Held = Arc<Mutex<BTreeSet<u64>>>;
+
+/// A device whose host tells in `held` which parts of the volume take space.
+fn host(inner: Arc<MemDevice>, held: Held) -> Arc<HookedDevice> {
+    let device = HookedDevice::new(inner).with_host_free(1 << 40);
+    device.set_hook(move |request, serve| {
+        let range = request.range();
+        match request.op {
+            Op::Write | Op::Allocate => {
+                held.lock().extend(range.start / BLOCK..range.end.div_ceil(BLOCK))
+            }
+            Op::Discard => {
+                held.lock()
+                    .retain(|block| !(range.start / BLOCK..range.end / BLOCK).contains(block));
+            }
+            _ => {}
+        }
+        serve()
+    });
+    Arc::new(device)
+}
+
+/// The volume, and the blocks of it that the host holds.
+fn hosted() -> (Volume, Held) {
+    let held = Held::default();
+    let there = Arc::clone(&held);
+    let volume = Volume::on(SEGMENTS, SEGMENT, 8 << 20, false, |inner| host(inner, there));
+    (volume, held)
+}
+
+/// Segments of which the host holds something.
+fn segments_held(volume: &Volume, held: &Mutex<BTreeSet<u64>>) -> BTreeSet<u32> {
+    held.lock()
+        .iter()
+        .filter_map(|block| volume.store.table.locate(*block).map(|(segment, _)| segment))
+        .collect()
+}
+
+/// Many large files that go, with a small one between each two that stays.
+fn leave_little(volume: &Volume) -> Vec<(Ino, Vec<u8>)> {
+    let mut kept = Vec::new();
+    for n in 0..20 {
+        let (large, small) = (100 + n, 200 + n);
+        volume.write(&volume.create(large), 0, &pattern(large, 2 << 20));
+        kept.push((small, pattern(small, 5000)));
+        volume.write(&volume.create(small), 0, &kept[n as usize].1);
+        volume.store.write_back_all().unwrap();
+    }
+    (0..20).for_each(|n| volume.remove(100 + n));
+    kept
+}
+
+fn check_kept(volume: &Volume, kept: &[(Ino, Vec<u8>)]) {
+    volume.evict();
+    for (ino, contents) in kept {
+        let file = volume.inodes.inode(*ino).unwrap().unwrap();
+        assert!(volume.read(&file, 0, contents.len()) == *contents, "file {ino}");
+    }
+    volume.check();
+}
+
+/// The free segments that stay with the volume: for the home store, for the cleaner.
+fn free_and_held(volume: &Volume, held: &Mutex<BTreeSet<u64>>) -> usize {
+    let held = segments_held(volume, held);
+    let used = volume.store.table.segments_in_use();
+    assert!(used.is_subset(&held), "what holds data has its space");
+    held.len() - used.len()
+}
+
+#[test]
+fn after_an_unmount_the_host_has_all_but_the_reserves() {
+    let (volume, held) = hosted();
+    let fresh = segments_held(&volume, &held).len();
+    let kept = leave_little(&volume);
+    assert!(segments_held(&volume, &held).len() > fresh + 100);
+    volume.store.close().unwrap();
+    let after = free_and_held(&volume, &held);
+    assert!(after <= fresh + 4, "{after} free segments stay; a fresh volume has {fresh}");
+    check_kept(&volume, &kept);
+}
+
+/// The background thread, on a clock of its own.
+#[test]
+fn what_is_free_goes_back_within_a_minute_and_not_before_the_volume_is_quiet() {
+    let (volume, held) = hosted();
+    let fresh = segments_held(&volume, &held).len();
+    let (mut quiet, mut now) = (Quiet::default(), Duration::from_secs(1000));
+    let mut rounds = |seconds: u64| {
+        for _ in 0..Duration::from_secs(seconds).as_millis() / ROUND.as_millis() {
+            now += ROUND;
+            volume.store.idle_work(&mut quiet, now).unwrap();
+            // What the cleaner has moved becomes free when that is durable, as the journal's own
+            // thread sees to.
+            volume.journal.force_stamped().unwrap();
+        }
+    };
+    let kept = leave_little(&volume);
+    volume.journal.force_stamped().unwrap();
+    volume.store.idle_work(&mut Quiet::default(), Duration::ZERO).unwrap();
+    let before = segments_held(&volume, &held).len();
+    rounds(19);
+    let busy = segments_held(&volume, &held).len();
+    assert!(busy > fresh + 20, "of {before} segments {busy} are held while it may be used again");
+    // Somebody writes: it is not quiet yet.
+    volume.write(&volume.create(400), 0, &pattern(400, 2 << 20));
+    volume.store.write_back_all().unwrap();
+    rounds(19);
+    assert!(segments_held(&volume, &held).len() > fresh + 20);
+    rounds(41);
+    let after = free_and_held(&volume, &held);
+    assert!(after <= fresh + 4, "{after} free segments stay; a fresh volume has {fresh}");
+    check_kept(&volume, &kept);
+}
+
+#[test]
+fn a_trim_gives_back_what_an_earlier_mount_has_left() {
+    let (mut volume, held) = hosted();
+    let fresh = segments_held(&volume, &held).len();
+    let kept = leave_little(&volume);
+    volume.store.write_back_all().unwrap();
+    // As after a crash: nobody has given anything back.
+    volume.journal.force_stamped().unwrap();
+    volume.reopen_on(host(Arc::clone(&volume.dev), Arc::clone(&held)));
+    assert!(segments_held(&volume, &held).len() > fresh + 100);
+    assert!(volume.store.trim().unwrap() > 100 * SEGMENT);
+    let after = free_and_held(&volume, &held);
+    assert!(after <= fresh + 4, "{after} free segments stay; a fresh volume has {fresh}");
+    assert_eq!(volume.store.trim().unwrap(), 0, "nothing is left to give back");
+    check_kept(&volume, &kept);
+    // What is taken again may be trimmed at any moment.
+    for n in 0..20 {
+        let file = volume.create(300 + n);
+        volume.write(&file, 0, &pattern(n, 1 << 20));
+        volume.store.trim().unwrap();
+        volume.store.write_back_all().unwrap();
+        volume.store.trim().unwrap();
+        assert!(volume.read(&file, 0, 1 << 20) == pattern(n, 1 << 20));
+    }
+    free_and_held(&volume, &held);
+    check_kept(&volume, &kept);
+}

@@ -1,0 +1,421 @@
+//! The file system as a transport sees it: every request, its checks of the request itself, and its
+//! answer.
+
+use crate::api::*;
+use crate::error::FsError;
+use crate::inode::incore::Inode;
+use crate::inprocess::FromReply;
+use crate::local::local_fs::{CacheMode, LocalFs, VALID};
+use crate::local::transaction::How;
+use crate::namespace::create::New;
+use crate::namespace::remove::Kind;
+use crate::requests::contents::COPY_MAX;
+use crate::requests::trim::fitrim_answer;
+use crate::store::data_store::{At, Busy};
+use std::sync::Arc;
+use std::time::Duration;
+
+impl LocalFs {
+    /// The answer, from a result; what programs need not know is logged.
+    fn answer<T>(&self, what: &'static str, ino: Ino, result: Result<T, FsError>) -> Answer<T> {
+        result.map_err(|error| Stop::Errno(self.report(what, ino, error)))
+    }
+
+    /// The same for a change; one that would have had to wait is made `again` by a thread that may.
+    fn answer_change<T, F>(
+        &self,
+        cx: &Cx,
+        (what, ino): (&'static str, Ino),
+        result: Result<T, FsError>,
+        again: impl FnOnce() -> F,
+    ) -> Answer<T>
+    where
+        T: Into<Reply> + FromReply,
+        F: FnOnce(&Self, &Cx) -> Answer<T> + Send + 'static,
+    {
+        match result {
+            Err(FsError::WouldWait) => self.later(cx, again()),
+            result => self.answer(what, ino, result),
+        }
+    }
+
+    fn inode_for(&self, what: &'static str, ino: Ino) -> Answer<Arc<Inode>> {
+        self.answer(what, ino, self.table.need(ino))
+    }
+}
+
+impl Filesystem for LocalFs {
+    fn attach(&self, host: Arc<dyn Host>) {
+        *self.host.write() = Some(host);
+    }
+
+    fn detach(&self) {
+        self.do_detach();
+    }
+
+    fn lookup(&self, _cx: &Cx, parent: Ino, name: &[u8]) -> Answer<Entry> {
+        self.answer("lookup", parent, self.do_lookup(parent, name))
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        if let Some(inode) = self.table.peek(ino) {
+            self.forget_inode(&inode, count);
+        }
+    }
+
+    fn getattr(&self, _cx: &Cx, ino: Ino, fh: Option<u64>) -> Answer<(Attr, Duration)> {
+        fh.map_or(Ok(()), |fh| self.tell_of_failure_behind(ino, fh))?;
+        self.answer("getattr", ino, self.do_getattr(ino)).map(|attr| (attr, VALID))
+    }
+
+    fn birth_time(&self, ino: Ino) -> Option<Timestamp> {
+        // What is not there is told so when its attributes are asked for.
+        Some(
+            self.table
+                .need(ino)
+                .map_or(Timestamp::default(), |inode| inode.state.share().rec.btime),
+        )
+    }
+
+    fn loses_privileges(&self, ino: Ino) -> bool {
+        let set_ids =
+            |inode: &Inode| inode.state.share().rec.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+        self.table.peek(ino).is_some_and(|inode| set_ids(&inode))
+    }
+
+    fn setattr(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        _fh: Option<u64>,
+        set: &SetAttr,
+    ) -> Answer<(Attr, Duration)> {
+        let Some(new) = set.size else {
+            let (set, changed) = (*set, self.do_setattr(self.how(cx), ino, set));
+            let changed = changed.map(|attr| (attr, VALID));
+            return self.answer_change(cx, ("setattr", ino), changed, || {
+                move |fs, cx| fs.setattr(cx, ino, None, &set)
+            });
+        };
+        let (set, ack) = (*set, cx.early_ack());
+        let drops = |size| new < size;
+        self.answer_dropping(cx, "setattr", ino, 0, drops, move |fs| {
+            Ok((fs.do_setattr(How::waiting(ack), ino, &set)?, VALID))
+        })
+    }
+
+    fn readlink(&self, _cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
+        self.answer("readlink", ino, self.do_readlink(ino))
+    }
+
+    fn mknod(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, rdev: u32) -> Answer<Entry> {
+        match mode & libc::S_IFMT {
+            libc::S_IFREG | libc::S_IFCHR | libc::S_IFBLK | libc::S_IFIFO | libc::S_IFSOCK => {}
+            libc::S_IFDIR => return Err(Errno(libc::EPERM).into()),
+            _ => return Err(Errno(libc::EINVAL).into()),
+        }
+        let device = matches!(mode & libc::S_IFMT, libc::S_IFCHR | libc::S_IFBLK);
+        let new = New { mode, rdev: if device { rdev } else { 0 }, target: None };
+        let made = self.do_make(cx, parent, name, new).map(|attr| self.entry(attr));
+        self.answer_change(cx, ("mknod", parent), made, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.mknod(cx, parent, &name, mode, rdev)
+        })
+    }
+
+    fn mkdir(&self, cx: &Cx, parent: Ino, name: &[u8], mode: u32) -> Answer<Entry> {
+        let new = New { mode: libc::S_IFDIR | mode & 0o1777, rdev: 0, target: None };
+        let made = self.do_make(cx, parent, name, new).map(|attr| self.entry(attr));
+        self.answer_change(cx, ("mkdir", parent), made, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.mkdir(cx, parent, &name, mode)
+        })
+    }
+
+    fn symlink(&self, cx: &Cx, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry> {
+        let made = self.do_symlink(cx, parent, name, target).map(|attr| self.entry(attr));
+        self.answer_change(cx, ("symlink", parent), made, || {
+            let (name, target) = (name.to_vec(), target.to_vec());
+            move |fs, cx| fs.symlink(cx, parent, &name, &target)
+        })
+    }
+
+    fn link(&self, cx: &Cx, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Entry> {
+        let made = self.do_link(self.how(cx), ino, parent, name).map(|attr| self.entry(attr));
+        self.answer_change(cx, ("link", ino), made, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.link(cx, ino, parent, &name)
+        })
+    }
+
+    fn unlink(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
+        let removed = self.do_remove(self.how(cx), parent, name, Kind::File);
+        self.answer_change(cx, ("unlink", parent), removed, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.unlink(cx, parent, &name)
+        })
+    }
+
+    fn rmdir(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
+        let removed = self.do_remove(self.how(cx), parent, name, Kind::Directory);
+        self.answer_change(cx, ("rmdir", parent), removed, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.rmdir(cx, parent, &name)
+        })
+    }
+
+    fn rename(
+        &self,
+        cx: &Cx,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Answer<()> {
+        let renamed = self.do_rename(
+            self.how(cx),
+            (parent, name),
+            (new_parent, new_name),
+            flags,
+            (cx.uid, cx.gid),
+        );
+        self.answer_change(cx, ("rename", parent), renamed, || {
+            let (name, new_name) = (name.to_vec(), new_name.to_vec());
+            move |fs, cx| fs.rename(cx, parent, &name, new_parent, &new_name, flags)
+        })
+    }
+
+    fn open(&self, cx: &Cx, ino: Ino, flags: i32, kill_suidgid: bool) -> Answer<Opened> {
+        let inode = self.inode_for("open", ino)?;
+        self.answer("open", ino, self.do_open(cx, &inode, flags, kill_suidgid))
+    }
+
+    fn create(
+        &self,
+        cx: &Cx,
+        parent: Ino,
+        name: &[u8],
+        mode: Mode,
+        flags: i32,
+    ) -> Answer<(Entry, Opened)> {
+        let made = self.do_create(cx, parent, name, mode, flags);
+        let made = made.map(|(attr, opened)| (self.entry(attr), opened));
+        self.answer_change(cx, ("create", parent), made, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.create(cx, parent, &name, mode, flags)
+        })
+    }
+
+    fn tmpfile(&self, cx: &Cx, parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
+        let made = self.do_tmpfile(cx, parent, mode, flags);
+        let made = made.map(|(attr, opened)| (self.entry(attr), opened));
+        self.answer_change(cx, ("tmpfile", parent), made, || {
+            move |fs, cx| fs.tmpfile(cx, parent, mode, flags)
+        })
+    }
+
+    fn read(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
+        self.do_read(cx, (ino, fh), offset, out, false)
+    }
+
+    fn read_pages(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
+        self.do_read(cx, (ino, fh), offset, out, true)
+    }
+
+    fn keeps_pages(&self, ino: Ino, fh: u64) -> bool {
+        self.is_mapped_past(ino, fh)
+    }
+
+    fn write(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        fh: u64,
+        offset: u64,
+        data: &[u8],
+        append: bool,
+        kill_suidgid: bool,
+    ) -> Answer<u64> {
+        let waits = self.data.holds_writers() || (kill_suidgid && self.journal.is_short(true));
+        if waits && self.patience(cx) == Busy::Refuse {
+            let data = data.to_vec();
+            return self.later(cx, move |fs, cx| {
+                fs.write(cx, ino, fh, offset, &data, append, kill_suidgid)
+            });
+        }
+        let at = if append { At::End } else { At::Offset(offset) };
+        let how = How { busy: self.patience(cx), ..How::waiting(cx.early_ack()) };
+        let written = match self.do_write(how, ino, fh, at, data, kill_suidgid) {
+            Err(FsError::WouldWait) => {
+                let data = data.to_vec();
+                return self.later(cx, move |fs, cx| {
+                    fs.write(cx, ino, fh, offset, &data, append, kill_suidgid)
+                });
+            }
+            written => self.answer("write", ino, written),
+        };
+        if let Err(Stop::Errno(error)) = &written {
+            self.failed_behind(ino, fh, *error);
+        }
+        written
+    }
+
+    fn flush(&self, _cx: &Cx, ino: Ino, fh: u64, _lock_owner: u64) -> Answer<()> {
+        self.answer("flush", ino, self.do_flush(ino, fh))
+    }
+
+    fn release(&self, _cx: &Cx, _ino: Ino, fh: u64) {
+        self.do_release(fh);
+    }
+
+    fn fsync(&self, cx: &Cx, ino: Ino, fh: u64, _data_only: bool) -> Answer<()> {
+        self.do_fsync(cx, ino, fh)
+    }
+
+    fn fallocate(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        fh: u64,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> Answer<()> {
+        let drops = |_| mode & !libc::FALLOC_FL_KEEP_SIZE != 0;
+        let (ack, kill) = (cx.early_ack(), cx.uid != 0);
+        let change = move |fs: &Self| fs.do_fallocate(ack, (ino, fh), mode, (offset, len), kill);
+        self.answer_dropping(cx, "fallocate", ino, len, drops, change)
+    }
+
+    fn lseek(&self, _cx: &Cx, ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64> {
+        // The kernel does not hand over first what it holds back: that would be called a hole. It
+        // takes all of a file for data instead.
+        if self.writeback_cache() {
+            return Err(Errno(libc::ENOSYS).into());
+        }
+        self.answer("lseek", ino, self.do_lseek(ino, fh, offset, whence))
+    }
+
+    fn copy_file_range(
+        &self,
+        cx: &Cx,
+        ino_in: Ino,
+        fh_in: u64,
+        off_in: u64,
+        ino_out: Ino,
+        fh_out: u64,
+        off_out: u64,
+        len: u64,
+    ) -> Answer<u64> {
+        let waits = self.data.holds_writers() || self.data.is_short_of(len.min(COPY_MAX));
+        if waits && self.patience(cx) == Busy::Refuse {
+            return self.later(cx, move |fs, cx| {
+                fs.copy_file_range(cx, ino_in, fh_in, off_in, ino_out, fh_out, off_out, len)
+            });
+        }
+        let copied = self.do_copy(
+            cx.early_ack(),
+            (ino_in, fh_in, off_in),
+            (ino_out, fh_out, off_out),
+            len,
+            cx.uid != 0,
+        );
+        self.answer("copy_file_range", ino_out, copied)
+    }
+
+    fn opendir(&self, _cx: &Cx, ino: Ino) -> Answer<Opened> {
+        self.answer("opendir", ino, self.do_opendir(ino))
+    }
+
+    fn readdir(
+        &self,
+        _cx: &Cx,
+        ino: Ino,
+        _fh: u64,
+        cookie: u64,
+        plus: bool,
+        sink: &mut dyn FnMut(&DirEntry) -> bool,
+    ) -> Answer<()> {
+        self.answer("readdir", ino, self.do_readdir(ino, cookie, plus, sink))
+    }
+
+    fn releasedir(&self, _cx: &Cx, _ino: Ino, _fh: u64) {}
+
+    fn fsyncdir(&self, cx: &Cx, ino: Ino, _fh: u64, _data_only: bool) -> Answer<()> {
+        self.do_fsyncdir(cx, ino)
+    }
+
+    fn statfs(&self, _cx: &Cx) -> Answer<Statfs> {
+        Ok(self.do_statfs())
+    }
+
+    fn setxattr(
+        &self,
+        cx: &Cx,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: XattrFlags,
+    ) -> Answer<()> {
+        let set = self.do_setxattr(self.how(cx), ino, name, value, flags);
+        self.answer_change(cx, ("setxattr", ino), set, || {
+            let (name, value) = (name.to_vec(), value.to_vec());
+            move |fs, cx| fs.setxattr(cx, ino, &name, &value, flags)
+        })
+    }
+
+    fn getxattr(&self, _cx: &Cx, ino: Ino, name: &[u8]) -> Answer<Vec<u8>> {
+        self.answer("getxattr", ino, self.do_getxattr(ino, name))
+    }
+
+    fn listxattr(&self, _cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
+        self.answer("listxattr", ino, self.do_listxattr(ino))
+    }
+
+    fn removexattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<()> {
+        let removed = self.do_removexattr(self.how(cx), ino, name);
+        self.answer_change(cx, ("removexattr", ino), removed, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.removexattr(cx, ino, &name)
+        })
+    }
+
+    fn getlk(&self, _cx: &Cx, _ino: Ino, _fh: u64, _lock: &FileLock) -> Answer<FileLock> {
+        Err(Errno(libc::ENOSYS).into())
+    }
+
+    fn setlk(&self, _cx: &Cx, _ino: Ino, _fh: u64, _lock: &FileLock, _wait: bool) -> Answer<()> {
+        Err(Errno(libc::ENOSYS).into())
+    }
+
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    fn kernel_caches(&self) -> bool {
+        self.options.cache != CacheMode::Strict
+    }
+
+    fn writeback_cache(&self) -> bool {
+        self.options.cache == CacheMode::Writeback
+    }
+
+    fn ioctl(&self, cx: &Cx, ino: Ino, cmd: u32, input: &[u8], out_max: usize) -> Answer<Vec<u8>> {
+        match cmd {
+            ioctl::SYNC => self.do_sync(cx),
+            ioctl::SYNC_FILES => self.do_sync_files(cx, input, out_max),
+            ioctl::REPLACE => self.answer("replace", ino, self.do_replace(cx, input)),
+            ioctl::STATS => self.answer("stats", ino, self.stats_bytes(out_max)),
+            ioctl::SCRUB_START => self.answer("scrub", ino, self.scrub_start(cx, input)),
+            ioctl::SCRUB_STOP => self.answer("scrub", ino, self.scrub_stop(cx)),
+            ioctl::SCRUB_DAMAGE => self.answer("scrub", ino, self.scrub_damage(cx, input, out_max)),
+            ioctl::SCRUB_STATUS => self.answer("scrub", ino, self.scrub_status_bytes(out_max)),
+            ioctl::TUNE => self.answer("tune", ino, self.do_tune(cx, input)),
+            ioctl::GROW_LOG => self.do_grow_log(cx, input),
+            ioctl::TRIM => self.do_trim(cx, |bytes| bytes.to_ne_bytes().to_vec()),
+            ioctl::FITRIM => self.do_trim(cx, fitrim_answer),
+            _ => Err(Errno(libc::ENOTTY).into()),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! A longer log for a mounted volume: it moves into the last segments, which nothing may be using.
+
+use crate::api::{Answer, Cx, Errno, ROOT, Stop};
+use crate::error::FsError;
+use crate::local::late::Late;
+use crate::local::local_fs::{LocalFs, errno};
+use crate::volume::{VolumeError, read_superblock, write_superblock};
+use ferry_journal::JournalError;
+use std::sync::Arc;
+
+/// The log has at most this part of the volume, as `ferry mkfs` allows.
+const LOG_SHARE: u64 = 4;
+
+impl LocalFs {
+    /// The answer to [`crate::ioctl::GROW_LOG`], from a thread that may wait.
+    pub(crate) fn do_grow_log(&self, cx: &Cx, input: &[u8]) -> Answer<Vec<u8>> {
+        self.only_owner(cx)?;
+        self.writable()?;
+        let len =
+            input.first_chunk().map(|len| u64::from_ne_bytes(*len)).ok_or(Errno(libc::EINVAL))?;
+        if !self.options.background {
+            return Ok(self.grow_log(len).map(|()| Vec::new())?);
+        }
+        let parked = cx.park::<Vec<u8>>(None);
+        let then = move |fs: &Self| {
+            let grown = fs.grow_log(len).map_err(|error| fs.report("grow the log", ROOT, error));
+            parked.complete(grown.map(|()| Vec::new()));
+        };
+        self.late.push(Late { files: Vec::new(), then: Box::new(then) });
+        Err(Stop::Parked)
+    }
+
+    /// Returns when the log has at least `len` bytes.
+    pub(crate) fn grow_log(&self, len: u64) -> Result<(), FsError> {
+        let _one_at_a_time = self.growing.lock();
+        let sb = read_superblock(&self.dev).map_err(|error| match error {
+            VolumeError::Io { source, .. } => {
+                FsError::Journal(JournalError::Io { what: "superblock", source: Arc::new(source) })
+            }
+            _ => errno(libc::EIO),
+        })?;
+        if len <= sb.log_len || len > sb.size / LOG_SHARE {
+            return Err(errno(libc::EINVAL));
+        }
+        let segments =
+            u32::try_from(len.div_ceil(sb.segment_len)).map_err(|_| errno(libc::EINVAL))?;
+        let before = self.data.geometry();
+        if !self.data.take_last_segments(segments) {
+            return Err(errno(libc::ENOSPC));
+        }
+        let new = sb.with_log_behind(segments);
+        let persist = &mut || {
+            write_superblock(&*self.dev, &new)
+                .map_err(|source| JournalError::Io { what: "superblock", source: Arc::new(source) })
+        };
+        let grown = self.journal.grow_log(new.log_offset, new.log_len, persist);
+        match &grown {
+            Ok(()) => tracing::info!(volume = self.name, bytes = new.log_len, "the log has grown"),
+            Err(_) => self.data.give_last_segments_back(&before),
+        }
+        Ok(grown?)
+    }
+}

@@ -1,0 +1,35 @@
+//! Free space goes back to the host when somebody asks for it.
+
+use crate::api::{Answer, Cx, ROOT, Stop};
+use crate::local::late::Late;
+use crate::local::local_fs::LocalFs;
+
+/// The answer to [`crate::ioctl::FITRIM`]: a whole `struct fstrim_range`, whose length says what
+/// was given back.
+pub(crate) fn fitrim_answer(bytes: u64) -> Vec<u8> {
+    [0, bytes, 0].into_iter().flat_map(u64::to_ne_bytes).collect()
+}
+
+impl LocalFs {
+    /// What the host would have to give if the volume became full, and what it has; both in bytes.
+    /// `None`: it need not be asked.
+    pub fn host_needs(&self) -> Option<(u64, u64)> {
+        self.data.host_needs()
+    }
+
+    /// The answer to [`crate::ioctl::TRIM`] and its like, from a thread that may wait.
+    pub(crate) fn do_trim(&self, cx: &Cx, answer: fn(u64) -> Vec<u8>) -> Answer<Vec<u8>> {
+        self.only_owner(cx)?;
+        self.writable()?;
+        if !self.options.background {
+            return Ok(answer(self.data.trim()?));
+        }
+        let parked = cx.park::<Vec<u8>>(None);
+        let then = move |fs: &Self| {
+            let given = fs.data.trim().map_err(|error| fs.report("trim", ROOT, error));
+            parked.complete(given.map(answer));
+        };
+        self.late.push(Late { files: Vec::new(), then: Box::new(then) });
+        Err(Stop::Parked)
+    }
+}

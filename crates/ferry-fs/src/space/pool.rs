@@ -1,0 +1,653 @@
+//! Space: what may be promised, and the pool of free segments.
+//!
+//! One number says how many more blocks may be promised: the *capacity* of the segments that the
+//! host has really given us, less what is kept back, less what is used (live blocks, blocks
+//! promised by `fallocate`, dirty blocks). It grows by taking segments from the host, before
+//! anything is promised in them. Kept back are
+//! * the home reserve: only the home store takes from it, so that a checkpoint never lacks space;
+//! * the cleaner's reserve: so that dead blocks can always be gathered into free segments;
+//! * a share of everything, so that what has to be moved to gain a free segment stays bounded when
+//!   the volume is full.
+
+use crate::api::ReservationId;
+use crate::keys::BLOCK;
+use crate::space::free_blocks::{Claim, Free, Purse, Want};
+use ferry_device::BlockDevice;
+use ferry_env::planted::{Bug, is_planted};
+use ferry_journal::{Geometry, Seq, home_unit_bytes};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+/// Segments that only the cleaner takes.
+const CLEANER_RESERVE: u32 = 2;
+/// One segment for so many that data has is the home store's, or kept for it.
+const HOME_SHARE: u32 = 16;
+/// One segment in so many stays free for the cleaner to work with.
+const SLACK_SHARE: u32 = 32;
+/// At least so many of them do.
+const SLACK_MIN: u32 = 2;
+/// The host is asked for so many bytes at once.
+const GROW_BYTES: u64 = 64 << 20;
+/// So many bytes of free segments are kept before the rest is given back to the host.
+const KEEP_BYTES: u64 = 64 << 20;
+/// So many segments go back to the host in one call, at most: who wants a segment waits for it.
+const DISCARDED_AT_ONCE: u32 = 32;
+/// What the host keeps when the volume asks for more.
+const HOST_SLACK_BYTES: u64 = 16 << 20;
+
+/// Who asks for a free segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// New data.
+    Data,
+    /// Data that the cleaner moves.
+    Clean,
+    /// The home store.
+    Home,
+}
+
+/// The state of free segments.
+struct Pool {
+    /// Free, and the host has given their space.
+    backed: BTreeSet<u32>,
+    /// Free, without space of the host.
+    bare: BTreeSet<u32>,
+    /// Those of them of which the host may still hold something: all, when the volume is opened.
+    stale: BTreeSet<u32>,
+    /// Bytes of free segments that are kept beside the reserves: none once the volume is quiet or
+    /// being closed.
+    keep_bytes: u64,
+    /// The home store's.
+    home: BTreeSet<u32>,
+    /// Segments that the host has given since the mount (or that a live block proves).
+    given: BTreeSet<u32>,
+    /// Segments with space of the host that are not the home store's, in use or free.
+    backed_total: u32,
+    /// Capacity that `Space::free` was computed from, in blocks.
+    capacity: i64,
+    /// Segments taken since the mount, but for the cleaner.
+    taken: u64,
+    /// Where the log is, and how many segments it has taken from the end since the mount.
+    log: (u64, u64),
+    lost: u32,
+}
+
+/// Space of a volume.
+pub struct Space {
+    dev: Arc<dyn BlockDevice>,
+    geometry: Geometry,
+    /// Blocks that may still be promised, and who waits for some.
+    free: Free,
+    /// Blocks that extents refer to or promise: what of the used ones is not in memory only.
+    mapped: AtomicI64,
+    /// Blocks of the home reserve that overwriting may use.
+    lent: AtomicI64,
+    /// Newest context known stamped.
+    stamped: AtomicU64,
+    /// Held over calls of the host; nothing but `pending` is locked inside it, and the journal
+    /// calls [`Space::take`].
+    pool: Mutex<Pool>,
+    /// Free as soon as the context is stamped. Commits add to it, so it is held over nothing.
+    pending: Mutex<VecDeque<(Seq, u32)>>,
+    /// Reservations of clients. No other lock is taken inside it.
+    pub(crate) reservations: Mutex<BTreeMap<ReservationId, Arc<Purse>>>,
+    newest_reservation: AtomicU64,
+}
+
+/// Blocks of a segment that can hold data, the least that its summaries leave.
+pub fn usable_blocks(geometry: &Geometry) -> i64 {
+    let blocks = (geometry.segment_len / BLOCK) as i64;
+    blocks - 2 - blocks / 128
+}
+
+/// Segments that a home store of `home` needs to write anew what it has.
+fn copying(home: u32) -> u32 {
+    2 + home / 4
+}
+
+impl Space {
+    /// Knows nothing yet: nothing is free before [`Space::start`].
+    pub fn new(dev: Arc<dyn BlockDevice>, geometry: Geometry) -> Self {
+        let pool = Pool {
+            backed: BTreeSet::new(),
+            bare: BTreeSet::new(),
+            stale: BTreeSet::new(),
+            keep_bytes: KEEP_BYTES,
+            home: BTreeSet::new(),
+            given: BTreeSet::new(),
+            backed_total: 0,
+            capacity: 0,
+            taken: 0,
+            log: (geometry.log_offset, geometry.log_len),
+            lost: 0,
+        };
+        Self {
+            dev,
+            geometry,
+            free: Free::new(0),
+            mapped: AtomicI64::new(0),
+            lent: AtomicI64::new(0),
+            stamped: AtomicU64::new(0),
+            pool: Mutex::new(pool),
+            pending: Mutex::default(),
+            reservations: Mutex::default(),
+            newest_reservation: AtomicU64::new(0),
+        }
+    }
+
+    /// Sets what the journal knows: `used` segments hold data, `home` are the home store's;
+    /// `blocks` are live or promised.
+    pub fn start(&self, used: &BTreeSet<u32>, home: &[u32], blocks: u64, read_only: bool) {
+        let mut pool = self.pool.lock();
+        pool.home = home.iter().copied().collect();
+        pool.bare = (0..self.geometry.segment_count)
+            .filter(|s| !used.contains(s) && !pool.home.contains(s))
+            .collect();
+        pool.stale = pool.bare.clone();
+        pool.backed_total = used.len() as u32;
+        self.committed(0, blocks as i64);
+        self.rebase(&mut pool);
+        if !read_only {
+            let kept = self.home_reserve(&pool, pool.backed_total) + CLEANER_RESERVE + SLACK_MIN;
+            self.back(&mut pool, kept);
+        }
+    }
+
+    fn segment_offset(&self, index: u32) -> u64 {
+        self.geometry.segments_offset + u64::from(index) * self.geometry.segment_len
+    }
+
+    /// Segments kept for the home store where data has `total`: what one log can bring it, and room
+    /// to copy what it has; and so many of them, with what it has already, that large files can be
+    /// overwritten until each of their blocks has an extent of its own.
+    fn home_reserve(&self, pool: &Pool, total: u32) -> u32 {
+        self.reserve_beside(pool.home.len() as u32, total, pool.log.1)
+    }
+
+    /// The same where the home store has `home` segments.
+    fn reserve_beside(&self, home: u32, total: u32, log_len: u64) -> u32 {
+        let log = (log_len / home_unit_bytes(self.geometry.segment_len)) as u32;
+        let share = (total / HOME_SHARE).saturating_sub(home);
+        let wanted = (log + copying(home)).max(share);
+        wanted.clamp(2, (self.geometry.segment_count / 4).max(2))
+    }
+
+    /// Free segments that must remain when one is taken for `need`.
+    ///
+    /// What the home store took of its reserve may be missing from what data was promised: so far
+    /// data may use the reserve too. What counts is what extents hold: dirty data that overwrites
+    /// gives back as much as it takes, so the cleaner can always make room for it. The cleaner
+    /// gives back more than it takes, so all but the last one are its own: it must go on however
+    /// little is free.
+    fn kept(&self, pool: &Pool, need: Need) -> u32 {
+        let lacking = (self.mapped.load(Ordering::Relaxed) - pool.capacity).max(0) as u64;
+        let lacking = lacking.div_ceil(usable_blocks(&self.geometry) as u64) as u32;
+        match need {
+            Need::Data => {
+                let kept = self.home_reserve(pool, pool.backed_total) + CLEANER_RESERVE;
+                kept.saturating_sub(lacking).max(CLEANER_RESERVE + 1)
+            }
+            Need::Clean => 1,
+            Need::Home => 0,
+        }
+    }
+
+    /// Blocks that `total` segments can promise.
+    fn capacity(&self, total: u32, pool: &Pool) -> i64 {
+        self.capacity_beside(pool.home.len() as u32, total, pool.log.1)
+    }
+
+    /// The same where the home store has `home` segments.
+    fn capacity_beside(&self, home: u32, total: u32, log_len: u64) -> i64 {
+        let kept = self.reserve_beside(home, total, log_len)
+            + CLEANER_RESERVE
+            + (total / SLACK_SHARE).max(SLACK_MIN);
+        (i64::from(total) - i64::from(kept)) * usable_blocks(&self.geometry)
+    }
+
+    /// Brings `free` in line with the segments that there are.
+    fn rebase(&self, pool: &mut Pool) {
+        let capacity = self.capacity(pool.backed_total, pool);
+        self.free.add(capacity - pool.capacity);
+        pool.capacity = capacity;
+        let lent = self
+            .home_reserve(pool, pool.backed_total)
+            .saturating_sub(copying(pool.home.len() as u32));
+        self.lent.store(i64::from(lent) * usable_blocks(&self.geometry), Ordering::Relaxed);
+    }
+
+    /// Takes up to `count` bare segments from the host. Returns how many it gave.
+    fn back(&self, pool: &mut Pool, count: u32) -> u32 {
+        let mut got = 0;
+        while got < count {
+            let Some(&first) = pool.bare.first() else { break };
+            if !self.host_has_room(self.geometry.segment_len) {
+                break;
+            }
+            if let Err(error) =
+                self.dev.allocate(self.segment_offset(first), self.geometry.segment_len)
+            {
+                tracing::warn!(segment = first, %error, "the host gives no more space");
+                break;
+            }
+            pool.bare.remove(&first);
+            pool.stale.remove(&first);
+            pool.backed.insert(first);
+            pool.given.insert(first);
+            pool.backed_total += 1;
+            got += 1;
+        }
+        self.rebase(pool);
+        got
+    }
+
+    fn host_has_room(&self, bytes: u64) -> bool {
+        self.dev.host_free().is_none_or(|free| free >= bytes + HOST_SLACK_BYTES)
+    }
+
+    /// For an operation that needs space: to be asked before it changes anything.
+    pub fn claim(&self) -> Claim<'_> {
+        Claim::new(&self.free, None)
+    }
+
+    /// The same, for a change that draws from a reservation first.
+    pub fn claim_from(&self, purse: Option<Arc<Purse>>) -> Claim<'_> {
+        Claim::new(&self.free, purse)
+    }
+
+    /// An empty reservation.
+    pub fn new_purse(&self) -> (ReservationId, Arc<Purse>) {
+        let id = ReservationId(self.newest_reservation.fetch_add(1, Ordering::Relaxed) + 1);
+        let purse = Arc::<Purse>::default();
+        self.reservations.lock().insert(id, purse.clone());
+        (id, purse)
+    }
+
+    /// Somebody waits for space.
+    pub fn is_wanted(&self) -> bool {
+        self.free.is_wanted()
+    }
+
+    /// Blocks for dirty data that lies over mapped blocks. They come back when it is written; only
+    /// the map of the extents may grow by it. So they may be taken of what is kept for that: a
+    /// volume that was filled can be overwritten.
+    pub fn overwriting(&self, blocks: u64) -> Want {
+        Want { blocks: blocks as i64, leave: -self.lent.load(Ordering::Relaxed) }
+    }
+
+    /// So much could be promised now.
+    pub fn has(&self, want: Want) -> bool {
+        self.free.get() - want.blocks >= want.leave
+    }
+
+    /// Asks the host until so much could be promised; `false` when it does not come to that.
+    pub fn grow_for(&self, want: Want) -> bool {
+        while !self.has(want) {
+            if !self.grow() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Returns a promise, or counts what became dead.
+    pub fn release(&self, blocks: u64) {
+        self.free.add(blocks as i64);
+    }
+
+    /// A commit for which `held` blocks were held changed by `mapped` how many extents refer to or
+    /// promise.
+    pub fn committed(&self, held: u64, mapped: i64) {
+        self.mapped.fetch_add(mapped, Ordering::Relaxed);
+        self.free.add(held as i64 - mapped);
+    }
+
+    /// So many blocks less are used than were held (negative: more).
+    pub fn settle(&self, blocks: i64) {
+        self.free.add(blocks);
+    }
+
+    /// Counts a segment of an earlier mount that is filled on as wholly the host's gift; `false`:
+    /// it may have holes.
+    pub fn back_again(&self, segment: u32) -> bool {
+        let ok = self.dev.allocate(self.segment_offset(segment), self.geometry.segment_len).is_ok();
+        if ok {
+            self.pool.lock().given.insert(segment);
+        }
+        ok
+    }
+
+    /// Takes more from the host; `false` when nothing came.
+    fn grow(&self) -> bool {
+        let mut pool = self.pool.lock();
+        let step = (GROW_BYTES / self.geometry.segment_len).max(1) as u32;
+        self.back(&mut pool, step) > 0
+    }
+
+    /// There is room for things that grow the home store. What overwriting has borrowed comes back.
+    pub fn admits(&self) -> bool {
+        let borrowed = || {
+            let lent = self.free.get() >= -self.lent.load(Ordering::Relaxed);
+            lent && self.mapped.load(Ordering::Relaxed) <= self.pool.lock().capacity
+        };
+        self.grow_for(Want::new(0)) || borrowed()
+    }
+
+    /// Contexts up to `seq` are stamped. Takes no lock.
+    pub fn stamped(&self, seq: Seq) {
+        self.stamped.fetch_max(seq.0, Ordering::Release);
+    }
+
+    /// There is a segment for who needs it.
+    pub fn can_take(&self, need: Need) -> bool {
+        let mut pool = self.pool.lock();
+        self.reap(&mut pool);
+        let kept = self.kept(&pool, need);
+        let missing = (kept + 1).saturating_sub(pool.backed.len() as u32);
+        missing == 0 || self.back(&mut pool, missing) == missing
+    }
+
+    /// Takes the free segment that stands first.
+    pub fn take(&self, need: Need) -> Option<u32> {
+        let mut pool = self.pool.lock();
+        self.reap(&mut pool);
+        let kept = self.kept(&pool, need);
+        if pool.backed.len() as u32 <= kept {
+            let missing = kept + 1 - pool.backed.len() as u32;
+            self.back(&mut pool, missing);
+        }
+        if pool.backed.len() as u32 <= kept {
+            return None;
+        }
+        let segment = pool.backed.pop_first()?;
+        if need != Need::Clean {
+            pool.taken += 1;
+            pool.keep_bytes = KEEP_BYTES;
+        }
+        if need == Need::Home {
+            pool.home.insert(segment);
+            pool.backed_total -= 1;
+            self.rebase(&mut pool);
+        }
+        Some(segment)
+    }
+
+    /// What was taken for data is not needed.
+    pub fn give_back(&self, segment: u32) {
+        self.pool.lock().backed.insert(segment);
+    }
+
+    /// The home store gave these back.
+    pub fn release_home(&self, segments: &[u32]) {
+        let mut pool = self.pool.lock();
+        for segment in segments {
+            if pool.home.remove(segment) {
+                pool.backed_total += 1;
+                pool.backed.insert(*segment);
+            }
+        }
+        self.rebase(&mut pool);
+        self.trim(&mut pool);
+    }
+
+    /// `segment` holds nothing live since context `seq`.
+    pub fn freed(&self, seq: Seq, segment: u32) {
+        self.pending.lock().push_back((seq, segment));
+    }
+
+    /// Segments wait for a stamp.
+    pub fn has_pending(&self) -> bool {
+        !self.pending.lock().is_empty()
+    }
+
+    /// Newest context that a segment waits for.
+    pub fn newest_pending(&self) -> Option<Seq> {
+        self.pending.lock().back().map(|p| p.0)
+    }
+
+    /// Makes what is stamped free; returns the number of free segments, and how many are kept for
+    /// others than data.
+    pub fn reap_now(&self) -> (u32, u32) {
+        let mut pool = self.pool.lock();
+        self.reap(&mut pool);
+        let free = (pool.backed.len() + pool.bare.len()) as u32;
+        (free, self.kept(&pool, Need::Data))
+    }
+
+    /// The next segment that waited for a context up to `stamped`.
+    fn next_stamped(&self, stamped: u64) -> Option<u32> {
+        let stamped = if is_planted(Bug::EarlyReuse) { u64::MAX } else { stamped };
+        let mut pending = self.pending.lock();
+        pending.front().filter(|(seq, _)| seq.0 <= stamped)?;
+        pending.pop_front().map(|(_, segment)| segment)
+    }
+
+    fn reap(&self, pool: &mut Pool) {
+        let stamped = self.stamped.load(Ordering::Acquire);
+        let mut any = false;
+        while let Some(segment) = self.next_stamped(stamped) {
+            any = true;
+            // Of a segment from an earlier mount parts may be holes of the host by now: ask for all
+            // of it again.
+            let (offset, len) = (self.segment_offset(segment), self.geometry.segment_len);
+            if pool.given.contains(&segment) || self.dev.allocate(offset, len).is_ok() {
+                pool.given.insert(segment);
+                pool.backed.insert(segment);
+            } else {
+                pool.bare.insert(segment);
+                pool.stale.insert(segment);
+                pool.backed_total -= 1;
+            }
+        }
+        if any {
+            self.rebase(pool);
+            self.trim(pool);
+        }
+    }
+
+    /// Gives free segments back to the host, the last ones first, as far as nothing promised needs
+    /// them.
+    fn trim(&self, pool: &mut Pool) {
+        while self.trim_one(pool) {}
+    }
+
+    /// Gives one back; `false`: none is to spare.
+    ///
+    /// The lock of the pool is held over it, so nobody takes the segment meanwhile. Its being free
+    /// is durable: nothing else is in the pool.
+    fn trim_one(&self, pool: &mut Pool) -> bool {
+        let spare = (pool.keep_bytes / self.geometry.segment_len).max(if pool.keep_bytes > 0 {
+            2
+        } else {
+            0
+        });
+        let keep = spare as u32 + CLEANER_RESERVE + SLACK_MIN;
+        if pool.backed.len() as u32 <= keep + self.home_reserve(pool, pool.backed_total) {
+            return false;
+        }
+        let loss = pool.capacity - self.capacity(pool.backed_total - 1, pool);
+        let taken = self.free.take(Want { blocks: loss, leave: 0 });
+        let Some(segment) = taken.then(|| pool.backed.pop_last()).flatten() else { return false };
+        pool.capacity -= loss;
+        pool.backed_total -= 1;
+        pool.given.remove(&segment);
+        pool.bare.insert(segment);
+        if let Err(error) =
+            self.dev.discard(self.segment_offset(segment), self.geometry.segment_len)
+        {
+            tracing::warn!(segment, %error, "the space of a free segment stays with the host file");
+            pool.stale.insert(segment);
+        }
+        true
+    }
+
+    /// Nothing is kept beside the reserves until the next segment is taken.
+    pub fn keep_no_spare(&self) {
+        self.pool.lock().keep_bytes = 0;
+    }
+
+    /// Gives one segment back to the host that is to spare, or some that the host may hold although
+    /// they are free. Returns how many segments; `None`: there are none left. An error leaves the
+    /// rest for another time.
+    pub fn trim_some(&self) -> io::Result<Option<u32>> {
+        let mut pool = self.pool.lock();
+        self.reap(&mut pool);
+        if self.trim_one(&mut pool) {
+            return Ok(Some(1));
+        }
+        let Some(first) = pool.stale.pop_first() else { return Ok(None) };
+        let mut count = 1;
+        while count < DISCARDED_AT_ONCE && pool.stale.remove(&(first + count)) {
+            count += 1;
+        }
+        let len = u64::from(count) * self.geometry.segment_len;
+        match self.dev.discard(self.segment_offset(first), len) {
+            Ok(()) => Ok(Some(count)),
+            Err(error) => {
+                pool.stale.extend(first..first + count);
+                Err(error)
+            }
+        }
+    }
+
+    /// The host tells how much it has: the volume is a file (or several), and not a device of its
+    /// own.
+    pub fn is_hosted(&self) -> bool {
+        self.dev.host_free().is_some()
+    }
+
+    /// Segments taken since the mount, but for the cleaner.
+    pub fn taken(&self) -> u64 {
+        self.pool.lock().taken
+    }
+
+    /// What the host would have to give if the volume became full, and what it has; both in bytes.
+    /// `None`: it need not be asked.
+    pub fn host_needs(&self) -> Option<(u64, u64)> {
+        let bare = self.pool.lock().bare.len() as u64;
+        Some((bare * self.geometry.segment_len, self.dev.host_free()?))
+    }
+
+    /// The places of the volume, as they are since the log has grown.
+    pub fn geometry(&self) -> Geometry {
+        let pool = self.pool.lock();
+        let segment_count = self.geometry.segment_count - pool.lost;
+        Geometry { log_offset: pool.log.0, log_len: pool.log.1, segment_count, ..self.geometry }
+    }
+
+    /// Takes the last `count` segments for a longer log. `false`, and nothing is taken: one of them
+    /// is in use, the host has no space, or what has been promised needs them.
+    pub fn take_last(&self, count: u32) -> bool {
+        let mut pool = self.pool.lock();
+        self.reap(&mut pool);
+        let end = self.geometry.segment_count - pool.lost;
+        let Some(first) = end.checked_sub(count) else { return false };
+        let wanted = first..end;
+        if !wanted.clone().all(|s| pool.backed.contains(&s) || pool.bare.contains(&s)) {
+            return false;
+        }
+        let (offset, len) =
+            (self.segment_offset(first), u64::from(count) * self.geometry.segment_len);
+        if !self.host_has_room(len) || self.dev.allocate(offset, len).is_err() {
+            return false;
+        }
+        for segment in wanted {
+            if pool.backed.remove(&segment) {
+                pool.backed_total -= 1;
+            }
+            pool.bare.remove(&segment);
+            pool.stale.remove(&segment);
+            pool.given.remove(&segment);
+        }
+        let before = (pool.log, pool.lost);
+        pool.log = (offset, len);
+        pool.lost += count;
+        self.rebase(&mut pool);
+        if self.free.get() >= 0 || self.back_enough(&mut pool) {
+            return true;
+        }
+        self.restore(&mut pool, before);
+        false
+    }
+
+    /// The log did not move after all.
+    pub fn give_last_back(&self, before: &Geometry) {
+        let lost = self.geometry.segment_count - before.segment_count;
+        self.restore(&mut self.pool.lock(), ((before.log_offset, before.log_len), lost));
+    }
+
+    fn restore(&self, pool: &mut Pool, (log, lost): ((u64, u64), u32)) {
+        let count = self.geometry.segment_count;
+        pool.bare.extend(count - pool.lost..count - lost);
+        (pool.log, pool.lost) = (log, lost);
+        self.rebase(pool);
+    }
+
+    /// Takes segments from the host until what was promised is covered.
+    fn back_enough(&self, pool: &mut Pool) -> bool {
+        while self.free.get() < 0 {
+            if self.back(pool, 1) == 0 {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// For statfs, in bytes: total, free, available, what data has. `removed` blocks are on their
+    /// way back, and the home store needs no more than `home_wanted` segments, if somebody asks for
+    /// the others.
+    pub fn totals(&self, removed: u64, home_wanted: u32) -> (u64, u64, u64, u64) {
+        let pool = self.pool.lock();
+        let (segments, usable) =
+            (self.geometry.segment_count - pool.lost, usable_blocks(&self.geometry));
+        let home_now = pool.home.len() as u32;
+        let home = home_now.min(home_wanted);
+        // What data has, dirty and set aside included, when all is back that is on its way.
+        let held = (pool.capacity - self.free.get() - removed as i64).max(0);
+        let total = i64::from(segments) * usable;
+        let free = (total - i64::from(home) * usable - held).max(0) as u64 * BLOCK;
+        let most = self.capacity_beside(home, segments - home, pool.log.1);
+        let available = (most - held).max(0) as u64 * BLOCK;
+        let backed =
+            (pool.capacity - held + i64::from(home_now - home) * usable).max(0) as u64 * BLOCK;
+        let host = self.dev.host_free().map_or(u64::MAX, |h| h.saturating_sub(HOST_SLACK_BYTES));
+        let available = available.min(free).min(backed.saturating_add(host));
+        (total as u64 * BLOCK, free, available, held as u64 * BLOCK)
+    }
+
+    /// What may still be promised, and what could be if nothing were used.
+    #[cfg(test)]
+    pub fn audit(&self) -> (i64, i64) {
+        let pool = self.pool.lock();
+        (self.free.get(), pool.capacity)
+    }
+
+    /// Free segments (with and without space of the host), waiting ones, the home store's.
+    pub fn counts(&self) -> (u32, u32, u32, u32) {
+        let pool = self.pool.lock();
+        let len = |n: usize| n as u32;
+        (
+            len(pool.backed.len()),
+            len(pool.bare.len()),
+            len(self.pending.lock().len()),
+            len(pool.home.len()),
+        )
+    }
+}
+
+impl std::fmt::Debug for Space {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let pool = self.pool.lock();
+        f.debug_struct("Space")
+            .field("free_blocks", &self.free.get())
+            .field("mapped_blocks", &self.mapped)
+            .field("capacity_blocks", &pool.capacity)
+            .field("segments", &pool.backed_total)
+            .field("home_reserve", &self.home_reserve(&pool, pool.backed_total))
+            .field("kept_from_data", &self.kept(&pool, Need::Data))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,423 @@
+//! The contents of files: segments, space, extents, the page cache and write-back.
+//!
+//! A write copies into folios and reserves space, nothing more. Write-back gathers dirty blocks of
+//! many files into one device write and maps them with transactions; the cleaner moves what is live
+//! out of segments that are mostly dead. `docs/locking.md` states the order of locks,
+//! `docs/format.md` what is on the device.
+
+use crate::api::{Errno, Ino, Timestamp};
+use crate::cache::batch::Traffic;
+use crate::cache::eviction::Cache;
+use crate::cache::pages::Pages;
+#[cfg(feature = "compare")]
+use crate::compare::locking::{InodeLocks, Locking};
+use crate::error::FsError;
+use crate::inode::incore::Inode;
+use crate::inode::state::InodeState;
+use crate::keys::{BLOCK, InodeRecord};
+use crate::space::free_blocks::Want;
+use crate::space::pool::Space;
+use crate::space::segments::Table;
+use crate::store::dirty_queue::Queue;
+use crate::store::moves::Moves;
+use crate::store::removed::Removed;
+use crate::store::signal::Signal;
+use ferry_device::BlockDevice;
+use ferry_env::Env;
+use ferry_journal::{Geometry, Journal, JournalClient, JournalError, Seq};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+/// How the data half finds inodes that it knows only by number.
+pub trait InodeSource: Send + Sync {
+    /// The inode, loaded if nobody has it; `None`: it does not exist.
+    fn inode(&self, ino: Ino) -> Result<Option<Arc<Inode>>, FsError>;
+    /// A path or a name, for log messages.
+    fn name_hint(&self, ino: Ino) -> String;
+}
+
+/// How the data half behaves.
+#[derive(Clone, Debug)]
+pub struct DataOptions {
+    /// Memory for cached contents, in bytes.
+    pub cache_bytes: usize,
+    /// Dirty data is written back at this age.
+    pub writeback_age: Duration,
+    /// `false`: no threads; everything happens on the caller's thread.
+    pub background: bool,
+    /// Nothing is ever written.
+    pub read_only: bool,
+    /// Who excludes whom on one file.
+    #[cfg(feature = "compare")]
+    pub locking: Locking,
+}
+
+/// What to do where somebody else has to be waited for: who is changing a file's extents; the
+/// device, with so much under way; who empties the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Busy {
+    /// Leave files that somebody is at: they are being written, or will be next time. Wait for the
+    /// others.
+    Skip,
+    /// Wait for them.
+    Wait,
+    /// Stop, with [`FsError::WouldWait`]: what is not in a context yet stays dirty.
+    Refuse,
+}
+
+/// What a write changes beside contents and size.
+pub enum Touch<'a> {
+    /// Nothing.
+    Nothing,
+    /// The times of the last change.
+    Times(Timestamp),
+    /// The same, to the nanosecond: somebody was shown them.
+    Exactly(Timestamp),
+    /// Whatever this does, under the inode lock; for writes of more than 1 MiB more than once.
+    Edit(&'a mut dyn FnMut(&mut InodeRecord)),
+}
+
+impl Touch<'_> {
+    pub(crate) fn apply(&mut self, rec: &mut InodeRecord) {
+        match self {
+            Touch::Nothing => {}
+            Touch::Times(now) | Touch::Exactly(now) => (rec.mtime, rec.ctime) = (*now, *now),
+            Touch::Edit(edit) => edit(rec),
+        }
+    }
+}
+
+/// Where a write goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// At this byte.
+    Offset(u64),
+    /// At the end of the file, as of the moment of the write. Appends are never interleaved.
+    End,
+}
+
+/// Space in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpaceTotals {
+    /// All.
+    pub total: u64,
+    /// Free.
+    pub free: u64,
+    /// Free for users: the smaller of the volume's and the host's, without what is kept back.
+    pub available: u64,
+    /// Bytes that extents refer to.
+    pub live: u64,
+    /// What data has: bytes that extents refer to or promise, dirty ones, and what is set aside;
+    /// without what is on its way back.
+    pub used: u64,
+}
+
+/// What the cleaner remembers from one time to the next.
+#[derive(Default)]
+pub(crate) struct Progress {
+    /// Segments that could not be emptied, in that life of theirs: something in them cannot be
+    /// read.
+    pub(crate) stuck: BTreeSet<(u32, u64)>,
+}
+
+/// Counters for `stats`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct DataStats {
+    /// Memory of cached contents and extents, in bytes.
+    pub cache_bytes: u64,
+    /// Its bound.
+    pub cache_limit_bytes: u64,
+    /// Dirty bytes.
+    pub dirty_bytes: u64,
+    /// Bytes on their way to the device.
+    pub in_flight_bytes: u64,
+    /// Folios and windows evicted.
+    pub evicted: u64,
+    /// Inodes that wait for write-back.
+    pub waiting_inodes: u64,
+    /// Bytes that extents refer to.
+    pub live_bytes: u64,
+    /// Bytes that `fallocate` promised.
+    pub promised_bytes: u64,
+    /// Free segments with space of the host.
+    pub segments_free: u64,
+    /// Free segments for which the host would be asked first.
+    pub segments_bare: u64,
+    /// Segments that wait for a stamp.
+    pub segments_pending: u64,
+    /// Segments of the home store.
+    pub segments_home: u64,
+    /// Bytes of data written, summaries among them.
+    pub written_bytes: u64,
+    /// Device writes that carried them.
+    pub batches: u64,
+    /// Bytes read from the device.
+    pub read_bytes: u64,
+    /// Blocks found damaged.
+    pub damaged_blocks: u64,
+    /// Times that a writer was held because too much was dirty.
+    pub throttled: u64,
+    /// Times that write-back found no room although space had been promised: always 0, unless
+    /// something is wrong.
+    pub no_room: u64,
+    /// Segments cleaned.
+    pub cleaned_segments: u64,
+    /// Bytes that the cleaner moved.
+    pub moved_bytes: u64,
+}
+
+/// What is counted as it happens.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) written_bytes: AtomicU64,
+    pub(crate) batches: AtomicU64,
+    pub(crate) read_bytes: AtomicU64,
+    pub(crate) damaged_blocks: AtomicU64,
+    pub(crate) throttled: AtomicU64,
+    pub(crate) no_room: AtomicU64,
+    pub(crate) cleaned_segments: AtomicU64,
+    pub(crate) moved_bytes: AtomicU64,
+}
+
+pub(crate) fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// The contents of all files of a volume.
+pub struct DataStore {
+    pub(crate) dev: Arc<dyn BlockDevice>,
+    pub(crate) options: DataOptions,
+    pub(crate) env: Env,
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) space: Space,
+    pub(crate) table: Table,
+    pub(crate) queue: Queue,
+    pub(crate) removed: Removed,
+    /// Data being written, and its buffers.
+    pub(crate) traffic: Arc<Traffic>,
+    pub(crate) moves: Moves,
+    /// Buffers of reads.
+    pub(crate) reads: Traffic,
+    /// The journal owns us, so we must not own it.
+    pub(crate) journal: OnceLock<Weak<Journal>>,
+    pub(crate) inodes: OnceLock<Weak<dyn InodeSource>>,
+    /// Newest context that holds a change of ours.
+    pub(crate) last_seq: AtomicU64,
+    /// The journal takes no more changes.
+    pub(crate) failed: AtomicBool,
+    /// Held by who makes room: outermost lock.
+    pub(crate) room: Mutex<Progress>,
+    pub(crate) signal: Arc<Signal>,
+    pub(crate) ahead: Arc<crate::store::ahead_jobs::Jobs>,
+    pub(crate) counters: Counters,
+    #[cfg(feature = "compare")]
+    pub(crate) inode_locks: InodeLocks,
+}
+
+impl DataStore {
+    /// Makes the store; it answers the journal's questions already, but knows nothing before
+    /// [`DataStore::start`].
+    pub fn new(
+        dev: Arc<dyn BlockDevice>,
+        geometry: Geometry,
+        options: DataOptions,
+        env: Env,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            cache: Cache::new(options.cache_bytes),
+            space: Space::new(Arc::clone(&dev), geometry),
+            table: Table::new(geometry),
+            queue: Queue::default(),
+            removed: Removed::default(),
+            traffic: Arc::default(),
+            moves: Moves::default(),
+            reads: Traffic::default(),
+            journal: OnceLock::new(),
+            inodes: OnceLock::new(),
+            last_seq: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            room: Mutex::default(),
+            signal: Arc::default(),
+            ahead: Arc::default(),
+            counters: Counters::default(),
+            #[cfg(feature = "compare")]
+            inode_locks: InodeLocks::new(options.locking),
+            dev,
+            options,
+            env,
+        })
+    }
+
+    pub(crate) fn journal(&self) -> Result<Arc<Journal>, FsError> {
+        let journal = self.journal.get().and_then(Weak::upgrade);
+        journal.ok_or(FsError::Journal(JournalError::Closed))
+    }
+
+    pub(crate) fn source(&self) -> Result<Arc<dyn InodeSource>, FsError> {
+        let source = self.inodes.get().and_then(Weak::upgrade);
+        source.ok_or(FsError::Journal(JournalError::Closed))
+    }
+
+    /// `EROFS` when nothing can be changed (any more).
+    pub(crate) fn writable(&self) -> Result<(), FsError> {
+        if self.options.read_only || self.failed.load(Ordering::Relaxed) {
+            return Err(Errno(libc::EROFS).into());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn note_seq(&self, inode: Option<&Inode>, seq: Seq) {
+        self.last_seq.fetch_max(seq.0, Ordering::AcqRel);
+        if let Some(inode) = inode {
+            inode.last_seq.fetch_max(seq.0, Ordering::AcqRel);
+        }
+    }
+
+    /// `times_dirty` was set (or another attribute waits to be logged): write-back is to come by.
+    /// Called with the inode lock held.
+    pub fn mark_dirty(&self, inode: &Arc<Inode>) {
+        self.queue.enter(inode, || self.env.clock.monotonic());
+    }
+
+    /// Notes that contents or size are ahead of the journal.
+    pub(crate) fn dirtied(&self, inode: &Arc<Inode>, state: &mut InodeState, pages: &Pages) {
+        state.times_dirty = true;
+        state.count_blocks(pages);
+        inode.file.set_hint(pages.dirty_blocks);
+        self.mark_dirty(inode);
+    }
+
+    /// Takes the inode off the queue if the journal has all of it.
+    pub(crate) fn leave_if_clean(&self, inode: &Arc<Inode>, state: &InodeState, pages: &Pages) {
+        if pages.dirty_blocks == 0 && !state.times_dirty && state.logged.size == state.rec.size {
+            self.queue.leave(inode);
+        }
+    }
+
+    /// There is something that the journal does not have yet: the inode must stay in memory.
+    pub fn is_dirty(&self, inode: &Inode) -> bool {
+        inode.file.ticket.load(Ordering::Acquire) != 0
+    }
+
+    /// Files without a name whose space is on its way back.
+    pub(crate) fn removed(&self) -> &Removed {
+        &self.removed
+    }
+
+    /// What the host would have to give if the volume became full, and what it has; both in bytes.
+    /// `None`: it need not be asked.
+    pub fn host_needs(&self) -> Option<(u64, u64)> {
+        self.space.host_needs()
+    }
+
+    /// Less than `bytes` can be written anew without waiting for space.
+    pub fn is_short_of(&self, bytes: u64) -> bool {
+        !self.space.has(Want::new(bytes.div_ceil(BLOCK).saturating_add(SHORT_BLOCKS)))
+    }
+
+    /// The device below all caches.
+    pub(crate) fn device(&self) -> &dyn BlockDevice {
+        &*self.dev
+    }
+
+    /// The places of the volume.
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.space.geometry()
+    }
+
+    /// Takes segments from the end of the volume for the log; `false`: they are in use, or needed.
+    pub(crate) fn take_last_segments(&self, count: u32) -> bool {
+        self.space.take_last(count)
+    }
+
+    /// The log stays where it was when the places were these.
+    pub(crate) fn give_last_segments_back(&self, before: &Geometry) {
+        self.space.give_last_back(before);
+    }
+
+    /// Waits while device block `block` is being written.
+    pub(crate) fn wait_written(&self, block: u64) {
+        self.traffic.wait_for(block..block + 1);
+    }
+
+    /// Totals for statfs.
+    pub fn totals(&self) -> SpaceTotals {
+        let (journal, blocks) = (self.journal(), self.removed.blocks());
+        let home = journal.map_or(u32::MAX, |journal| {
+            let less = self.removed.metadata_since(journal.home_seq());
+            journal.home_segments_wanted(less)
+        });
+        let (total, free, available, used) = self.space.totals(blocks, home);
+        SpaceTotals { total, free, available, live: self.table.used().0 * BLOCK, used }
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> DataStats {
+        let (live, promised) = self.table.used();
+        let (free, bare, pending, home) = self.space.counts();
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let c = &self.counters;
+        DataStats {
+            cache_bytes: self.cache.used() as u64,
+            cache_limit_bytes: self.cache.limit() as u64,
+            dirty_bytes: self.cache.dirty() as u64,
+            in_flight_bytes: self.traffic.flying() as u64,
+            evicted: self.cache.evicted() as u64,
+            waiting_inodes: self.queue.len() as u64,
+            live_bytes: live * BLOCK,
+            promised_bytes: promised * BLOCK,
+            segments_free: free.into(),
+            segments_bare: bare.into(),
+            segments_pending: pending.into(),
+            segments_home: home.into(),
+            written_bytes: get(&c.written_bytes),
+            batches: get(&c.batches),
+            read_bytes: get(&c.read_bytes),
+            damaged_blocks: get(&c.damaged_blocks),
+            throttled: get(&c.throttled),
+            no_room: get(&c.no_room),
+            cleaned_segments: get(&c.cleaned_segments),
+            moved_bytes: get(&c.moved_bytes),
+        }
+    }
+}
+
+impl Drop for DataStore {
+    fn drop(&mut self) {
+        self.signal.abandon();
+        self.ahead.abandon();
+    }
+}
+
+impl JournalClient for DataStore {
+    fn stamped(&self, seq: Seq) {
+        self.moves.stamped(seq);
+        self.space.stamped(seq);
+    }
+
+    fn failed(&self, error: &JournalError) {
+        tracing::error!(%error, "the journal failed: nothing can be changed any more");
+        self.failed.store(true, Ordering::Release);
+        self.signal.wake();
+    }
+
+    fn take_home_segment(&self) -> Option<u32> {
+        self.space.take(crate::space::pool::Need::Home)
+    }
+
+    fn release_home_segments(&self, segments: &[u32]) {
+        self.space.release_home(segments);
+    }
+}
+
+/// A transaction's bytes for keys and record beside its extents, at most.
+pub(crate) const RECORD_BYTES: u32 = 256 + crate::keys::INLINE_MAX as u32;
+/// A change may take so many blocks beside those that it says: of what it cuts, and of what leaves
+/// the record.
+const SHORT_BLOCKS: u64 = 4;
+
+/// Changes attributes under the inode lock.
+pub(crate) type AttrEdit<'a> = &'a mut dyn FnMut(&mut InodeRecord);

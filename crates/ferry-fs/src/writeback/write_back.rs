@@ -1,0 +1,284 @@
+//! Write-back: of one file, for fsync; of all that is due, gathered into large batches.
+
+use crate::error::FsError;
+use crate::inode::extents_right::ExtentsGuard;
+use crate::inode::incore::Inode;
+use crate::keys::{BLOCK, INLINE_MAX};
+use crate::space::segments::{Chunk, Stream};
+use crate::store::data_store::{Busy, DataStore};
+use crate::writeback::batch::{BATCH_BLOCKS, Cargo};
+use ferry_journal::{Journal, Seq};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Bytes on their way to the device at which the next batch waits.
+const FLYING_MAX: usize = 64 << 20;
+/// Inodes looked at in one step.
+const GROUP_INODES: usize = 512;
+
+impl DataStore {
+    /// Puts all that is dirty of `inode` into contexts up to the returned one; the caller forces
+    /// it.
+    pub fn write_back(&self, inode: &Arc<Inode>) -> Result<Seq, FsError> {
+        self.write_back_one(inode, Busy::Wait)
+    }
+
+    /// The same, for a caller that may not be able to wait.
+    pub fn write_back_one(&self, inode: &Arc<Inode>, busy: Busy) -> Result<Seq, FsError> {
+        if self.is_dirty(inode) {
+            self.writable()?;
+            let journal = self.journal()?;
+            let end = inode.state.share().rec.size.div_ceil(BLOCK);
+            let mut from = Some(0);
+            while let Some(start) = from {
+                let want = blocks_wanted(inode);
+                let mut cargo = self.load(want, busy)?;
+                let guard = match self.extents_for(inode, &journal, busy) {
+                    Ok(guard) => guard,
+                    Err(error) => {
+                        self.cancel(cargo);
+                        return Err(error);
+                    }
+                };
+                from = match self.take(guard, start..end, &mut cargo, &journal) {
+                    Ok(Some(work)) => {
+                        let next = work.next;
+                        self.send(vec![work], cargo, &journal)?;
+                        self.signal.progress();
+                        next
+                    }
+                    none => {
+                        self.cancel(cargo);
+                        none?;
+                        None
+                    }
+                };
+            }
+        }
+        Ok(Seq(inode.last_seq.load(Ordering::Acquire)))
+    }
+
+    /// The same for many inodes, gathered into large batches. Trouble with one file is left with
+    /// that file (its handles are told); any other error leaves those dirty that could not be
+    /// written.
+    pub fn write_back_many(&self, mut inodes: Vec<Arc<Inode>>, busy: Busy) -> Result<(), FsError> {
+        inodes.retain(|inode| self.is_dirty(inode));
+        if inodes.is_empty() {
+            return Ok(());
+        }
+        self.writable()?;
+        // Each once, and in the order of their numbers: files made together lie together.
+        inodes.sort_unstable_by_key(|inode| inode.ino);
+        inodes.dedup_by_key(|inode| inode.ino);
+        match self.write_back_group(inodes.into_iter(), busy) {
+            Err(error) if error.is_of_one_file() => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Whether writing these back may have to wait until the device has written what is under way.
+    /// A guess, on the safe side.
+    pub fn would_wait<'a>(&self, inodes: impl IntoIterator<Item = &'a Arc<Inode>>) -> bool {
+        let dirty =
+            inodes.into_iter().map(|inode| inode.file.dirty_hint.load(Ordering::Relaxed) as usize);
+        let dirty = dirty.sum::<usize>() * BLOCK as usize;
+        dirty > 0 && self.traffic.flying() + dirty > FLYING_MAX / 2
+    }
+
+    /// The same of [`DataStore::write_back_all`].
+    pub fn would_wait_for_all(&self) -> bool {
+        self.traffic.flying() + self.cache.dirty() > FLYING_MAX / 2
+    }
+
+    /// The same for all inodes.
+    pub fn write_back_all(&self) -> Result<Seq, FsError> {
+        self.write_back_everything(Busy::Wait)
+    }
+
+    /// The same, for a caller that may not be able to wait.
+    pub fn write_back_everything(&self, busy: Busy) -> Result<Seq, FsError> {
+        self.write_back_since(Duration::MAX, busy)?;
+        Ok(Seq(self.last_seq.load(Ordering::Acquire)))
+    }
+
+    /// Writes back what waits since `since` or longer, many files at a time.
+    pub(crate) fn write_back_since(&self, since: Duration, busy: Busy) -> Result<(), FsError> {
+        let newest = self.queue.newest();
+        let (mut after, mut failed) = (0, Ok(()));
+        loop {
+            let mut waiting = self.queue.waiting(after, since, GROUP_INODES);
+            waiting.retain(|(ticket, _)| *ticket <= newest);
+            let Some(&(last, _)) = waiting.last() else { return failed };
+            self.writable()?;
+            after = last;
+            match self.write_back_group(waiting.into_iter().map(|(_, inode)| inode), busy) {
+                Err(error) if error.is_of_one_file() => failed = Err(error),
+                done => done?,
+            }
+            self.signal.progress();
+        }
+    }
+
+    /// Cuts a row of inodes into batches.
+    fn write_back_group(
+        &self,
+        inodes: impl Iterator<Item = Arc<Inode>>,
+        busy: Busy,
+    ) -> Result<(), FsError> {
+        let journal = self.journal()?;
+        let mut group: Vec<Arc<Inode>> = Vec::new();
+        let (mut blocks, mut failed) = (0, Ok(()));
+        for inode in inodes {
+            let want = blocks_wanted(&inode);
+            if want >= BATCH_BLOCKS / 2 {
+                self.alone(&inode, busy, &mut failed)?;
+                continue;
+            }
+            if blocks + want > BATCH_BLOCKS {
+                self.send_group(&mut group, blocks, busy, &journal)?;
+                blocks = 0;
+            }
+            blocks += want;
+            group.push(inode);
+        }
+        self.send_group(&mut group, blocks, busy, &journal)?;
+        failed
+    }
+
+    /// Writes one file back. If its own records are damaged, it is told, and does not keep others
+    /// from being written.
+    fn alone(
+        &self,
+        inode: &Arc<Inode>,
+        busy: Busy,
+        failed: &mut Result<(), FsError>,
+    ) -> Result<(), FsError> {
+        match self.write_back_one(inode, busy) {
+            Err(error) if error.is_of_one_file() => {
+                tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
+                inode.file.errors.add(error.errno());
+                *failed = Err(error);
+                Ok(())
+            }
+            done => done.map(drop),
+        }
+    }
+
+    /// Sends files together; those that do not fit the segment's rest come with the next one.
+    fn send_group(
+        &self,
+        group: &mut Vec<Arc<Inode>>,
+        blocks: u32,
+        busy: Busy,
+        journal: &Journal,
+    ) -> Result<(), FsError> {
+        let (mut waiting, mut failed) = (Vec::new(), Ok(()));
+        let mut want = blocks;
+        let mut inodes = std::mem::take(group);
+        while !inodes.is_empty() {
+            let mut cargo = self.load(want, busy)?;
+            let mut works = Vec::with_capacity(inodes.len());
+            let mut later = Vec::new();
+            want = 0;
+            for inode in inodes {
+                let wanted = blocks_wanted(&inode);
+                if wanted > 0 && cargo.left() == 0 {
+                    want += wanted;
+                    later.push(inode);
+                    continue;
+                }
+                let guard = ExtentsGuard::try_lock(&inode);
+                let Some(guard) = guard.filter(|_| inode.file.pages.read().void.is_none()) else {
+                    waiting.push(inode); // somebody is at it, or has left something to be finished first
+                    continue;
+                };
+                match self.take(guard, 0..u64::MAX / BLOCK, &mut cargo, journal) {
+                    Ok(None) => {}
+                    Ok(Some(work)) => {
+                        if work.next.is_some() {
+                            want +=
+                                1 + wanted.saturating_sub(work.runs.iter().map(|r| r.len).sum());
+                            later.push(inode);
+                        }
+                        works.push(work);
+                    }
+                    Err(error) => {
+                        // The others are not to suffer; whoever asks for this one gets the error
+                        // again.
+                        tracing::error!(inode = inode.ino, %error, "write-back cannot read the file's extents");
+                        inode.file.errors.add(error.errno());
+                        failed = Err(error);
+                    }
+                }
+            }
+            self.send(works, cargo, journal)?;
+            inodes = later;
+        }
+        for inode in waiting {
+            if busy != Busy::Skip || inode.file.pages.read().void.is_some() {
+                self.alone(&inode, busy, &mut failed)?;
+            }
+        }
+        failed
+    }
+
+    /// The right to change a file's extents, from whoever has it.
+    fn extents_for(
+        &self,
+        inode: &Arc<Inode>,
+        journal: &Journal,
+        busy: Busy,
+    ) -> Result<ExtentsGuard, FsError> {
+        if busy != Busy::Refuse {
+            return self.extents_right(inode, journal);
+        }
+        let guard =
+            ExtentsGuard::try_lock(inode).filter(|_| inode.file.pages.read().void.is_none());
+        guard.ok_or(FsError::WouldWait)
+    }
+
+    /// Room for up to `want` blocks of new data; called without any lock.
+    fn load(&self, want: u32, busy: Busy) -> Result<Cargo, FsError> {
+        if want == 0 {
+            return Ok(self.cargo(None, busy));
+        }
+        match busy {
+            Busy::Refuse if self.traffic.flying() >= FLYING_MAX => return Err(FsError::WouldWait),
+            Busy::Wait | Busy::Skip if self.options.background => {
+                self.traffic.wait_below(FLYING_MAX)
+            }
+            _ => {}
+        }
+        Ok(self.cargo(Some(self.allocate(want, busy)?), busy))
+    }
+
+    /// Blocks for new data, making room if there is none.
+    fn allocate(&self, want: u32, busy: Busy) -> Result<Chunk, FsError> {
+        loop {
+            if let Some(chunk) =
+                self.table.allocate(Stream::New, want.min(BATCH_BLOCKS), &self.space)
+            {
+                return Ok(chunk);
+            }
+            if busy == Busy::Refuse {
+                return Err(FsError::WouldWait);
+            }
+            if !self.make_room()? {
+                return Err(self.no_room("write-back"));
+            }
+        }
+    }
+}
+
+/// Blocks that writing the file back will take, up to a batch: none for what goes into the record.
+fn blocks_wanted(inode: &Inode) -> u32 {
+    let dirty = inode.file.dirty_hint.load(Ordering::Relaxed);
+    if dirty > 1 {
+        return dirty.min(BATCH_BLOCKS);
+    }
+    let state = inode.state.share();
+    let pages = inode.file.pages.read();
+    let small = state.rec.size <= INLINE_MAX as u64 && state.logged.blocks == 0 && !pages.no_inline;
+    if small { 0 } else { pages.dirty_blocks.min(u64::from(BATCH_BLOCKS)) as u32 }
+}
