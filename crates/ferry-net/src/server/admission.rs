@@ -70,8 +70,8 @@ impl Admission {
         } else {
             (all.len() >= NEWCOMERS_MAX).then_some(0)
         };
-        if let Some(gone) = oldest.and_then(|at| all.remove(at)) {
-            gone.leave.notify_one();
+        if let Some(closed) = oldest.and_then(|at| all.remove(at)) {
+            closed.leave.notify_one();
         }
         all.push_back(Waiting { number, from: site, leave: Arc::clone(&leave) });
         (Newcomer { admission: Arc::clone(self), number, from }, leave)
@@ -124,8 +124,8 @@ mod tests {
         assert!(
             must_go(&crowd[0].1) && !must_go(&crowd[1].1) && !must_go(&leave) && !must_go(&stays)
         );
-        let (gone, _) = crowd.remove(0);
-        assert!(gone.admit().is_none(), "it is too late");
+        let (closed, _) = crowd.remove(0);
+        assert!(closed.admit().is_none(), "it is too late");
         assert!(next.admit().is_some() && other.admit().is_some());
         // A connection that is admitted or closed makes room.
         drop(crowd);
@@ -146,8 +146,8 @@ mod tests {
                 inside.push(client.admit().expect("there is room inside"));
             }
         }
-        let gone = crowd.iter().filter(|(_, leave)| must_go(leave)).count();
-        assert!(gone >= 3 * NEWCOMERS_MAX && admission.waiting.lock().0.len() <= NEWCOMERS_MAX);
+        let closed = crowd.iter().filter(|(_, leave)| must_go(leave)).count();
+        assert!(closed >= 3 * NEWCOMERS_MAX && admission.waiting.lock().0.len() <= NEWCOMERS_MAX);
     }
 
     #[test]

@@ -337,8 +337,9 @@ impl Core {
         let keeps = ack.is_some() || !guard.inos().is_empty();
         // A change that was not acknowledged early is applied without a record, too: at worst it is
         // reported as lost after a crash.
-        let enlisted = if keeps { session.register(&*self.fs, true) } else { Ok(()) };
-        let enlisted = enlisted.or_else(|errno| if ack.is_some() { Err(errno) } else { Ok(()) });
+        let registered = if keeps { session.register(&*self.fs, true) } else { Ok(()) };
+        let registered =
+            registered.or_else(|errno| if ack.is_some() { Err(errno) } else { Ok(()) });
         let soon = keeps && session.is_registered();
         let decided = ack.is_none().then(|| EarlyAck {
             at: wall(&*self.env.clock),
@@ -347,7 +348,7 @@ impl Core {
             reservation: None,
         });
         let decided = decided.filter(|_| soon);
-        let applied = match enlisted {
+        let applied = match registered {
             Ok(()) => {
                 Applying { decided, ..self.applying(session, caller, ack) }.change(op, guard.inos())
             }
@@ -416,7 +417,7 @@ impl Core {
         tracing::error!(
             client = session.name,
             ?outcome,
-            "what it has shown as done cannot be done"
+            "a change that it has acknowledged to programs cannot be applied"
         );
         self.leases.end_epoch(session.number, epoch);
     }

@@ -37,7 +37,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// How often the server notes that a client sends something.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 /// The other side has so long to read the last message and to hang up.
-const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
+const LAST_MESSAGE_TIME_MAX: Duration = Duration::from_secs(1);
 /// Requests of a client that wait for locks, or whose late answers are not sent yet.
 const LOCK_WAITS_MAX: usize = 4096;
 /// Pings whose answers are not sent yet; more are not answered.
@@ -63,7 +63,7 @@ pub(super) async fn serve(
         );
     let mut inside = None;
     let (from, certificate) = (newcomer.as_ref().map(|newcomer| newcomer.from), peer.name.clone());
-    let said = match greet(&core, &mut messages, &line, (peer, from), (newcomer, &mut inside)).await
+    let last = match greet(&core, &mut messages, &line, (peer, from), (newcomer, &mut inside)).await
     {
         Ok((session, number)) => {
             let mut connection = Connection::new(&core, &session, number, &line);
@@ -86,8 +86,8 @@ pub(super) async fn serve(
             })
         }
     };
-    if let Some(word) = said {
-        line.send_first(frame::encode(&word), Vec::new());
+    if let Some(message) = last {
+        line.send_first(frame::encode(&message), Vec::new());
     }
     drop(line);
     // The writer ends when everything that may answer has done so, or soon after the other side has
@@ -95,7 +95,7 @@ pub(super) async fn serve(
     let _written = writing.await;
     // If a connection is closed with unread bytes, it is reset, and the other side may lose the
     // last message.
-    let _late = timeout(LAST_WORDS_TIME_MAX, messages.discard()).await;
+    let _late = timeout(LAST_MESSAGE_TIME_MAX, messages.discard()).await;
     drop((under_way, inside));
 }
 
@@ -108,8 +108,8 @@ async fn greet(
     (newcomer, inside): (Option<Newcomer>, &mut Option<OwnedSemaphorePermit>),
 ) -> Result<(Arc<Session>, u64), Refusal> {
     let ready = timeout(HELLO_TIME_MAX, messages.ready()).await;
-    let came = messages.next().filter(|_| matches!(ready, Ok(Ok(true))));
-    let other = came.and_then(version_of).filter(|version| *version != VERSION);
+    let first = messages.next().filter(|_| matches!(ready, Ok(Ok(true))));
+    let other = first.and_then(version_of).filter(|version| *version != VERSION);
     if let Some(version) = other {
         let reason = format!(
             "the client speaks version {version} of the protocol, the server {VERSION}: install the same FerryFS on both"
@@ -117,9 +117,10 @@ async fn greet(
         return Err(Refusal::new(Cause::Version, reason));
     }
     let Some(Ok(ToServer::Hello { session, path, name, newest, .. })) =
-        came.map(crate::codec::decode)
+        first.map(crate::codec::decode)
     else {
-        let reason = "this is a FerryFS server, and what came was no greeting of a FerryFS client";
+        let reason =
+            "this is a FerryFS server, and the first message was no greeting of a FerryFS client";
         return Err(Refusal::new(Cause::NoGreeting, reason));
     };
     // Not after this: a client that enters a session must not be cut off in between.
@@ -391,8 +392,8 @@ impl<'a> Connection<'a> {
                     return Err(Violation("a request among the changes"));
                 }
                 let room = self.room(&op, len).await;
-                let came = self.makes_progress();
-                let change = Change { seq, epoch, early, came, bytes: len, caller, op, room };
+                let arrived = self.makes_progress();
+                let change = Change { seq, epoch, early, arrived, bytes: len, caller, op, room };
                 self.due.any |=
                     self.session.push(self.connection, change, answered, &self.core.leases)?;
                 Ok(())
@@ -404,9 +405,9 @@ impl<'a> Connection<'a> {
                 let room = self.room(&op, len).await;
                 if !matches!(op, Op::Lock { .. }) {
                     self.request((id, after), caller, op, room);
-                } else if let Some(place) = one_of(&self.lock_waits) {
+                } else if let Some(slot) = one_of(&self.lock_waits) {
                     self.locking.lock().insert(id, false);
-                    self.request_lock((id, after), caller, op, (room, place));
+                    self.request_lock((id, after), caller, op, (room, slot));
                 } else {
                     let refused = Outcome::Failed { errno: libc::ENOLCK };
                     self.session.reply((self.connection, id), 0, refused, Some(room));
@@ -440,7 +441,7 @@ impl<'a> Connection<'a> {
         (id, after): (u64, u64),
         caller: Who,
         op: Op,
-        (room, place): (Room, Room),
+        (room, slot): (Room, Room),
     ) {
         let (core, session, connection) =
             (Arc::clone(self.core), Arc::clone(self.session), self.connection);
@@ -453,7 +454,7 @@ impl<'a> Connection<'a> {
                 let answer = Unanswered::new(&core, &session, (connection, id));
                 let respond: Respond = Box::new(move |outcome, leased| {
                     over.lock().remove(&id);
-                    answer.reply(leased, outcome, Some(place));
+                    answer.reply(leased, outcome, Some(slot));
                 });
                 let is_cancelled = || locking.lock().get(&id) == Some(&true);
                 if is_cancelled() {

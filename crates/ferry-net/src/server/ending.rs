@@ -71,16 +71,16 @@ impl Core {
         if revoked.is_empty() {
             return;
         }
-        let gone = |session: &Arc<Session>| revoked.contains(&session.peer.serial);
-        let gone: Vec<Arc<Session>> = all.into_iter().filter(gone).collect();
-        for session in &gone {
+        let is_revoked = |session: &Arc<Session>| revoked.contains(&session.peer.serial);
+        let ended: Vec<Arc<Session>> = all.into_iter().filter(is_revoked).collect();
+        for session in &ended {
             tracing::warn!(
                 client = session.name,
                 certificate = session.peer.name,
                 "its certificate was revoked"
             );
         }
-        self.shut_out(&gone, "the client's certificate was revoked");
+        self.shut_out(&ended, "the client's certificate was revoked");
     }
 
     /// Ends these sessions for good. The volume records it before others get what they held: none

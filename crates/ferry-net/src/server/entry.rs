@@ -90,23 +90,23 @@ impl Core {
             );
             return Err(Refusal::new(Cause::Full, reason));
         }
-        let mark = self.marks_of(id, newest);
+        let last_applied = self.last_applied_of(id, newest);
         let had_locks = self.locks.may_reclaim(id);
-        let id = if mark.is_some() { id } else { random(&self.env) };
+        let id = if last_applied.is_some() { id } else { random(&self.env) };
         let mounted = Mounted { path, root, read_only: access.read_only, bounds };
         let session = Arc::new(Session::new((id, number), name, peer, mounted));
         if had_locks {
-            session.set_had_locks(mark.is_some());
+            session.set_had_locks(last_applied.is_some());
         }
-        if let Some(mark) = mark {
-            session.begin_restoring(mark, self.env.clock.monotonic());
+        if let Some(last_applied) = last_applied {
+            session.begin_restoring(last_applied, self.env.clock.monotonic());
         }
         self.sessions.lock().insert(session.id, Arc::clone(&session));
         let both = (&self.locks, &*self.leases);
         let connection = session.connect((line, from), &self.greeting, (false, newest), both);
         let connection =
             connection.ok_or_else(|| Refusal::new(Cause::Server, "the server stops"))?;
-        session.log_arrival(if mark.is_some() {
+        session.log_arrival(if last_applied.is_some() {
             "connected again, to another server"
         } else {
             "connected"
@@ -116,13 +116,18 @@ impl Core {
 
     /// The last-applied sequence number and the durable watermark of a session of the crashed
     /// server, if that session may replay.
-    fn marks_of(&self, id: u128, newest: u64) -> Option<(u64, u64)> {
+    fn last_applied_of(&self, id: u128, newest: u64) -> Option<(u64, u64)> {
         if id == 0 || !self.barrier.is_closed() {
             return None;
         }
-        let mark = self.fs.last_applied(id).ok().flatten().filter(|mark| *mark <= newest)?;
+        let last_applied = self
+            .fs
+            .last_applied(id)
+            .ok()
+            .flatten()
+            .filter(|last_applied| *last_applied <= newest)?;
         let durable = self.fs.durable_watermark(id).ok().filter(|durable| *durable <= newest)?;
-        self.barrier.arrive(id).then_some((mark, durable))
+        self.barrier.arrive(id).then_some((last_applied, durable))
     }
 
     /// The directory at `path`, for a client with this certificate: one of its users has to be

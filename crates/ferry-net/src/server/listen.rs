@@ -18,7 +18,7 @@ use crate::tls::{self, ServerTls};
 /// The longest time for a TLS handshake.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// A client that is refused has so long to read why and to hang up.
-const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
+const LAST_MESSAGE_TIME_MAX: Duration = Duration::from_secs(1);
 /// How often the server looks whether the rest of a greeting has arrived.
 const PEEK_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -54,37 +54,37 @@ pub(super) async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<S
 async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, newcomer: Newcomer) {
     let from = newcomer.from;
     let greeted = crate::rt::time::timeout(HANDSHAKE_TIME_MAX, greet(stream, tls)).await;
-    match greeted.unwrap_or_else(|_| Err(Unheard::Gone(std::io::ErrorKind::TimedOut.into()))) {
+    match greeted.unwrap_or_else(|_| Err(Unheard::Ended(std::io::ErrorKind::TimedOut.into()))) {
         Ok((stream, peer)) => connection::serve(core, stream, peer, Some(newcomer)).await,
-        Err(Unheard::Gone(error)) => tracing::info!(%from, %error, "no connection"),
+        Err(Unheard::Ended(error)) => tracing::info!(%from, %error, "no connection"),
         Err(Unheard::Refused(refusal, mut stream)) => {
             core.refusals.note(&*core.env.clock, (Some(from), None), &refusal);
             // A client that does not speak TLS understands this. Others have been told by the
             // handshake, or see that this is no handshake.
-            let last_words = async {
+            let last_message = async {
                 if matches!(refusal.cause, Cause::Plain | Cause::Tls) {
-                    let word = ToClient::Refused { reason: refusal.reason.into_bytes() };
-                    stream.write_all(&crate::frame::encode(&word)).await?;
+                    let message = ToClient::Refused { reason: refusal.reason.into_bytes() };
+                    stream.write_all(&crate::frame::encode(&message)).await?;
                 }
                 stream.shutdown().await?;
                 // If a connection is closed with unread bytes, it is reset, and the other side may
                 // lose the last message.
                 tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
             };
-            let _late = crate::rt::time::timeout(LAST_WORDS_TIME_MAX, last_words).await;
+            let _late = crate::rt::time::timeout(LAST_MESSAGE_TIME_MAX, last_message).await;
         }
     }
 }
 
 /// A connection without a session.
 enum Unheard {
-    Gone(std::io::Error),
+    Ended(std::io::Error),
     Refused(Refusal, TcpStream),
 }
 
 impl From<std::io::Error> for Unheard {
     fn from(error: std::io::Error) -> Self {
-        Self::Gone(error)
+        Self::Ended(error)
     }
 }
 
@@ -107,7 +107,7 @@ async fn greet(
             Ok((stream, peer)) => Ok((stream, peer)),
             Err((error, stream)) => {
                 let refusal = match tls::Fault::of(&error) {
-                    None => return Err(Unheard::Gone(error)),
+                    None => return Err(Unheard::Ended(error)),
                     Some(tls::Fault::Certificate) => {
                         let reason = format!(
                             "the client has no certificate of this server's authority ({error})"

@@ -61,7 +61,7 @@ struct Waiting {
 #[derive(Default)]
 struct File {
     held: Vec<Held>,
-    line: Vec<Waiting>,
+    queue: Vec<Waiting>,
 }
 
 impl File {
@@ -95,27 +95,27 @@ impl File {
     /// Gives the range to the owner as `lock` says; no other lock is in the way. If there would be
     /// too many locks then, nothing changes.
     fn set(&mut self, session: SessionId, lock: &FileLock) -> Result<(), Errno> {
-        let (own, mut kept): (Vec<Held>, Vec<Held>) =
+        let (own, mut others): (Vec<Held>, Vec<Held>) =
             self.held.iter().copied().partition(|h| h.session == session);
         let mut own: Vec<FileLock> = own.into_iter().map(|h| h.lock).collect();
         set_range(&mut own, lock);
-        let all = kept.len() + own.len();
+        let all = others.len() + own.len();
         if all > LOCKS_MAX && all > self.held.len() {
             return Err(Errno(libc::ENOLCK));
         }
-        kept.extend(own.into_iter().map(|lock| Held { session, lock }));
-        self.held = kept;
+        others.extend(own.into_iter().map(|lock| Held { session, lock }));
+        self.held = others;
         Ok(())
     }
 
     /// Grants what can be granted now in the queue, and refuses what does not want to wait.
     fn wake(&mut self, out: &mut Vec<(Granted, Result<(), Errno>)>) {
-        for waiting in std::mem::take(&mut self.line) {
+        for waiting in std::mem::take(&mut self.queue) {
             if self.blocker(waiting.session, &waiting.lock).is_none() {
                 let taken = self.set(waiting.session, &waiting.lock);
                 out.push((waiting.granted, taken));
             } else if waiting.patient {
-                self.line.push(waiting);
+                self.queue.push(waiting);
             } else {
                 out.push((waiting.granted, Err(Errno(libc::EAGAIN))));
             }
@@ -123,7 +123,7 @@ impl File {
     }
 
     fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.line.is_empty()
+        self.held.is_empty() && self.queue.is_empty()
     }
 }
 
@@ -254,10 +254,10 @@ impl Locks {
             return granted(Err(errno));
         }
         let refused = self.with_file(ino, |file| {
-            if file.line.len() >= LOCKS_MAX {
+            if file.queue.len() >= LOCKS_MAX {
                 return Some(granted);
             }
-            file.line.push(Waiting { session, request, lock: *lock, patient: wait, granted });
+            file.queue.push(Waiting { session, request, lock: *lock, patient: wait, granted });
             None
         });
         if let Some(granted) = refused {
@@ -283,9 +283,9 @@ impl Locks {
     pub(super) fn cancel(&self, session: SessionId, which: Option<u64>) {
         let mut cancelled = Vec::new();
         self.files.lock().retain(|_, file| {
-            let gone =
+            let is_cancelled =
                 |w: &mut Waiting| w.session == session && which.is_none_or(|id| id == w.request);
-            cancelled.extend(file.line.extract_if(.., gone));
+            cancelled.extend(file.queue.extract_if(.., is_cancelled));
             !file.is_idle()
         });
         for waiting in cancelled {
@@ -442,25 +442,25 @@ mod tests {
         let locks = Locks::default();
         let whole = lock(libc::F_WRLCK, 7, 0, u64::MAX);
         locks.take(1, 5, &whole).expect("free");
-        let piece = |at: u64| lock(libc::F_WRLCK, 7, 4 * at + 1, 4 * at + 2);
+        let part = |at: u64| lock(libc::F_WRLCK, 7, 4 * at + 1, 4 * at + 2);
         let max = LOCKS_MAX as u64;
         for at in 0..max - 1 {
-            assert_eq!(locks.give_back(1, 5, &piece(at)), Ok(()));
+            assert_eq!(locks.give_back(1, 5, &part(at)), Ok(()));
         }
         assert_eq!(locks.held_by(1), LOCKS_MAX);
         for at in [max, 2 * max] {
-            assert_eq!(locks.give_back(1, 5, &piece(at)), Err(Errno(libc::ENOLCK)));
-            let other = FileLock { kind: libc::F_RDLCK, ..piece(at) };
+            assert_eq!(locks.give_back(1, 5, &part(at)), Err(Errno(libc::ENOLCK)));
+            let other = FileLock { kind: libc::F_RDLCK, ..part(at) };
             assert_eq!(locks.take(1, 5, &other), Err(Errno(libc::ENOLCK)), "it would be cut, too");
-            assert_eq!(locks.test(2, 5, &piece(at)).kind, libc::F_WRLCK, "it is held as before");
+            assert_eq!(locks.test(2, 5, &part(at)).kind, libc::F_WRLCK, "it is held as before");
         }
-        assert_eq!(locks.test(2, 5, &piece(0)).kind, libc::F_UNLCK);
+        assert_eq!(locks.test(2, 5, &part(0)).kind, libc::F_UNLCK);
         // What does not add a lock works.
-        assert_eq!(locks.take(1, 5, &piece(3)), Ok(()), "it closes a gap");
+        assert_eq!(locks.take(1, 5, &part(3)), Ok(()), "it closes a gap");
         assert_eq!(locks.held_by(1), LOCKS_MAX - 1);
-        assert_eq!(locks.give_back(1, 5, &piece(3)), Ok(()));
+        assert_eq!(locks.give_back(1, 5, &part(3)), Ok(()));
         assert_eq!(locks.give_back(1, 5, &lock(libc::F_WRLCK, 7, 0, 99)), Ok(()));
-        assert_eq!(locks.give_back(1, 5, &piece(max)), Ok(()));
+        assert_eq!(locks.give_back(1, 5, &part(max)), Ok(()));
         assert_eq!(locks.give_back(1, 5, &whole), Ok(()));
         assert_eq!(locks.held_by(1), 0);
     }

@@ -7,14 +7,14 @@
 //! server      starts and stops; control: what an administrator sees and does
 //! listen      accepts connections, TLS
 //! connection  one connection: greeting, messages in, answers out
-//! changes     the ordered stream: leases, syncs, the barrier     requests  walking
+//! changes     the ordered stream: leases, syncs, the barrier     requests  walks
 //! entry       how a client gets into a session     recovery  after a crash of the server before
 //! apply/      an operation and the file system: bounds, rights, what may be cached
 //! ending      how a session ends      sync  makes changes durable, and tells the clients
 //! core        what all connections share
-//! panics      a panic while an operation is answered      durability  who waits for a sync
+//! panics      a panic while an operation is answered      sync_queue  what waits for a sync
 //! session/    what remains of a client between its connections
-//! leases/  locks  reservations  unstable  barrier  bounds  capability  door  refusals
+//! leases/  locks  reservations  unstable  barrier  exports  capability  admission  refusals
 //! ```
 
 mod admission;

@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 use super::session::{Room, one_of};
 
 /// The last message to the client has so long to be sent.
-const LAST_WORD_TIME_MAX: Duration = Duration::from_secs(1);
+const LAST_MESSAGE_TIME_MAX: Duration = Duration::from_secs(1);
 
 thread_local! {
     static ANSWERED: Cell<bool> = const { Cell::new(false) };
@@ -77,7 +77,7 @@ impl Panics {
         tell(one_of(&sent));
         let panics = Arc::clone(self);
         runtime.spawn(async move {
-            let _late = crate::rt::time::timeout(LAST_WORD_TIME_MAX, sent.acquire()).await;
+            let _late = crate::rt::time::timeout(LAST_MESSAGE_TIME_MAX, sent.acquire()).await;
             panics.end.get().inspect(|end| end());
         });
         true

@@ -36,7 +36,7 @@ impl Core {
     pub(super) fn give_up_absent(&self) {
         for id in self.barrier.give_up_absent() {
             tracing::warn!(
-                "a client has not come back in time: what it had promised and was not durable is lost"
+                "a client has not come back in time: what it had acknowledged and was not durable is lost"
             );
             self.fs.remove_session(id);
         }
@@ -53,10 +53,7 @@ impl Core {
         for id in self.barrier.awaited() {
             let session = self.sessions.lock().get(&id).cloned();
             if let Some(session) = session.filter(|session| session.is_stalled(now, most)) {
-                tracing::warn!(
-                    client = session.name,
-                    "does not go on making again what it had promised"
-                );
+                tracing::warn!(client = session.name, "does not go on with its replay");
                 self.fence(&session);
                 session.give_up_replay();
                 self.barrier.release(id);
@@ -65,10 +62,10 @@ impl Core {
     }
 
     /// Waits until the barrier is open. Returns whether the server still goes on then.
-    pub(super) async fn made_again(&self) -> bool {
+    pub(super) async fn all_settled(&self) -> bool {
         let (told, open) = oneshot::channel();
         self.barrier.wait(Box::new(move || {
-            let _gone = told.send(());
+            let _closed = told.send(());
         }));
         open.await.is_ok()
     }

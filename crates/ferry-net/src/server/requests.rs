@@ -70,12 +70,12 @@ impl Core {
     async fn answer_later(self: Arc<Self>, request: Request, inos: Vec<Ino>) {
         let (mut request, mut inos) = (request, inos);
         loop {
-            let place = self.leases.ask(request.session.number, Wants::Read, inos.clone());
-            let _begun = place.wait(|recalls| self.recall(recalls)).await;
+            let position = self.leases.ask(request.session.number, Wants::Read, inos.clone());
+            let _begun = position.wait(|recalls| self.recall(recalls)).await;
             let core = Arc::clone(&self);
             let answered = crate::rt::task::spawn_blocking(move || {
                 let again = answered(|| core.try_answer(request));
-                drop(place);
+                drop(position);
                 again
             });
             match answered.await {
@@ -111,8 +111,8 @@ impl Core {
         let granted = if inos.is_empty() {
             Vec::new()
         } else {
-            let place = self.leases.ask(session.number, Wants::Lease, inos);
-            match place.wait(|recalls| self.recall(recalls)).await {
+            let position = self.leases.ask(session.number, Wants::Lease, inos);
+            match position.wait(|recalls| self.recall(recalls)).await {
                 Progress::Begun(granted) if self.is_safe(&session, &granted).await => granted,
                 Progress::Begun(unsafe_still) => {
                     self.recall(&self.leases.grant_not_sent(session.number, &unsafe_still));

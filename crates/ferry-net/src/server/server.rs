@@ -172,7 +172,7 @@ impl Server {
         self.runtime().spawn(async move {
             crate::rt::time::sleep(grace).await;
             // Clients that replay open their files and take their locks behind that.
-            if !graceful.made_again().await {
+            if !graceful.all_settled().await {
                 return;
             }
             let core = Arc::clone(&graceful);
@@ -287,7 +287,7 @@ impl Server {
         let nobody_relies = self.runtime().block_on(self.take_leases_back());
         self.core.stopping.send_replace(Stage::Draining);
         // Clients that still replay go on at the next server.
-        let nothing_kept = self.core.barrier.stop();
+        let nothing_to_replay = self.core.barrier.stop();
         // A message may have been read just before.
         self.core.all().iter().for_each(|session| session.drain());
         self.runtime().block_on(self.drain());
@@ -301,15 +301,15 @@ impl Server {
         for session in self.core.all() {
             // What the client has acknowledged and not sent goes to the next server, as after a
             // crash: the session stays recorded.
-            let is_owing =
+            let owes_changes =
                 session.is_registered() && self.core.leases.held_by(session.number).1 > 0;
-            if is_owing {
+            if owes_changes {
                 tracing::warn!(
                     client = session.name,
-                    "stopping: it is silent, and may have shown as done what it has not sent; the next server waits for it"
+                    "stopping: it is silent, and may have acknowledged to programs what it has not sent; the next server waits for it"
                 );
             }
-            if synced.is_ok() && !session.is_replaying() && !is_owing {
+            if synced.is_ok() && !session.is_replaying() && !owes_changes {
                 session.send_last(&ToClient::Goodbye {});
                 self.core.end(&session, CloseReason::Stopped);
             } else {
@@ -319,7 +319,7 @@ impl Server {
         // The next server may begin at once: no client relies on a lease, and everything that
         // clients acknowledged is applied.
         if nobody_relies
-            && nothing_kept
+            && nothing_to_replay
             && synced.is_ok()
             && let Err(error) = self.core.fs.hand_over()
         {
@@ -341,9 +341,9 @@ impl Server {
             // More than once: a lease that was being granted is recalled later.
             self.core.recall(&self.core.leases.close());
             for _ in 0..RECALL_ROUND {
-                let (relied_on, promised) = self.core.leases.relied_on();
+                let (relied_on, unapplied) = self.core.leases.relied_on();
                 if !relied_on {
-                    return !promised;
+                    return !unapplied;
                 }
                 crate::rt::time::sleep(STOP_INTERVAL).await;
             }

@@ -107,16 +107,16 @@ impl Core {
 
     /// Sends an answer that shows these inodes, when what others have changed there is durable, as
     /// far as possible.
-    pub(super) fn show(
+    pub(super) fn answer_when_durable(
         self: &Arc<Self>,
         session: SessionId,
         inos: &[Ino],
-        tell: impl FnOnce() + Send + 'static,
+        answer: impl FnOnce() + Send + 'static,
     ) {
         if self.unstable.is_others(session, inos) {
-            self.make_durable(Box::new(move |_| tell()));
+            self.make_durable(Box::new(move |_| answer()));
         } else {
-            tell();
+            answer();
         }
     }
 

@@ -70,16 +70,16 @@ impl Walk {
 
 /// Write leases that the answer is about to grant. When this is dropped they may be recalled; at
 /// once if the answer was not sent.
-struct Telling<'a> {
+struct Granting<'a> {
     core: &'a Core,
     session: u64,
     inos: Vec<Ino>,
-    told: bool,
+    is_sent: bool,
 }
 
-impl Drop for Telling<'_> {
+impl Drop for Granting<'_> {
     fn drop(&mut self) {
-        if self.told {
+        if self.is_sent {
             self.core.leases.grant_sent(self.session, &self.inos);
         } else {
             self.core.recall(&self.core.leases.grant_not_sent(self.session, &self.inos));
@@ -112,10 +112,10 @@ impl Core {
         let wants = Wants::Walk { writes: purpose == Purpose::Remove {} };
         let deadline = Instant::now() + WAIT_TIME_MAX;
         while !walk.next.is_empty() && !session.is_over() {
-            let place = self.leases.ask(session.number, wants, walk.next.clone());
+            let position = self.leases.ask(session.number, wants, walk.next.clone());
             let late =
-                timeout_at(deadline, place.wait(|recalls| self.recall(recalls))).await.is_err();
-            drop(place);
+                timeout_at(deadline, position.wait(|recalls| self.recall(recalls))).await.is_err();
+            drop(position);
             let core = Arc::clone(&self);
             let step = crate::rt::task::spawn_blocking(move || {
                 request.applying(&core).step(&mut walk);
@@ -127,27 +127,27 @@ impl Core {
                 break;
             }
         }
-        let shown: Vec<Ino> = walk.seen.iter().map(|(ino, _)| *ino).collect();
-        if !self.is_safe(&session, &shown).await {
+        let inos: Vec<Ino> = walk.seen.iter().map(|(ino, _)| *ino).collect();
+        if !self.is_safe(&session, &inos).await {
             walk = Walk::new(walk.purpose);
         }
         let _answered =
-            crate::rt::task::spawn_blocking(move || self.tell_of_walk(request, walk)).await;
+            crate::rt::task::spawn_blocking(move || self.send_walk(request, walk)).await;
     }
 
     /// Sends the answer.
-    fn tell_of_walk(&self, request: Request, walk: Walk) {
+    fn send_walk(&self, request: Request, walk: Walk) {
         let Walk { purpose, mut seen, asked, dirs, rest, .. } = walk;
         let session = &request.session;
-        let mut telling =
-            Telling { core: self, session: session.number, inos: Vec::new(), told: false };
+        let mut granting =
+            Granting { core: self, session: session.number, inos: Vec::new(), is_sent: false };
         if purpose == (Purpose::Remove {}) && !session.is_over() {
             let others = |ino: &Ino| self.unstable.is_others(session.number, &[*ino]);
             let inos = seen.iter().map(|(ino, _)| *ino);
             let inos: Vec<Ino> =
                 inos.filter(|ino| !others(ino) && self.is_changeable(session, *ino)).collect();
-            telling.inos = self.leases.upgrade(session.number, &inos);
-            if telling.inos.iter().any(others) {
+            granting.inos = self.leases.upgrade(session.number, &inos);
+            if granting.inos.iter().any(others) {
                 // Another session has changed something between the two: the client could not rely
                 // on the answer.
                 let outcome = Outcome::Walked {
@@ -158,7 +158,7 @@ impl Core {
                 };
                 return (request.respond)(outcome, 0);
             }
-            let granted: HashSet<Ino> = telling.inos.iter().copied().collect();
+            let granted: HashSet<Ino> = granting.inos.iter().copied().collect();
             for (ino, seen) in seen.iter_mut().filter(|(ino, _)| granted.contains(ino)) {
                 (seen.writes, seen.plain) = (true, self.fs.is_plain(*ino).unwrap_or(false));
             }
@@ -169,7 +169,7 @@ impl Core {
         let found = List(seen.iter().filter_map(found).collect());
         let inodes = List(seen.into_iter().map(|(_, seen)| seen).collect());
         // A session that has ended needs no leases.
-        telling.told = !session.is_over();
+        granting.is_sent = !session.is_over();
         (request.respond)(Outcome::Walked { inodes, dirs: List(dirs), found, rest: List(rest) }, 0);
     }
 }

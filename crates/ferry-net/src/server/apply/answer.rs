@@ -43,7 +43,7 @@ impl Applying<'_> {
             self.request_that_waits((connection, id), op, respond);
             return Asked::Answered;
         }
-        let mut shown: Vec<Ino> = reads.into_iter().collect();
+        let mut seen: Vec<Ino> = reads.into_iter().collect();
         let answer = match op {
             Op::Lookup { parent, name } => match self.look_up(parent, &name) {
                 Ok(Found::Behind(inos)) => {
@@ -53,21 +53,21 @@ impl Applying<'_> {
                 Err(errno) => Err(errno),
             },
             Op::Credit { bytes, inodes } => {
-                self.credit(connection, (bytes, inodes)).map(|outcome| (outcome, 0))
+                self.reserve_space(connection, (bytes, inodes)).map(|outcome| (outcome, 0))
             }
             op => self.answer(op),
         };
         let (outcome, leased) =
             answer.unwrap_or_else(|Errno(errno)| (Outcome::Failed { errno }, 0));
         if let Outcome::Entry { known: Some(known) } = &outcome {
-            shown.extend(self.session.volume_ino(known.attr.ino));
+            seen.extend(self.session.volume_ino(known.attr.ino));
         }
-        self.core.show(self.session.number, &shown, move || respond(outcome, leased));
+        self.core.answer_when_durable(self.session.number, &seen, move || respond(outcome, leased));
         Asked::Answered
     }
 
     /// Reserves space for what the client will acknowledge early.
-    fn credit(&self, connection: u64, amount: (u64, u64)) -> Done {
+    fn reserve_space(&self, connection: u64, amount: (u64, u64)) -> Done {
         if !self.session.may_acknowledge_early() {
             return Err(Errno(libc::EPERM));
         }
@@ -148,8 +148,8 @@ impl Applying<'_> {
                 self.session.register(fs, false)?;
                 let range = self.session.reservations.add_numbers(fs)?;
                 let (first, count) = (range.start, (range.end - range.start) as u32);
-                let ticket = capability::of_numbers(&self.core.key, &self.session.path, &range);
-                Ok(Outcome::Numbers { numbers: Numbers { first, count, ticket } })
+                let capability = capability::of_numbers(&self.core.key, &self.session.path, &range);
+                Ok(Outcome::Numbers { numbers: Numbers { first, count, ticket: capability } })
             }
             _ => Err(Errno(libc::EINVAL)),
         }
@@ -164,7 +164,9 @@ impl Applying<'_> {
                 (Ok(open), Ok(())) if size as usize <= IO_MAX => {
                     let (core, number) = (Arc::clone(self.core), self.session.number);
                     let respond: Respond = Box::new(move |outcome, leased| {
-                        core.show(number, &[open.ino], move || respond(outcome, leased));
+                        core.answer_when_durable(number, &[open.ino], move || {
+                            respond(outcome, leased)
+                        });
                     });
                     let mut out = vec![0; size as usize];
                     self.later(respond, |cx| {

@@ -90,8 +90,9 @@ impl Applying<'_> {
         let known = entry.attr.map(|attr| {
             let dir = if attr.mode & libc::S_IFMT == libc::S_IFDIR { 0 } else { dir };
             let stamp = self.session.learn(self.fs(), attr.ino, dir);
-            let ticket = capability::of_inode(&self.core.key, &self.session.path, attr.ino, dir);
-            Known { attr: self.attr(attr), stamp, ticket }
+            let capability =
+                capability::of_inode(&self.core.key, &self.session.path, attr.ino, dir);
+            Known { attr: self.attr(attr), stamp, ticket: capability }
         });
         Outcome::Entry { known }
     }

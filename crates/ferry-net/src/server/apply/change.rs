@@ -66,9 +66,9 @@ impl Applying<'_> {
     }
 
     fn make(&self, op: Op) -> Done {
-        let promised = self.early.and_then(|ack| ack.ino);
+        let made_as = self.early.and_then(|ack| ack.ino);
         let made = self.make_any(op);
-        if let (Some(ino), Err(_)) = (promised, &made) {
+        if let (Some(ino), Err(_)) = (made_as, &made) {
             self.core.leases.revoke_new(self.session.number, ino);
         }
         made

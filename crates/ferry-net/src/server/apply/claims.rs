@@ -59,8 +59,8 @@ impl Applying<'_> {
         for ino in made.0.iter().filter(|ino| range.contains(ino)) {
             if let Some(stamp) = self.find_again(*ino, 0) {
                 newest = stamp;
-                let ticket = capability::of_inode(&self.core.key, &self.session.path, *ino, 0);
-                claims.push(Claim { ino: *ino, ticket });
+                let capability = capability::of_inode(&self.core.key, &self.session.path, *ino, 0);
+                claims.push(Claim { ino: *ino, ticket: capability });
             }
         }
         Ok(Outcome::Claimed { claims: List(claims), stamp: newest })

@@ -235,7 +235,7 @@ fn a_write_lease_is_given_back_when_what_came_before_is_applied() {
     assert_eq!(leases.held_by(1), (1, 1));
     leases.give_back(1, &[11], Some(3));
     let again = leases.ask(1, Wants::Lease, vec![11]);
-    assert_eq!(leases.recalls(&again), Some(Recalls::default()), "what it is about to lock_lost");
+    assert_eq!(leases.recalls(&again), Some(Recalls::default()), "what it is about to lose");
     leases.refused(1, 3);
     assert_eq!(leases.progress(again.waiter), Progress::Begun(vec![11]));
     assert_eq!(leases.refusal(1, true, &[10]), Progress::Broken, "a promise without a lease");
@@ -294,7 +294,7 @@ fn who_is_not_heard_of_for_a_term_loses_all_that_it_has_promised_but_not_in_the_
     assert!(leases.recalls(&reader).is_none());
     assert_eq!((leases.held_by(1), leases.epoch(1)), ((0, 0), 1));
     let Begin::Not(Progress::Dropped) = leases.begin_change(1, (0, true), vec![11], NO_ONE) else {
-        panic!("of a epoch that is over")
+        panic!("of an epoch that is over")
     };
     assert_eq!(leases.begin(1, 1), 1);
     leases.end_epoch(1, 0);

@@ -64,7 +64,7 @@ pub(in crate::server) struct Change {
     pub(in crate::server) epoch: u32,
     pub(in crate::server) early: Option<Promised>,
     /// When its message arrived, and the bytes of that.
-    pub(in crate::server) came: Duration,
+    pub(in crate::server) arrived: Duration,
     pub(in crate::server) bytes: usize,
     pub(in crate::server) caller: Who,
     pub(in crate::server) op: Op,

@@ -11,8 +11,8 @@ use crate::frame;
 use crate::message::{Place, ToClient};
 
 /// So many changes of a session, or so many bytes, are synced at once.
-const MUCH_CHANGES: u64 = 16_384;
-const MUCH_BYTES: usize = 16 << 20;
+const URGENT_CHANGES: u64 = 16_384;
+const URGENT_BYTES: usize = 16 << 20;
 
 impl Session {
     /// Records the session on the volume, so that the next server waits for it after a crash. Waits
@@ -66,7 +66,7 @@ impl Session {
         state.unsynced.0 += 1;
         state.unsynced.1 += bytes;
         state.unsynced_since.get_or_insert(now);
-        state.unsynced.0 >= MUCH_CHANGES || state.unsynced.1 >= MUCH_BYTES
+        state.unsynced.0 >= URGENT_CHANGES || state.unsynced.1 >= URGENT_BYTES
     }
 
     /// A sync begins. Returns the newest change that it covers, without changes behind it that were
@@ -104,9 +104,9 @@ impl Session {
     /// need, and to forget files without a name. The message is left out if there is nothing of
     /// either, or if too many messages wait.
     pub(in crate::server) fn ask_for_space(&self) {
-        let [credit, _] = self.reservations.figures();
+        let [granted, _] = self.reservations.figures();
         let mut state = self.state.lock();
-        if credit == (0, 0) && state.removed_names.0.is_empty() {
+        if granted == (0, 0) && state.removed_names.0.is_empty() {
             return;
         }
         let Some(room) = one_of(&self.notices) else { return };

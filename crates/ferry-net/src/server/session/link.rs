@@ -39,7 +39,7 @@ impl Session {
         }
         // If the session is taken up, its changes go on counting from the newest that the client
         // had numbered.
-        let mark = state.unheard_mark;
+        let mark = state.unheard_welcome;
         if mark.is_some() {
             (state.received, state.applied) = (newest, newest);
         }
@@ -202,9 +202,9 @@ impl Session {
     }
 
     /// Sends the last message to a client.
-    pub(in crate::server) fn send_last(&self, word: &ToClient) {
+    pub(in crate::server) fn send_last(&self, message: &ToClient) {
         let mut state = self.state.lock();
-        send(&mut state, frame::encode(word), None);
+        send(&mut state, frame::encode(message), None);
         state.link.hang_up();
     }
 }

@@ -19,7 +19,7 @@ impl Session {
     pub(in crate::server) fn begin_restoring(&self, (mark, durable): (u64, u64), now: Duration) {
         *self.registration.lock() = Registration::Recorded;
         let mut state = self.state.lock();
-        (state.unheard_mark, state.durable) = (Some(mark), durable);
+        (state.unheard_welcome, state.durable) = (Some(mark), durable);
         state.progress =
             RestoreProgress { at: now, changes_left: RESTORING_MAX, ..RestoreProgress::default() };
         self.transition(&mut state, Event::TakenUp);

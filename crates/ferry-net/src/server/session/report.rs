@@ -36,9 +36,10 @@ impl Session {
         let state = self.state.lock();
         let under_way = state.worker.under_way();
         let bytes = state.queued + under_way.map_or(0, |change| change.bytes);
-        let oldest =
-            under_way.map(|change| change.came).or(state.queue.front().map(|change| change.came));
-        let oldest = oldest.map(|came| now.saturating_sub(came));
+        let oldest = under_way
+            .map(|change| change.arrived)
+            .or(state.queue.front().map(|change| change.arrived));
+        let oldest = oldest.map(|arrived| now.saturating_sub(arrived));
         Value::from_iter([
             ("client", Value::from(self.number)),
             ("name", self.name.as_str().into()),

@@ -91,7 +91,7 @@ pub(in crate::server) enum Worker {
 /// The change that is being applied: when it came, and the bytes of its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::server) struct UnderWay {
-    pub(in crate::server) came: Duration,
+    pub(in crate::server) arrived: Duration,
     pub(in crate::server) bytes: usize,
 }
 
@@ -140,7 +140,7 @@ pub(in crate::server) struct State {
     /// The session was taken up with this last-applied number, and no change has arrived since: the
     /// client may not have seen the `Welcome` that says so. No part of the phase, because that
     /// answer may be lost and sent again in each phase.
-    pub(in crate::server) unheard_mark: Option<u64>,
+    pub(in crate::server) unheard_welcome: Option<u64>,
     pub(in crate::server) worker: Worker,
     /// How the replay goes on, while the server waits for it.
     pub(in crate::server) progress: RestoreProgress,

@@ -45,8 +45,8 @@ impl Session {
         let seq = change.seq;
         if seq <= state.applied {
             // The connection began with that answer.
-            let kept = state.answers.front().is_some_and(|(first, _)| *first <= seq);
-            return if kept {
+            let has_answer = state.answers.front().is_some_and(|(first, _)| *first <= seq);
+            return if has_answer {
                 Ok(false)
             } else {
                 Err(Violation("a change again whose answer had arrived"))
@@ -59,15 +59,15 @@ impl Session {
             return Err(Violation("a gap in the changes"));
         }
         if change.epoch > leases.epoch(self.number) {
-            return Err(Violation("a epoch of changes that has not begun"));
+            return Err(Violation("an epoch of changes that has not begun"));
         }
         if state.progress.changes_left > 0 {
             state.progress.changes_left -= 1;
             if change.early.is_some() || change.op.info().restores {
-                (state.progress.at, state.progress.newest) = (change.came, seq);
+                (state.progress.at, state.progress.newest) = (change.arrived, seq);
             }
         }
-        (state.received, state.unheard_mark) = (seq, None);
+        (state.received, state.unheard_welcome) = (seq, None);
         state.queued += change.bytes;
         state.queue.push_back(change);
         let starts = state.worker == Worker::Idle;
@@ -82,7 +82,7 @@ impl Session {
         let mut state = self.state.lock();
         let change = if self.is_over() { None } else { state.queue.pop_front() };
         state.worker = change.as_ref().map_or(Worker::Idle, |change| {
-            Worker::Applying(UnderWay { came: change.came, bytes: change.bytes })
+            Worker::Applying(UnderWay { arrived: change.arrived, bytes: change.bytes })
         });
         state.queued -= change.as_ref().map_or(0, |change| change.bytes);
         change
@@ -113,9 +113,9 @@ impl Session {
         seq: u64,
         applied: Applied,
         room: Room,
-        promised: bool,
+        is_early: bool,
     ) {
-        self.answer(seq, applied, Some(room), promised);
+        self.answer(seq, applied, Some(room), is_early);
     }
 
     /// The next change has to wait: the answers so far are sent now.
@@ -141,9 +141,9 @@ impl Session {
                 return;
             }
             state.applied = seq;
-            let (after, kept) = (List(after), outcome.clone());
+            let (after, copy) = (List(after), outcome.clone());
             let frame = frame::encode(&ToClient::Changed { seq, after, empty, made, outcome });
-            state.answers.push_back((seq, kept));
+            state.answers.push_back((seq, copy));
             let (answers, rooms) = &mut state.outbox;
             answers.extend_from_slice(&frame);
             rooms.extend(room);

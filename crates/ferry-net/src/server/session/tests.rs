@@ -14,8 +14,8 @@ use crate::server::locks::Locks;
 fn change(seq: u64) -> Change {
     let permit = || Arc::new(Semaphore::new(1)).try_acquire_owned().expect("one is free");
     let (epoch, early, caller, op) = (0, None, Who::default(), Op::Nothing {});
-    let (came, bytes) = (Duration::ZERO, 1);
-    Change { seq, epoch, early, came, bytes, caller, op, room: (permit(), permit()) }
+    let (arrived, bytes) = (Duration::ZERO, 1);
+    Change { seq, epoch, early, arrived, bytes, caller, op, room: (permit(), permit()) }
 }
 
 fn greeting() -> Greeting {
@@ -63,10 +63,10 @@ fn answers_that_nobody_waits_for_go_together_and_before_all_that_comes_later() {
     for seq in 1..=5 {
         session.push(connection, change(seq), 0, &leases).expect("in order");
     }
-    let made = |promised: bool| {
+    let made = |is_early: bool| {
         let Change { seq, room, .. } = session.next().expect("it has come");
         let applied = Applied::alone(Outcome::Done {});
-        session.applied(seq, applied, room, promised);
+        session.applied(seq, applied, room, is_early);
     };
     made(true);
     assert_eq!(sent(), None, "there are more to come");
@@ -134,9 +134,9 @@ fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() 
     let (done, all) = channel();
     let (of_both, told) = (Arc::clone(&leases), done.clone());
     std::thread::spawn(move || {
-        let place = of_both.ask(3, crate::server::leases::Wants::Lease, vec![20, 10]);
+        let position = of_both.ask(3, crate::server::leases::Wants::Lease, vec![20, 10]);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.expect("there are threads").block_on(place.wait(|_| {}));
+        runtime.expect("there are threads").block_on(position.wait(|_| {}));
         told.send("fenced")
     });
     has_begun.recv().expect("it begins");
@@ -148,9 +148,9 @@ fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() 
         told.send("pushed")
     });
     assert_eq!(one(), "pushed");
-    let (enlisting, volume) = (Arc::clone(&session), Arc::clone(&fs));
+    let (registering, volume) = (Arc::clone(&session), Arc::clone(&fs));
     std::thread::spawn(move || {
-        enlisting.register(&*volume, true).expect("it may");
+        registering.register(&*volume, true).expect("it may");
         done.send("entered")
     });
     assert_eq!(one(), "entered");
