@@ -2,7 +2,7 @@
 //! file system at a client.
 //!
 //! Where to start reading: `docs/protocol.md`, then `message` (what travels), `message/info.rs`
-//! (the facts of each operation), `server/session.rs` (the rules), `client/link.rs`.
+//! (the facts of each operation), `server/session/mod.rs` (the rules), `client/link.rs`.
 
 mod address;
 mod client;

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_of_an_address_goes_for_its_next_and_others_stay() {
+    fn the_oldest_newcomer_of_a_full_address_is_closed_for_its_next() {
         let admission = Arc::new(Admission::default());
         let (other, stays) = admission.arrive(from(2, 1));
         let arrive = |n| admission.arrive(from(1, n));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_of_many_addresses_keep_nobody_out() {
+    fn newcomers_of_many_addresses_keep_no_client_out() {
         let admission = Arc::new(Admission::default());
         let mut inside = Vec::new();
         let mut crowd = Vec::new();

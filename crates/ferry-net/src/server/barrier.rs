@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_opens_when_all_are_done_or_given_up() {
+    fn the_barrier_opens_when_all_sessions_have_settled_or_are_given_up() {
         let ran = Arc::new(AtomicU32::new(0));
         let run = || {
             let ran = Arc::clone(&ran);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_on_when_the_server_stops_before() {
+    fn what_waits_at_the_barrier_is_dropped_when_the_server_stops() {
         let barrier = Barrier::new(vec![1]);
         barrier.wait(Box::new(|| panic!("it was not made")));
         assert!(!barrier.stop());

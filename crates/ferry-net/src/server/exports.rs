@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_inside_another_takes_away_and_never_gives() {
+    fn an_inner_export_takes_rights_away_and_never_gives_any() {
         // What the server exports, what the certificate says, what is mounted: whether it is
         // read-only, and what is inside.
         for (server, certificate, path, expected) in [

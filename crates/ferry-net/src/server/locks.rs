@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_cut_joined_and_kept_apart_by_owner_and_session() {
+    fn lock_ranges_are_cut_and_joined_per_owner_and_session() {
         let locks = Locks::default();
         let write = |owner, start, end| lock(libc::F_WRLCK, owner, start, end);
         assert_eq!(locks.take(1, 5, &write(7, 0, 99)), Ok(()));
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_served_when_the_holder_goes_and_not_after_a_cancel() {
+    fn a_waiter_gets_the_lock_when_the_holder_ends_and_not_after_a_cancel() {
         let locks = Locks::default();
         let said = Arc::new(Mutex::new(Vec::new()));
         let tell = |id: u64| {
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn in_grace_locks_go_to_those_who_had_them_and_the_others_wait_for_its_end() {
+    fn in_the_grace_period_only_former_holders_get_locks() {
         let locks = Locks::default();
         let said = Arc::new(Mutex::new(Vec::new()));
         let tell = |id: u64| {
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_the_grace_an_owner_gets_back_only_what_it_has() {
+    fn after_the_grace_period_an_owner_reclaims_only_what_it_has() {
         let locks = Locks::default();
         let write = |owner, start, end| lock(libc::F_WRLCK, owner, start, end);
         for (start, end) in [(0, 9), (20, 29), (10, 19)] {
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_stops_gives_no_lock_to_those_who_wait() {
+    fn a_server_that_stops_grants_no_lock_to_waiters() {
         let locks = Locks::default();
         let all = lock(libc::F_WRLCK, 1, 0, u64::MAX);
         locks.take(1, 5, &all).expect("free");
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn unlocking_pieces_of_a_range_does_not_pass_the_limit() {
+    fn unlocking_parts_of_a_range_stays_within_the_limit() {
         let locks = Locks::default();
         let whole = lock(libc::F_WRLCK, 7, 0, u64::MAX);
         locks.take(1, 5, &whole).expect("free");

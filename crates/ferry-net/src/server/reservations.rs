@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_used_once_and_only_by_whom_it_was_given_to() {
+    fn an_inode_number_is_used_once_and_only_by_its_session() {
         let reservations = Reservations::default();
         reservations.keep(10..13);
         reservations.keep(20..21);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_numbers_the_oldest_are_lost() {
+    fn of_too_many_inode_numbers_the_oldest_are_dropped() {
         let reservations = Reservations::default();
         reservations.keep(0..NUMBERS_MAX);
         (1..200).step_by(2).for_each(|ino| assert!(reservations.use_number(ino), "{ino}"));

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_have_changed_counts_until_it_is_durable() {
+    fn a_change_of_another_session_is_unstable_until_it_is_durable() {
         let unstable = UnstableSet::default();
         unstable.enter(1, [5, 6].into_iter());
         assert!(!unstable.is_others(1, &[5, 6, 7]) && unstable.is_others(2, &[7, 6]));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_being_changed_is_not_durable_whatever_a_sync_says() {
+    fn a_change_in_progress_stays_unstable_across_a_sync() {
         let unstable = UnstableSet::default();
         let changing = unstable.begin(1, vec![5]);
         unstable.are_durable(unstable.newest());

@@ -1,8 +1,9 @@
-//! Every order of events of a few clients at the table of leases: what they send, what arrives
-//! when, who is woken when. Checked in each state: a write lease is alone, a change finds nobody
-//! who relies on what it changes, a promise is kept, a request sees all that was promised before it
-//! was made. Checked where nothing can happen any more: everybody has done all that it wanted. Who
-//! waits looks again only when it is woken, so a wake-up that is forgotten is found, too.
+//! An exhaustive model: every order of events of a few clients at the table of leases: what they
+//! send, what arrives when, which waiter is woken when. Checked in each state: a write lease is
+//! alone, a change finds no session that relies on what it changes, an early-acknowledged change
+//! succeeds, a request sees everything that was acknowledged before it was made. Checked where
+//! nothing can happen any more: each client has done all that it wanted. A waiter looks again only
+//! when it is woken, so a forgotten wake-up is found, too.
 
 use crate::rt::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt::Write as _;
@@ -14,17 +15,17 @@ use super::*;
 /// What a client does, one after the other.
 #[derive(Clone, Debug)]
 enum Act {
-    /// A change that it answers itself, under write leases that it asks for.
-    Promise(Vec<Ino>),
-    /// A change that waits; where it is answered `Busy`, once more under leases.
+    /// A change that the client acknowledges early, under write leases that it asks for.
+    Early(Vec<Ino>),
+    /// A change that waits for the server; after `Busy`, once more under write leases.
     Change(Vec<Ino>),
-    /// A request, whose answer it keeps if it may.
+    /// A request, whose answer the client caches if it may.
     Read(Vec<Ino>),
-    /// Leases that nobody has asked for are given back.
+    /// Returns leases that were not recalled.
     Return(Vec<Ino>),
     /// Asks ahead, for write leases if this says so, and goes on.
     Walk(Vec<Ino>, bool),
-    /// Nothing is heard of it any more.
+    /// The client falls silent for good.
     Vanish,
 }
 
@@ -32,14 +33,14 @@ enum Act {
 enum Up {
     Change {
         seq: u64,
-        promised: bool,
+        is_early: bool,
         inos: Vec<Ino>,
     },
     Returned {
         inos: Vec<Ino>,
     },
     Lease(Vec<Ino>),
-    /// And what had been promised when it was made.
+    /// And what had been acknowledged when it was made.
     Read(Vec<Ino>, Vec<u64>),
     Walk(Vec<Ino>, bool),
 }
@@ -61,7 +62,7 @@ enum Down {
 #[derive(Clone, Debug)]
 struct Under {
     seq: u64,
-    promised: bool,
+    is_early: bool,
     inos: Vec<Ino>,
     waiter: Option<WaiterId>,
     begun: bool,
@@ -70,14 +71,14 @@ struct Under {
 #[derive(Clone, Debug, Default)]
 struct Client {
     script: VecDeque<Act>,
-    /// What it relies on: `true`, the write lease.
+    /// The leases on which it relies: `true`, the write lease.
     holds: BTreeMap<Ino, bool>,
     waits: bool,
-    /// Something was given back since its request.
+    /// It has returned a lease since its request.
     tainted: bool,
-    /// What was given back or changed since it asked ahead.
+    /// What it has returned or changed since it asked ahead.
     stale: BTreeSet<Ino>,
-    gone: bool,
+    vanished: bool,
     sent: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
@@ -86,11 +87,11 @@ struct Client {
     under: Option<Under>,
     received: u64,
     applied: u64,
-    /// A request that waits.
+    /// A request that waits at the server.
     asked: Option<(WaiterId, Up)>,
-    /// Leases whose answer is not yet sent.
+    /// Write leases whose answer is not sent yet.
     telling: Option<Vec<Ino>>,
-    /// What it has asked for ahead, and the answer that is not yet sent.
+    /// What it has asked for ahead, and the answer that is not sent yet.
     walk: Option<(WaiterId, Vec<Ino>, bool)>,
     walked: Option<(Vec<Ino>, Vec<Ino>)>,
 }
@@ -99,13 +100,13 @@ struct Client {
 struct World {
     table: Table,
     clients: Vec<Client>,
-    /// What everybody must see of an inode: changes answered.
+    /// What every client must see of an inode: the number of acknowledged changes.
     owed: BTreeMap<Ino, u64>,
     applied: BTreeMap<Ino, u64>,
     woken: BTreeSet<WaiterId>,
-    /// Sessions of which the volume does not say yet that they are fenced.
+    /// Sessions whose fence the volume has not recorded yet.
     fencing: BTreeSet<SessionId>,
-    /// So often nobody is told of leases that were granted.
+    /// So many answers that grant leases fail to be sent.
     failures: usize,
 }
 
@@ -120,18 +121,18 @@ enum Event {
     Asked(usize),
     Told(usize),
     NotTold(usize),
-    /// A walk tries to go on, or has waited long enough.
+    /// A walk looks again, or has waited long enough.
     Walk(usize),
     Late(usize),
     Walked(usize),
     NotWalked(usize),
-    /// The volume says that a session is fenced.
+    /// The volume has recorded a fence.
     Fenced(SessionId),
 }
 
 const TERM: Duration = Duration::from_secs(5);
 const NOW: Duration = Duration::from_secs(1);
-/// Nothing is in use any more. What is in use is left out, as what comes too late is.
+/// No lease is in use any more. Leases in use are left out, as those that come too late are.
 const LATER: Duration = Duration::from_secs(3);
 
 impl World {
@@ -151,16 +152,16 @@ impl World {
         for (at, client) in self.clients.iter().enumerate() {
             let runs =
                 |waiter: Option<WaiterId>| waiter.is_none_or(|waiter| self.woken.contains(&waiter));
-            if !client.waits && !client.gone && !client.script.is_empty() {
+            if !client.waits && !client.vanished && !client.script.is_empty() {
                 events.push(Event::Act(at));
             }
-            // A request comes behind what its client has promised.
+            // A request comes behind the early-acknowledged changes of its client.
             let early = matches!(client.up.front(), Some(Up::Read(..) | Up::Walk(..)))
                 && client.received > client.applied;
             if !client.up.is_empty() && !early {
                 events.push(Event::Arrives(at));
             }
-            if !client.down.is_empty() && !client.gone {
+            if !client.down.is_empty() && !client.vanished {
                 events.push(Event::Heard(at));
             }
             match &client.under {
@@ -268,13 +269,13 @@ impl World {
     fn act(&mut self, at: usize) {
         let client = &mut self.clients[at];
         match client.script.front().cloned().expect("something to do") {
-            Act::Promise(inos) => {
+            Act::Early(inos) => {
                 if inos.iter().all(|ino| client.holds.get(ino) == Some(&true)) {
                     client.sent += 1;
                     client.stale.extend(&inos);
                     client.up.push_back(Up::Change {
                         seq: client.sent,
-                        promised: true,
+                        is_early: true,
                         inos: inos.clone(),
                     });
                     client.script.pop_front();
@@ -287,7 +288,7 @@ impl World {
             Act::Change(inos) => {
                 client.sent += 1;
                 client.stale.extend(&inos);
-                client.up.push_back(Up::Change { seq: client.sent, promised: false, inos });
+                client.up.push_back(Up::Change { seq: client.sent, is_early: false, inos });
                 client.waits = true;
             }
             Act::Read(inos) => {
@@ -309,26 +310,26 @@ impl World {
             }
             Act::Vanish => {
                 // Its own term is over before the server says so.
-                (client.gone, client.script) = (true, VecDeque::new());
+                (client.vanished, client.script) = (true, VecDeque::new());
                 client.holds.clear();
-                // Its promises are not kept if they have not been applied by then.
+                // Its acknowledged changes are dropped if they have not been applied by then.
                 let late = client.up.iter().filter_map(|up| match up {
-                    Up::Change { promised: true, inos, .. } => Some(inos),
+                    Up::Change { is_early: true, inos, .. } => Some(inos),
                     _ => None,
                 });
                 let queued = client
                     .queue
                     .iter()
-                    .filter(|(_, promised, _)| *promised)
+                    .filter(|(_, is_early, _)| *is_early)
                     .map(|(_, _, inos)| inos);
                 let under =
-                    client.under.iter().filter(|under| under.promised).map(|under| &under.inos);
+                    client.under.iter().filter(|under| under.is_early).map(|under| &under.inos);
                 for ino in late.chain(queued).chain(under).flatten() {
-                    *self.owed.get_mut(ino).expect("promised") -= 1;
+                    *self.owed.get_mut(ino).expect("is_early") -= 1;
                 }
                 self.table.holders.get_mut(&(at as SessionId)).expect("there").until =
                     Duration::ZERO;
-                // Those who wait have set their clocks to the end of its term.
+                // Waiters have set their clocks to the end of its term.
                 self.woken.extend(self.table.waiting.keys());
             }
         }
@@ -338,9 +339,9 @@ impl World {
         let session = at as SessionId;
         let client = &mut self.clients[at];
         match client.up.pop_front().expect("something has come") {
-            Up::Change { seq, promised, inos } => {
+            Up::Change { seq, is_early, inos } => {
                 client.received = seq;
-                client.queue.push_back((seq, promised, inos));
+                client.queue.push_back((seq, is_early, inos));
             }
             Up::Returned { inos } => {
                 let after = (client.received > client.applied).then_some(client.received);
@@ -384,9 +385,9 @@ impl World {
             (Progress::Begun(_), Up::Read(inos, owed)) => {
                 for (ino, owed) in inos.iter().zip(owed) {
                     let seen = self.applied.get(ino).copied().unwrap_or(0);
-                    // Who has vanished meanwhile keeps no promise.
+                    // The changes of a client that has vanished meanwhile do not count.
                     let owed = owed.min(self.owed.get(ino).copied().unwrap_or(0));
-                    assert!(seen >= owed, "{ino}: less than was promised");
+                    assert!(seen >= owed, "{ino}: less than was is_early");
                 }
                 let leased = inos.iter().all(|ino| self.table.grant(session, *ino, NOW));
                 self.clients[at].down.push_back(Down::Read { inos, leased });
@@ -409,7 +410,7 @@ impl World {
             Down::Walked(leased, held) => self.walked(at, &leased, &held),
             Down::Leases(inos) if client.tainted => {
                 client.stale.extend(&inos);
-                // What it has given back since it asked may have been this.
+                // What it has returned since it asked may have been this.
                 client.holds.retain(|ino, _| !inos.contains(ino));
                 client.up.push_back(Up::Returned { inos });
                 client.waits = false;
@@ -417,7 +418,7 @@ impl World {
             }
             Down::Leases(inos) => {
                 client.holds.extend(inos.into_iter().map(|ino| (ino, true)));
-                // What was granted is used at once.
+                // The client uses at once what was granted.
                 client.waits = false;
                 self.act(at);
             }
@@ -441,27 +442,23 @@ impl World {
                 client.up.push_back(Up::Lease(inos));
                 client.tainted = false;
             }
-            Down::Changed(other) => panic!("{other:?}: a promise was broken"),
+            Down::Changed(other) => panic!("{other:?}: an early-acknowledged change failed"),
         }
     }
 
     fn begin(&mut self, at: usize) {
         let session = at as SessionId;
         if self.clients[at].under.is_none() {
-            let (seq, promised, inos) = self.clients[at].queue.pop_front().expect("a change");
+            let (seq, is_early, inos) = self.clients[at].queue.pop_front().expect("a change");
             let begun = match self.table.begin_own(session, 0, &inos, NOW) {
                 None => false,
                 Some(Progress::Begun(_)) => true,
-                Some(progress) => return self.refuse(at, (seq, promised), progress),
+                Some(progress) => return self.refuse(at, (seq, is_early), progress),
             };
             let waiter = (!begun).then(|| {
-                self.table.ask(
-                    session,
-                    Wants::Change { epoch: 0, is_early: promised },
-                    inos.clone(),
-                )
+                self.table.ask(session, Wants::Change { epoch: 0, is_early }, inos.clone())
             });
-            self.clients[at].under = Some(Under { seq, promised, inos, waiter, begun });
+            self.clients[at].under = Some(Under { seq, is_early, inos, waiter, begun });
         }
         let under = self.clients[at].under.clone().expect("a change");
         let Some(waiter) = under.waiter else { return };
@@ -472,26 +469,29 @@ impl World {
             progress => {
                 self.table.leave(waiter);
                 self.clients[at].under = None;
-                self.refuse(at, (under.seq, under.promised), progress);
+                self.refuse(at, (under.seq, under.is_early), progress);
             }
         }
     }
 
-    fn refuse(&mut self, at: usize, (seq, promised): (u64, bool), progress: Progress) {
-        if promised {
-            assert!(self.clients[at].gone, "{progress:?}: a promise under leases is kept");
+    fn refuse(&mut self, at: usize, (seq, is_early): (u64, bool), progress: Progress) {
+        if is_early {
+            assert!(
+                self.clients[at].vanished,
+                "{progress:?}: an early-acknowledged change under leases succeeds"
+            );
             self.table.end_epoch(at as SessionId, 0);
         }
-        self.done(at, seq, promised, progress);
+        self.done(at, seq, is_early, progress);
     }
 
     fn end(&mut self, at: usize) {
-        let Under { seq, promised, inos, waiter, .. } =
+        let Under { seq, is_early, inos, waiter, .. } =
             self.clients[at].under.take().expect("a change");
-        let late = self.clients[at].gone;
+        let late = self.clients[at].vanished;
         for ino in &inos {
             *self.applied.entry(*ino).or_default() += 1;
-            if !promised || late {
+            if !is_early || late {
                 *self.owed.entry(*ino).or_default() += 1;
             }
             for (other, client) in self.clients.iter().enumerate().filter(|(other, _)| *other != at)
@@ -499,16 +499,16 @@ impl World {
                 assert!(!client.holds.contains_key(ino), "{other} relies on {ino}");
             }
         }
-        self.done(at, seq, promised, Progress::Begun(Vec::new()));
+        self.done(at, seq, is_early, Progress::Begun(Vec::new()));
         if let Some(waiter) = waiter {
             self.table.leave(waiter);
         }
     }
 
-    fn done(&mut self, at: usize, seq: u64, promised: bool, progress: Progress) {
+    fn done(&mut self, at: usize, seq: u64, is_early: bool, progress: Progress) {
         let client = &mut self.clients[at];
         client.applied = seq;
-        if !promised {
+        if !is_early {
             client.down.push_back(Down::Changed(progress));
         }
         self.table.end_change(at as SessionId, Some(seq));
@@ -516,7 +516,7 @@ impl World {
 
     fn check(&self) {
         self.table.check();
-        // Nobody changes, or is told of, what a session had that is being fenced.
+        // No session changes, or is granted, what a session that is being fenced had.
         for session in &self.fencing {
             let had = |ino: &Ino| self.table.hold(*session, *ino).is_some_and(|hold| hold.writes);
             for (at, client) in
@@ -548,20 +548,20 @@ impl World {
     }
 
     fn check_end(&self) {
-        for (at, client) in self.clients.iter().enumerate().filter(|(_, client)| !client.gone) {
+        for (at, client) in self.clients.iter().enumerate().filter(|(_, client)| !client.vanished) {
             assert!(client.script.is_empty() && !client.waits, "{at} waits without end");
         }
         assert!(self.table.waiting.is_empty() && self.table.queues.is_empty());
     }
 
-    /// The same for states that differ only in the numbers of last_waiter.
+    /// The state as text, without the numbers of waiters.
     fn key(&self) -> String {
         let order: BTreeMap<WaiterId, usize> = {
             let mut all: Vec<WaiterId> = self.table.waiting.keys().copied().collect();
             all.sort_unstable();
             all.into_iter().zip(0..).collect()
         };
-        let place = |waiter: &WaiterId| order.get(waiter).copied();
+        let index = |waiter: &WaiterId| order.get(waiter).copied();
         let mut key = String::new();
         for (ino, holds) in self.table.inodes.iter().collect::<BTreeMap<_, _>>() {
             let mut holds = holds.clone();
@@ -569,7 +569,7 @@ impl World {
             let _ok = write!(key, "{ino}{holds:?}");
         }
         for (session, holder) in self.table.holders.iter().collect::<BTreeMap<_, _>>() {
-            let behind: Vec<_> = holder.waiters.iter().map(place).collect();
+            let behind: Vec<_> = holder.waiters.iter().map(index).collect();
             let Holder { until, returning, epoch, applying, is_fenced, .. } = holder;
             let _ok = write!(
                 key,
@@ -577,22 +577,22 @@ impl World {
             );
         }
         for (waiter, waiting) in self.table.waiting.iter().collect::<BTreeMap<_, _>>() {
-            let _ok = write!(key, "{:?}{waiting:?}", place(waiter));
+            let _ok = write!(key, "{:?}{waiting:?}", index(waiter));
         }
         for client in &self.clients {
             let under = client
                 .under
                 .as_ref()
-                .map(|u| (u.seq, u.promised, &u.inos, u.waiter.as_ref().map(place), u.begun));
-            let asked = client.asked.as_ref().map(|(waiter, up)| (place(waiter), up));
+                .map(|u| (u.seq, u.is_early, &u.inos, u.waiter.as_ref().map(index), u.begun));
+            let asked = client.asked.as_ref().map(|(waiter, up)| (index(waiter), up));
             let walk =
-                client.walk.as_ref().map(|(waiter, inos, writes)| (place(waiter), inos, *writes));
+                client.walk.as_ref().map(|(waiter, inos, writes)| (index(waiter), inos, *writes));
             let Client {
                 script,
                 holds,
                 waits,
                 tainted,
-                gone,
+                vanished,
                 sent,
                 up,
                 down,
@@ -606,17 +606,17 @@ impl World {
             } = client;
             let _ok = write!(
                 key,
-                "{under:?}{asked:?}{script:?}{holds:?}{waits}{tainted}{gone}{sent}{up:?}{down:?}{queue:?}{received}{applied}{telling:?}{stale:?}{walk:?}{walked:?}"
+                "{under:?}{asked:?}{script:?}{holds:?}{waits}{tainted}{vanished}{sent}{up:?}{down:?}{queue:?}{received}{applied}{telling:?}{stale:?}{walk:?}{walked:?}"
             );
         }
-        let woken: Vec<_> = self.woken.iter().filter_map(place).collect();
+        let woken: Vec<_> = self.woken.iter().filter_map(index).collect();
         let _ok = write!(key, "{:?}{:?}{woken:?}{}", self.owed, self.applied, self.failures);
         key
     }
 }
 
 impl Table {
-    /// What is counted twice agrees.
+    /// Figures that are kept twice agree.
     fn check(&self) {
         assert_eq!(self.leases, self.inodes.values().map(Vec::len).sum::<usize>());
         for (ino, holds) in &self.inodes {
@@ -643,12 +643,12 @@ impl Table {
     }
 }
 
-/// Goes through every order of events; gives the number of states.
+/// Goes through every order of events. Returns the number of states.
 fn explore(scripts: &[&[Act]]) -> usize {
     explore_failures(scripts, 0)
 }
 
-/// The same, where so many times nobody is told.
+/// The same, while so many answers fail to be sent.
 fn explore_failures(scripts: &[&[Act]], failures: usize) -> usize {
     let (mut seen, mut open) = (HashSet::default(), vec![World::new(scripts, failures)]);
     while let Some(world) = open.pop() {
@@ -667,8 +667,8 @@ fn explore_failures(scripts: &[&[Act]], failures: usize) -> usize {
     seen.len()
 }
 
-fn promise(inos: &[Ino]) -> Act {
-    Act::Promise(inos.into())
+fn early(inos: &[Ino]) -> Act {
+    Act::Early(inos.into())
 }
 
 fn change(inos: &[Ino]) -> Act {
@@ -680,92 +680,92 @@ fn read(inos: &[Ino]) -> Act {
 }
 
 #[test]
-fn two_that_want_each_others_leases_both_go_on() {
-    let one: &[Act] = &[promise(&[1]), promise(&[1, 2]), promise(&[1])];
-    let states = explore(&[one, &[promise(&[2]), promise(&[1, 2])]]);
+fn two_sessions_that_want_each_others_leases_both_go_on() {
+    let one: &[Act] = &[early(&[1]), early(&[1, 2]), early(&[1])];
+    let states = explore(&[one, &[early(&[2]), early(&[1, 2])]]);
     assert!(states > 1000, "{states}");
 }
 
-/// What each gives back is behind its own change, which touches what the other has.
+/// Each returns what is behind its own change, which touches what the other has.
 #[test]
 fn changes_never_wait_for_write_leases() {
-    let one: &[Act] = &[promise(&[1]), change(&[2]), promise(&[1])];
-    let states = explore(&[one, &[promise(&[2]), change(&[1]), promise(&[2])]]);
+    let one: &[Act] = &[early(&[1]), change(&[2]), early(&[1])];
+    let states = explore(&[one, &[early(&[2]), change(&[1]), early(&[2])]]);
     assert!(states > 1000, "{states}");
 }
 
 #[test]
-fn what_is_given_back_is_had_again_only_when_it_is_granted_again() {
-    let first: &[Act] = &[promise(&[1]), Act::Return(vec![1]), promise(&[1])];
-    let states = explore(&[first, &[promise(&[1]), read(&[1])]]);
+fn a_returned_lease_counts_again_only_when_it_is_granted_again() {
+    let first: &[Act] = &[early(&[1]), Act::Return(vec![1]), early(&[1])];
+    let states = explore(&[first, &[early(&[1]), read(&[1])]]);
     assert!(states > 500, "{states}");
 }
 
 #[test]
-fn three_that_fight_for_one_inode_all_get_it() {
-    let states = explore(&[&[promise(&[1])], &[promise(&[1]), read(&[1])], &[change(&[1])]]);
+fn three_sessions_that_want_one_inode_all_get_it() {
+    let states = explore(&[&[early(&[1])], &[early(&[1]), read(&[1])], &[change(&[1])]]);
     assert!(states > 1000, "{states}");
 }
 
 #[test]
-fn promised_changes_pass_those_who_wait_for_their_leases() {
-    let first: &[Act] = &[promise(&[1]), promise(&[1]), change(&[1, 2]), promise(&[1])];
-    let states = explore(&[first, &[read(&[2]), promise(&[2, 1])]]);
+fn early_acknowledged_changes_pass_waiters_for_their_leases() {
+    let first: &[Act] = &[early(&[1]), early(&[1]), change(&[1, 2]), early(&[1])];
+    let states = explore(&[first, &[read(&[2]), early(&[2, 1])]]);
     assert!(states > 500, "{states}");
 }
 
 #[test]
-fn readers_see_what_was_promised_and_no_writer_is_beside_them() {
-    let first: &[Act] = &[promise(&[1, 2]), read(&[2]), promise(&[2])];
+fn readers_see_what_was_acknowledged_and_a_writer_is_alone() {
+    let first: &[Act] = &[early(&[1, 2]), read(&[2]), early(&[2])];
     let states = explore(&[first, &[read(&[1, 2]), change(&[2]), read(&[2])]]);
     assert!(states > 1000, "{states}");
 }
 
 #[test]
-fn who_vanishes_is_fenced_and_its_late_changes_harm_nobody() {
-    let vanishing: &[Act] = &[promise(&[1]), promise(&[1]), Act::Vanish];
-    for other in [read(&[1]), change(&[1]), promise(&[1])] {
-        let states = explore(&[vanishing, &[other, promise(&[1])]]);
+fn a_session_that_vanishes_is_fenced_and_its_late_changes_are_dropped() {
+    let vanishing: &[Act] = &[early(&[1]), early(&[1]), Act::Vanish];
+    for other in [read(&[1]), change(&[1]), early(&[1])] {
+        let states = explore(&[vanishing, &[other, early(&[1])]]);
         assert!(states > 200, "{states}");
     }
 }
 
-/// Somebody asks ahead, and goes on meanwhile; the others neither wait for that nor rely on
-/// anything that it has got.
+/// A client asks ahead and goes on meanwhile. The others neither wait for that nor rely on anything
+/// that it got.
 #[test]
-fn walks_take_nothing_that_anybody_relies_on_and_nobody_waits_for_them() {
+fn walks_take_no_lease_that_is_relied_on_and_delay_no_session() {
     for writes in [false, true] {
         let ahead = || Act::Walk(vec![1, 2], writes);
-        let walker: &[Act] = &[ahead(), promise(&[1]), read(&[2])];
-        let states = explore(&[walker, &[promise(&[1, 2]), change(&[2])]]);
+        let walker: &[Act] = &[ahead(), early(&[1]), read(&[2])];
+        let states = explore(&[walker, &[early(&[1, 2]), change(&[2])]]);
         assert!(states > 1000, "{states}");
-        let walker: &[Act] = &[ahead(), change(&[2]), promise(&[1])];
-        let states = explore(&[walker, &[promise(&[1]), read(&[2]), promise(&[2])]]);
+        let walker: &[Act] = &[ahead(), change(&[2]), early(&[1])];
+        let states = explore(&[walker, &[early(&[1]), read(&[2]), early(&[2])]]);
         assert!(states > 1000, "{states}");
-        let giving: &[Act] = &[promise(&[1]), ahead(), Act::Return(vec![1]), promise(&[1])];
-        let states = explore(&[giving, &[read(&[1]), promise(&[1])]]);
+        let giving: &[Act] = &[early(&[1]), ahead(), Act::Return(vec![1]), early(&[1])];
+        let states = explore(&[giving, &[read(&[1]), early(&[1])]]);
         assert!(states > 1000, "{states}");
     }
 }
 
 #[test]
-fn two_that_walk_towards_each_other_both_go_on() {
-    let one: &[Act] = &[Act::Walk(vec![1], true), promise(&[1])];
-    let states = explore(&[one, &[Act::Walk(vec![1], true), promise(&[1])]]);
+fn two_walks_of_the_same_inodes_both_go_on() {
+    let one: &[Act] = &[Act::Walk(vec![1], true), early(&[1])];
+    let states = explore(&[one, &[Act::Walk(vec![1], true), early(&[1])]]);
     assert!(states > 1000, "{states}");
-    let vanishing: &[Act] = &[promise(&[1]), promise(&[1]), Act::Vanish];
-    let states = explore(&[vanishing, &[Act::Walk(vec![1], true), change(&[1]), promise(&[1])]]);
+    let vanishing: &[Act] = &[early(&[1]), early(&[1]), Act::Vanish];
+    let states = explore(&[vanishing, &[Act::Walk(vec![1], true), change(&[1]), early(&[1])]]);
     assert!(states > 200, "{states}");
 }
 
-/// It relies on what it had read before it asked.
+/// The client relies on what it had read before it asked.
 #[test]
-fn leases_that_nobody_is_told_of_take_nothing_from_who_has_read_before() {
-    let other: &[Act] = &[change(&[1]), promise(&[1])];
-    let asking: &[Act] = &[read(&[1]), promise(&[1]), read(&[1])];
+fn a_grant_that_is_not_sent_takes_no_read_lease_away() {
+    let other: &[Act] = &[change(&[1]), early(&[1])];
+    let asking: &[Act] = &[read(&[1]), early(&[1]), read(&[1])];
     let states = explore_failures(&[asking, other], 1);
     assert!(states > 1000, "{states}");
-    let walking: &[Act] = &[read(&[1]), Act::Walk(vec![1], true), promise(&[1])];
+    let walking: &[Act] = &[read(&[1]), Act::Walk(vec![1], true), early(&[1])];
     let states = explore_failures(&[walking, other], 1);
     assert!(states > 1000, "{states}");
 }

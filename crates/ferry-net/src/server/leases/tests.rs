@@ -1,4 +1,4 @@
-//! One rule after the other; all of them in every order of events: `model`.
+//! One rule after the other. `model` checks all of them in every order of events.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -47,25 +47,27 @@ fn poll<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Option<T> {
 const NO_ONE: fn(&Recalls) = |_| {};
 
 impl Leases {
-    fn change(self: &Arc<Self>, session: SessionId, promised: bool, inos: &[Ino]) -> Begin {
-        self.begin_change(session, (self.epoch(session), promised), inos.into(), NO_ONE)
+    fn change(self: &Arc<Self>, session: SessionId, is_early: bool, inos: &[Ino]) -> Begin {
+        self.begin_change(session, (self.epoch(session), is_early), inos.into(), NO_ONE)
     }
-    fn turn(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> ChangeGuard {
-        let Begin::Now(turn) = self.change(session, false, inos) else { panic!("not now") };
-        turn
+    fn guard(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> ChangeGuard {
+        let Begin::Now(guard) = self.change(session, false, inos) else { panic!("not now") };
+        guard
     }
-    fn line(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> QueuePosition {
-        let Begin::Later(place) = self.change(session, false, inos) else { panic!("not in line") };
-        place
+    fn queued(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> QueuePosition {
+        let Begin::Later(position) = self.change(session, false, inos) else {
+            panic!("not queued")
+        };
+        position
     }
-    fn refusal(self: &Arc<Self>, session: SessionId, promised: bool, inos: &[Ino]) -> Progress {
-        let Begin::Not(why) = self.change(session, promised, inos) else { panic!("not refused") };
+    fn refusal(self: &Arc<Self>, session: SessionId, is_early: bool, inos: &[Ino]) -> Progress {
+        let Begin::Not(why) = self.change(session, is_early, inos) else { panic!("not refused") };
         why
     }
-    /// Write leases that can be had at once.
+    /// Write leases that can be granted at once.
     fn lease(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
-        let place = self.ask(session, Wants::Lease, inos.into());
-        match self.progress(place.waiter) {
+        let position = self.ask(session, Wants::Lease, inos.into());
+        match self.progress(position.waiter) {
             Progress::Begun(granted) => {
                 self.grant_sent(session, &granted);
                 granted
@@ -73,9 +75,9 @@ impl Leases {
             other => panic!("{other:?}"),
         }
     }
-    /// How far somebody in line is, and whom it wants to be asked.
-    fn recalls(self: &Arc<Self>, place: &QueuePosition) -> Option<Recalls> {
-        match self.progress(place.waiter) {
+    /// How far a waiter has come, and what it recalls.
+    fn recalls(self: &Arc<Self>, position: &QueuePosition) -> Option<Recalls> {
+        match self.progress(position.waiter) {
             Progress::Waits(recalls, _) => Some(recalls),
             _ => None,
         }
@@ -83,34 +85,34 @@ impl Leases {
 }
 
 #[test]
-fn a_change_waits_for_the_word_of_others_and_gives_no_lease_meanwhile() {
+fn a_change_waits_for_returned_read_leases_and_no_lease_is_granted_meanwhile() {
     let (runtime, (leases, _)) = (runtime(), leases());
     let _inside = runtime.enter();
     assert!(leases.grant(1, 10) && leases.grant(2, 10) && leases.grant(2, 10));
     let recalled = Mutex::new(Vec::new());
     let recall = |recalls: &Recalls| recalled.lock().extend(recalls.clone());
-    let Begin::Later(place) = leases.begin_change(1, (0, false), vec![10, 11], recall) else {
+    let Begin::Later(position) = leases.begin_change(1, (0, false), vec![10, 11], recall) else {
         panic!("another relies on it")
     };
     assert_eq!(*recalled.lock(), [(2, vec![10])], "not its own");
     {
-        let mut wait = pin!(place.wait(recall));
+        let mut wait = pin!(position.wait(recall));
         assert!(poll(wait.as_mut()).is_none());
         assert!(!leases.grant(3, 10) && !leases.grant(2, 10), "it is about to change");
-        assert!(!leases.renew(2).0, "it owes a word");
+        assert!(!leases.renew(2).0, "it owes an answer");
         assert!(poll(wait.as_mut()).is_none());
         assert_eq!(recalled.lock().len(), 1, "asked once");
         leases.give_back(2, &[10], Some(7));
         assert_eq!(
             poll(wait),
             Some(Progress::Begun(Vec::new())),
-            "a read lease needs only its word"
+            "a read lease needs only the answer"
         );
     }
     assert!(leases.renew(2).0);
-    assert!(leases.grant(1, 11), "whose turn it is");
+    assert!(leases.grant(1, 11), "its own change is being applied");
     assert!(!leases.grant(2, 11));
-    drop(place.into_guard());
+    drop(position.into_guard());
     assert!(leases.grant(2, 11));
     assert_eq!((leases.held_by(1), leases.held_by(2)), ((2, 0), (1, 0)));
     leases.end(1);
@@ -122,7 +124,7 @@ fn a_change_waits_for_the_word_of_others_and_gives_no_lease_meanwhile() {
 }
 
 #[test]
-fn who_brings_changes_is_waited_for_and_for_two_terms_while_it_owes_its_word() {
+fn a_session_that_sends_changes_may_owe_a_recall_for_two_terms() {
     let (leases, hand) = leases();
     assert_eq!(leases.lease(1, &[10]), [10]);
     hand.set(4);
@@ -148,7 +150,7 @@ fn who_brings_changes_is_waited_for_and_for_two_terms_while_it_owes_its_word() {
     leases.makes_progress(1);
     assert!(leases.recalls(&reader).is_none(), "not for ever");
     assert_eq!(leases.epoch(1), 1);
-    // Once it has given its word nothing bounds it but silence.
+    // Once it has returned the lease, only silence ends its term.
     leases.begin(1, 1);
     assert_eq!(leases.lease(1, &[11]), [11]);
     let reader = leases.ask(2, Wants::Read, vec![11]);
@@ -165,30 +167,30 @@ fn who_brings_changes_is_waited_for_and_for_two_terms_while_it_owes_its_word() {
 }
 
 #[test]
-fn a_term_that_is_over_is_not_waited_for() {
+fn a_lease_whose_term_is_over_delays_no_change() {
     let (leases, hand) = leases();
     assert!(leases.grant(2, 10));
     hand.set(4);
     assert!(leases.renew(2).0);
-    let place = leases.line(1, &[10]);
+    let position = leases.queued(1, &[10]);
     hand.set(8);
-    assert!(leases.recalls(&place).is_some());
+    assert!(leases.recalls(&position).is_some());
     hand.set(9);
     leases.expire(&HashSet::from_iter([1, 2, 3]));
-    assert!(leases.recalls(&place).is_none());
+    assert!(leases.recalls(&position).is_none());
     assert!(!leases.grant(2, 12), "nothing is heard of it");
     leases.begin(2, 2);
     assert!(leases.grant(2, 12));
 }
 
 #[test]
-fn turns_come_in_order_and_never_wait_for_each_other() {
+fn changes_begin_in_queue_order_and_never_wait_for_each_other() {
     let (leases, _) = leases();
     leases.begin(4, 4);
-    let first = leases.turn(1, &[1, 2]);
-    let second = leases.line(2, &[2, 3]);
-    let third = leases.line(3, &[1, 3]);
-    drop(leases.turn(4, &[4]));
+    let first = leases.guard(1, &[1, 2]);
+    let second = leases.queued(2, &[2, 3]);
+    let third = leases.queued(3, &[1, 3]);
+    drop(leases.guard(4, &[4]));
     drop(first);
     assert!(leases.recalls(&third).is_some(), "not before the second");
     assert!(leases.recalls(&second).is_none());
@@ -197,23 +199,23 @@ fn turns_come_in_order_and_never_wait_for_each_other() {
 }
 
 #[test]
-fn nothing_is_changed_while_leases_of_an_earlier_server_may_last() {
+fn no_change_begins_while_leases_of_an_earlier_server_may_last() {
     let hand = Arc::new(Hand::default());
     let leases =
         Arc::new(Leases::new(hand.clone(), Duration::from_secs(5), Duration::from_secs(5)));
     leases.begin(1, 1);
-    drop(leases.line(1, &[1]));
-    let (runtime, place) = (runtime(), leases.ask(1, Wants::Lease, vec![1]));
+    drop(leases.queued(1, &[1]));
+    let (runtime, position) = (runtime(), leases.ask(1, Wants::Lease, vec![1]));
     let _inside = runtime.enter();
-    assert!(poll(pin!(place.wait(NO_ONE))).is_none(), "and nobody decides about it alone");
-    drop(place);
+    assert!(poll(pin!(position.wait(NO_ONE))).is_none(), "and nobody decides about it alone");
+    drop(position);
     hand.set(5);
     leases.begin(1, 1);
-    drop(leases.turn(1, &[1]));
+    drop(leases.guard(1, &[1]));
 }
 
 #[test]
-fn a_write_lease_is_given_back_when_what_came_before_is_applied() {
+fn a_returned_write_lease_is_free_when_earlier_changes_are_applied() {
     let (leases, _) = leases();
     assert_eq!(leases.lease(1, &[10, 11]), [10, 11]);
     assert!(leases.grant(1, 10) && !leases.grant(2, 10), "it is alone");
@@ -222,13 +224,13 @@ fn a_write_lease_is_given_back_when_what_came_before_is_applied() {
     assert_eq!(leases.recalls(&reader), Some(Recalls::from_iter([(1, vec![10])])));
     assert!(!leases.renew(1).0);
     leases.give_back(1, &[10], Some(2));
-    assert!(leases.renew(1).0, "it has given its word");
+    assert!(leases.renew(1).0, "it has answered");
     assert_eq!(
         leases.recalls(&reader),
         Some(Recalls::default()),
         "its changes are still to be applied"
     );
-    leases.turn(1, &[10]).done(1);
+    leases.guard(1, &[10]).done(1);
     assert!(leases.recalls(&reader).is_some());
     leases.refused(1, 2);
     assert!(leases.recalls(&reader).is_none());
@@ -238,24 +240,28 @@ fn a_write_lease_is_given_back_when_what_came_before_is_applied() {
     assert_eq!(leases.recalls(&again), Some(Recalls::default()), "what it is about to lose");
     leases.refused(1, 3);
     assert_eq!(leases.progress(again.waiter), Progress::Begun(vec![11]));
-    assert_eq!(leases.refusal(1, true, &[10]), Progress::Broken, "a promise without a lease");
+    assert_eq!(
+        leases.refusal(1, true, &[10]),
+        Progress::Broken,
+        "an early-acknowledged change without a lease"
+    );
 }
 
 #[test]
-fn a_change_of_what_another_may_promise_is_busy() {
+fn a_change_under_another_sessions_write_lease_is_busy() {
     let (leases, _) = leases();
     assert!(leases.grant(3, 20));
     assert_eq!(leases.lease(1, &[10]), [10]);
     assert_eq!(leases.refusal(2, false, &[10, 11]), Progress::Busy);
     let asking = leases.ask(2, Wants::Lease, vec![10, 20]);
-    assert_eq!(leases.refusal(3, false, &[20]), Progress::Busy, "another stands in line for it");
-    drop(leases.turn(1, &[10]));
+    assert_eq!(leases.refusal(3, false, &[20]), Progress::Busy, "another waits for it");
+    drop(leases.guard(1, &[10]));
     assert_eq!(
         leases.recalls(&asking),
         Some(Recalls::from_iter([(1, vec![10]), (3, vec![20])])),
-        "promised changes pass the line, and those who ask for leases are not in their own way"
+        "is_early changes pass the line, and those who ask for leases are not in their own way"
     );
-    drop(leases.line(2, &[20]));
+    drop(leases.queued(2, &[20]));
     leases.give_back(1, &[10], None);
     leases.give_back(3, &[20], None);
     assert_eq!(leases.progress(asking.waiter), Progress::Begun(vec![10, 20]));
@@ -280,14 +286,13 @@ fn a_recall_never_overtakes_the_answer_that_grants() {
 }
 
 #[test]
-fn who_is_not_heard_of_for_a_term_loses_all_that_it_has_promised_but_not_in_the_middle_of_a_change()
-{
+fn a_silent_session_is_fenced_but_not_while_its_change_is_applied() {
     let (leases, hand) = leases();
     assert_eq!(leases.lease(1, &[10, 11]), [10, 11]);
     hand.set(6);
     leases.begin(2, 2);
     leases.expire(&HashSet::from_iter([1, 2, 3]));
-    let changing = leases.turn(1, &[11]);
+    let changing = leases.guard(1, &[11]);
     let reader = leases.ask(2, Wants::Read, vec![10]);
     assert!(leases.recalls(&reader).is_some(), "its change is being made");
     changing.done(1);
@@ -302,14 +307,14 @@ fn who_is_not_heard_of_for_a_term_loses_all_that_it_has_promised_but_not_in_the_
 }
 
 #[test]
-fn what_a_client_makes_is_its_own_from_the_beginning() {
+fn a_client_has_the_write_lease_of_what_it_makes() {
     let (leases, _) = leases();
     assert!(leases.grant_new(1, 10));
     assert!(!leases.grant_new(2, 10) && !leases.grant(2, 10));
-    drop(leases.turn(1, &[10]));
+    drop(leases.guard(1, &[10]));
     leases.revoke_new(1, 10);
     assert!(leases.grant(2, 10));
-    // It may be given back before it is made.
+    // It may be returned before it is made.
     leases.give_back(1, &[11, 12], Some(3));
     leases.refused(1, 2);
     assert!(leases.grant_new(1, 11));
@@ -319,7 +324,7 @@ fn what_a_client_makes_is_its_own_from_the_beginning() {
 }
 
 #[test]
-fn a_server_that_stops_has_all_leases_back_or_knows_that_it_has_not() {
+fn a_server_that_stops_knows_whether_it_has_all_leases_back() {
     let (leases, hand) = leases();
     assert_eq!(leases.relied_on(), (false, false));
     assert!(leases.grant(1, 10) && leases.grant(2, 10) && leases.grant(2, 11));
@@ -342,11 +347,11 @@ fn a_server_that_stops_has_all_leases_back_or_knows_that_it_has_not() {
     assert_eq!(leases.lease(3, &[12]), [12]);
     assert_eq!(leases.close(), Recalls::from_iter([(3, vec![12])]));
     hand.set(5);
-    assert_eq!(leases.relied_on(), (false, true), "what it has promised it may still send");
+    assert_eq!(leases.relied_on(), (false, true), "what it has is_early it may still send");
 }
 
 #[test]
-fn what_is_given_back_again_and_again_is_one_entry() {
+fn repeated_returns_behind_one_change_are_one_entry() {
     let mut table = Table::default();
     table.begin(1, 1, Duration::from_secs(5));
     for ino in 0..1000 {
@@ -360,15 +365,15 @@ fn what_is_given_back_again_and_again_is_one_entry() {
 }
 
 #[test]
-fn who_ignores_recalls_again_and_again_gets_no_leases_for_a_growing_while() {
+fn a_client_that_ignores_recalls_gets_no_leases_for_growing_times() {
     const TERM: u64 = 5;
     let (leases, hand) = leases();
     let mut now = 0;
-    // Session 1 has a lease and says that it is there, but not a word to the recall; session 2
+    // Session 1 has a lease and sends signs of life, but does not answer the recall. Session 2
     // changes the inode.
     let mut ignores = |answers: bool| {
         assert!(leases.grant(1, 7), "at {now}");
-        let place = leases.line(2, &[7]);
+        let position = leases.queued(2, &[7]);
         assert!(!leases.renew(1).0);
         if answers {
             leases.give_back(1, &[7], None);
@@ -377,15 +382,15 @@ fn who_ignores_recalls_again_and_again_gets_no_leases_for_a_growing_while() {
             hand.set(now);
             assert!(!leases.renew(1).0 && leases.renew(2).0);
         }
-        assert!(matches!(leases.progress(place.waiter), Progress::Begun(_)));
-        place.into_guard().done(1);
+        assert!(matches!(leases.progress(position.waiter), Progress::Begun(_)));
+        position.into_guard().done(1);
         assert!(leases.renew(1).0, "it goes on, without what it had");
-        // How long it gets nothing.
+        // For how long it gets nothing.
         let begun = now;
         while !leases.grant(1, 7) {
             assert!(leases.is_barred(1));
-            let place = leases.ask(1, Wants::Lease, vec![8]);
-            assert_eq!(leases.progress(place.waiter), Progress::Begun(vec![]));
+            let position = leases.ask(1, Wants::Lease, vec![8]);
+            assert_eq!(leases.progress(position.waiter), Progress::Begun(vec![]));
             now += 1;
             hand.set(now);
             leases.renew(1);
@@ -400,7 +405,7 @@ fn who_ignores_recalls_again_and_again_gets_no_leases_for_a_growing_while() {
 }
 
 #[test]
-fn who_is_fenced_holds_up_nobody_else_and_nobody_gets_what_it_had_before() {
+fn a_fence_delays_no_other_session_and_frees_leases_only_when_recorded() {
     let (leases, hand) = leases();
     let fencing = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&fencing);
@@ -411,13 +416,13 @@ fn who_is_fenced_holds_up_nobody_else_and_nobody_gets_what_it_had_before() {
     leases.begin(2, 2);
     leases.begin(3, 3);
     assert!(leases.grant(2, 12));
-    let place = leases.ask(2, Wants::Lease, vec![10, 12]);
+    let position = leases.ask(2, Wants::Lease, vec![10, 12]);
     let reader = leases.ask(3, Wants::Read, vec![11]);
-    assert_eq!(leases.recalls(&place), Some(Recalls::default()));
+    assert_eq!(leases.recalls(&position), Some(Recalls::default()));
     assert_eq!(leases.recalls(&reader), Some(Recalls::default()));
     let (session, one) = fencing.lock().pop().unwrap();
     assert!(session == 1 && fencing.lock().is_empty(), "once");
-    // The volume takes its time. Others go on; it is back, and has nothing.
+    // The volume takes its time. Others go on. The fenced session is back, and has nothing.
     assert!(leases.grant(3, 13) && leases.renew(3).0);
     assert_eq!(leases.begin(1, 1), 1, "its epoch has ended");
     assert!(leases.renew(1).0 && !leases.grant(1, 14) && !leases.grant_new(1, 15));
@@ -425,9 +430,9 @@ fn who_is_fenced_holds_up_nobody_else_and_nobody_gets_what_it_had_before() {
     assert_eq!(leases.refusal(1, false, &[10]), Progress::Busy);
     leases.give_back(1, &[10, 11], None);
     leases.expire(&HashSet::from_iter([1, 2, 3]));
-    assert!(leases.recalls(&place).is_some() && leases.recalls(&reader).is_some());
+    assert!(leases.recalls(&position).is_some() && leases.recalls(&reader).is_some());
     one.done();
-    assert_eq!(leases.progress(place.waiter), Progress::Begun(vec![10, 12]));
+    assert_eq!(leases.progress(position.waiter), Progress::Begun(vec![10, 12]));
     assert_eq!(leases.progress(reader.waiter), Progress::Begun(Vec::new()));
     assert_eq!(leases.held_by(1), (0, 0));
     assert!(leases.grant(1, 14));
@@ -457,7 +462,7 @@ fn a_client_that_ignores_recalls_gets_no_leases_in_a_new_session_either() {
     assert!(!barred(12, 7), "a connection may just have been lost");
     ignores(13, 7);
     assert!(barred(14, 7) && !leases.grant(14, 20) && !barred(15, 8));
-    // Who has more sessions answers in one, and ignores in the others.
+    // A client with several sessions answers in one, and ignores in the others.
     ignores(16, 8);
     leases.begin(17, 8);
     assert_eq!(leases.lease(17, &[10]), [10]);

@@ -52,7 +52,7 @@ fn an_older_connection_changes_nothing_and_takes_no_lock() {
 }
 
 #[test]
-fn answers_that_nobody_waits_for_go_together_and_before_all_that_comes_later() {
+fn answers_of_early_acknowledged_changes_are_batched_in_order() {
     let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
     let (line, mut frames) = crate::lanes::line();
     let connection =
@@ -99,7 +99,7 @@ fn a_server_that_stops_takes_no_more_changes_and_applies_those_that_it_has() {
 }
 
 #[test]
-fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() {
+fn a_fence_while_the_session_is_being_recorded_does_not_deadlock() {
     use std::sync::mpsc::{channel, sync_channel};
     let dev: Arc<dyn ferry_device::BlockDevice> = Arc::new(ferry_device::MemDevice::new(64 << 20));
     let env = ferry_env::Env::real;
@@ -114,7 +114,7 @@ fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() 
     leases.begin(2, 2);
     leases.begin(3, 3);
     assert!(leases.grant_new(2, 20) && leases.grant_new(session.number, 10));
-    // The first to be fenced takes a while: there is no room in the log.
+    // Recording the first fence takes a while: there is no room in the log.
     let (begun, has_begun) = sync_channel(1);
     let (go_on, goes_on) = channel();
     let goes_on = Mutex::new(goes_on);
@@ -140,7 +140,7 @@ fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() 
         told.send("fenced")
     });
     has_begun.recv().expect("it begins");
-    // Nobody else waits for that.
+    // No other session waits for that.
     let one = || all.recv_timeout(Duration::from_secs(10)).expect("the others wait for each other");
     let (pushing, of_push, told) = (Arc::clone(&session), Arc::clone(&leases), done.clone());
     std::thread::spawn(move || {
