@@ -32,68 +32,16 @@ impl Core {
     ) -> Result<(Arc<Session>, u64), Refusal> {
         let path = normal(path);
         let _entering = self.entering.lock();
-        // The time is now, and not when the connection was made: the client may have waited before
-        // its greeting.
-        let standing = self.revocations.standing(&peer, self.env.clock.wall());
-        if self.evicted.lock().iter().any(|evicted| evicted.session == id) {
-            let why = standing.err().map_or_else(|| EVICTED.to_owned(), |refusal| refusal.reason);
-            return Err(Refusal::new(Cause::Evicted, why));
+        self.check_standing(id, &peer, from)?;
+        if let Some(resumed) = self.resume((id, newest), (&peer, from), &path, line) {
+            return Ok(resumed);
         }
-        standing?;
-        if let Some(ending) = peer.until.and_then(|until| ends_soon(until, self.env.clock.wall())) {
-            tracing::warn!(
-                certificate = peer.name,
-                from = from.map(|from| from.to_string()),
-                "the client's certificate {ending}"
-            );
-        }
-        let old =
-            self.sessions.lock().get(&id).filter(|s| s.peer == peer && s.path == path).cloned();
-        if let Some(old) = old
-            && let Some(connection) = old.connect(
-                (line, from),
-                &self.greeting,
-                (true, newest),
-                (&self.locks, &self.leases),
-            )
-        {
-            old.log_arrival("connected again");
-            return Ok((old, connection));
-        }
-        let text = String::from_utf8_lossy(&path).into_owned();
-        let of_server = exports::access(&[&self.exports], &path);
-        let not_there = |reason: String| Refusal::new(Cause::Path, reason);
-        of_server.ok_or_else(|| not_there(format!("the server does not export {text}")))?;
-        let lists = [&self.exports[..], &peer.exports].into_iter().filter(|list| !list.is_empty());
-        let access = exports::access(&lists.collect::<Vec<_>>(), &path).ok_or_else(|| {
-            let exports: Vec<String> = peer.exports.iter().map(Export::to_string).collect();
-            not_there(format!(
-                "the client's certificate is not for {text}, but for {}",
-                exports.join(",")
-            ))
-        })?;
-        let root = self.resolve(&path, peer.limits.as_ref()).map_err(not_there)?;
-        let bounds = self.bounds_of(&path, root, &access).map_err(not_there)?;
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
-        let (all, of_certificate) = {
-            let sessions = self.sessions.lock();
-            let same = |session: &&Arc<Session>| session.peer.certificate == peer.certificate;
-            (sessions.len(), sessions.values().filter(same).count())
-        };
-        if all >= SESSIONS_MAX {
-            return Err(Refusal::new(Cause::Full, "the server has as many clients as it can take"));
-        }
-        if !peer.certificate.is_empty() && of_certificate >= SESSIONS_OF_CERTIFICATE_MAX {
-            let reason = format!(
-                "there are {of_certificate} mounts with this client's certificate, and no more are taken: unmount some, or `ferry evict` those that \
-                 are gone"
-            );
-            return Err(Refusal::new(Cause::Full, reason));
-        }
+        let mounted = self.mounted(&peer, path)?;
+        self.check_room(&peer)?;
         let last_applied = self.last_applied_of(id, newest);
         let had_locks = self.locks.may_reclaim(id);
         let id = if last_applied.is_some() { id } else { random(&self.env) };
-        let mounted = Mounted { path, root, read_only: access.read_only, bounds };
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
         let session = Arc::new(Session::new((id, number), name, peer, mounted));
         if had_locks {
             session.set_had_locks(last_applied.is_some());
@@ -112,6 +60,85 @@ impl Core {
             "connected"
         });
         Ok((session, connection))
+    }
+
+    /// Refuses a client whose session was evicted, or whose certificate was revoked or has expired.
+    fn check_standing(
+        &self,
+        id: u128,
+        peer: &Peer,
+        from: Option<SocketAddr>,
+    ) -> Result<(), Refusal> {
+        // The time is now, and not when the connection was made: the client may have waited before
+        // its greeting.
+        let now = self.env.clock.wall();
+        let standing = self.revocations.standing(peer, now);
+        if self.evicted.lock().iter().any(|evicted| evicted.session == id) {
+            let why = standing.err().map_or_else(|| EVICTED.to_owned(), |refusal| refusal.reason);
+            return Err(Refusal::new(Cause::Evicted, why));
+        }
+        standing?;
+        if let Some(ending) = peer.until.and_then(|until| ends_soon(until, now)) {
+            tracing::warn!(
+                certificate = peer.name,
+                from = from.map(|from| from.to_string()),
+                "the client's certificate {ending}"
+            );
+        }
+        Ok(())
+    }
+
+    /// The session with this number, if it is this client's and goes on.
+    fn resume(
+        &self,
+        (id, newest): (u128, u64),
+        (peer, from): (&Peer, Option<SocketAddr>),
+        path: &[u8],
+        line: &Line,
+    ) -> Option<(Arc<Session>, u64)> {
+        let same = |session: &&Arc<Session>| session.peer == *peer && session.path == path;
+        let session = self.sessions.lock().get(&id).filter(same).cloned()?;
+        let both = (&self.locks, &*self.leases);
+        let connection = session.connect((line, from), &self.greeting, (true, newest), both)?;
+        session.log_arrival("connected again");
+        Some((session, connection))
+    }
+
+    /// What a client mounts at `path`, and what it may do there.
+    fn mounted(&self, peer: &Peer, path: Vec<u8>) -> Result<Mounted, Refusal> {
+        let text = String::from_utf8_lossy(&path).into_owned();
+        let not_there = |reason: String| Refusal::new(Cause::Path, reason);
+        let of_server = exports::access(&[&self.exports], &path);
+        of_server.ok_or_else(|| not_there(format!("the server does not export {text}")))?;
+        let lists = [&self.exports[..], &peer.exports].into_iter().filter(|list| !list.is_empty());
+        let access = exports::access(&lists.collect::<Vec<_>>(), &path).ok_or_else(|| {
+            let exports: Vec<String> = peer.exports.iter().map(Export::to_string).collect();
+            not_there(format!(
+                "the client's certificate is not for {text}, but for {}",
+                exports.join(",")
+            ))
+        })?;
+        let root = self.resolve(&path, peer.limits.as_ref()).map_err(not_there)?;
+        let bounds = self.bounds_of(&path, root, &access).map_err(not_there)?;
+        Ok(Mounted { path, root, read_only: access.read_only, bounds })
+    }
+
+    /// Refuses a client if there are too many sessions, of all clients or with its certificate.
+    fn check_room(&self, peer: &Peer) -> Result<(), Refusal> {
+        let sessions = self.sessions.lock();
+        if sessions.len() >= SESSIONS_MAX {
+            return Err(Refusal::new(Cause::Full, "the server has as many clients as it can take"));
+        }
+        let same = |session: &&Arc<Session>| session.peer.certificate == peer.certificate;
+        let of_certificate = sessions.values().filter(same).count();
+        if !peer.certificate.is_empty() && of_certificate >= SESSIONS_OF_CERTIFICATE_MAX {
+            let reason = format!(
+                "there are {of_certificate} mounts with this client's certificate, and no more are \
+                 taken: unmount some, or `ferry evict` those that are not in use any more"
+            );
+            return Err(Refusal::new(Cause::Full, reason));
+        }
+        Ok(())
     }
 
     /// The last-applied sequence number and the durable watermark of a session of the crashed

@@ -4,7 +4,7 @@
 //! from there upwards, a module adds methods to it.
 //!
 //! ```text
-//! server      starts and stops; control: what an administrator sees and does
+//! lifecycle   starts and stops a server      control  what an administrator sees and does
 //! listen      accepts connections, TLS
 //! connection  one connection: greeting, messages in, answers out
 //! changes     the ordered stream: leases, syncs, the barrier     requests  walks
@@ -29,6 +29,7 @@ mod ending;
 mod entry;
 mod exports;
 mod leases;
+mod lifecycle;
 mod listen;
 mod locks;
 mod panics;
@@ -36,7 +37,6 @@ mod recovery;
 mod refusals;
 mod requests;
 mod reservations;
-mod server;
 mod session;
 mod sync;
 mod sync_queue;
@@ -46,5 +46,5 @@ mod walks;
 pub use control::Control;
 #[cfg(test)]
 pub(crate) use entry::SESSIONS_OF_CERTIFICATE_MAX;
+pub use lifecycle::{Server, ServerOptions};
 pub use panics::panic_is_answered;
-pub use server::{Server, ServerOptions};

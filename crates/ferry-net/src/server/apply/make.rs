@@ -10,6 +10,7 @@ use crate::server::session::Open;
 const PERMISSIONS: u32 = 0o7777;
 
 impl Applying<'_> {
+    /// Makes a change of names, inodes or attributes, or of what the other two functions make.
     pub(super) fn make_any(&self, op: Op) -> Done {
         let fs = self.fs();
         match op {
@@ -82,6 +83,14 @@ impl Applying<'_> {
                 let ino = self.ino(ino)?;
                 self.done(|cx| fs.removexattr(cx, ino, &name))
             }
+            op => self.make_of_session(op),
+        }
+    }
+
+    /// Changes of the session itself: locks, inodes that it knows, replay, reservations.
+    fn make_of_session(&self, op: Op) -> Done {
+        let fs = self.fs();
+        match op {
             Op::Unlock { ino, lock } => {
                 self.core.locks.give_back(self.session.id, self.ino(ino)?, &lock)?;
                 Ok(Outcome::Done {})

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::rt::Mutex;
 use crate::rt::runtime::Runtime;
 use ferry_env::Env;
-use ferry_fs::SessionStore;
+use ferry_fs::{SessionSeq, SessionStore};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -89,13 +89,7 @@ impl Server {
             .enable_all()
             .build()
             .map_err(NetError::Start)?;
-        let locks = Locks::default();
-        let lockers = fs.lock_holders();
-        if options.grace.is_zero() {
-            let _reported = fs.remove_lock_holders(&lockers.unwrap_or_default());
-        } else if !matches!(&lockers, Ok(nobody) if nobody.is_empty()) {
-            locks.begin_grace(lockers.unwrap_or_default());
-        }
+        let locks = former_locks(&*fs, options.grace);
         // The clocks of two machines do not run at the same speed.
         let term = options.lease_term + options.lease_term / 8;
         let hold = if fs.was_handed_over() { Duration::ZERO } else { options.grace.min(term) };
@@ -103,16 +97,7 @@ impl Server {
             tracing::error!(%error, "the list of evicted clients cannot be read: they may come back");
             Vec::new()
         });
-        let is_out = |id: &u128| evicted.iter().any(|mark| mark.session == *id);
-        let (out, marked): (Vec<u128>, _) =
-            fs.sessions().unwrap_or_default().into_iter().partition(is_out);
-        out.iter().for_each(|id| fs.remove_session(*id));
-        let awaited = if hold.is_zero() {
-            marked.iter().for_each(|id| fs.remove_session(*id));
-            Vec::new()
-        } else {
-            marked
-        };
+        let awaited = awaited_sessions(&*fs, &evicted, hold);
         let core = Arc::new(Core {
             fs,
             sync_queue: SyncQueue::default(),
@@ -362,6 +347,27 @@ impl Server {
             crate::rt::time::sleep(STOP_INTERVAL).await;
         }
     }
+}
+
+/// The file locks of a server that begins: in the grace period only their former holders get some.
+fn former_locks(fs: &dyn SessionStore, grace: Duration) -> Locks {
+    let (locks, holders) = (Locks::default(), fs.lock_holders());
+    if grace.is_zero() {
+        let _reported = fs.remove_lock_holders(&holders.unwrap_or_default());
+    } else if !matches!(&holders, Ok(none) if none.is_empty()) {
+        locks.begin_grace(holders.unwrap_or_default());
+    }
+    locks
+}
+
+/// The recorded sessions whose clients may replay. The records of all others are removed.
+fn awaited_sessions(fs: &dyn SessionStore, evicted: &[SessionSeq], hold: Duration) -> Vec<u128> {
+    let is_awaited =
+        |id: &u128| !hold.is_zero() && !evicted.iter().any(|evicted| evicted.session == *id);
+    let (awaited, others): (Vec<u128>, Vec<u128>) =
+        fs.sessions().unwrap_or_default().into_iter().partition(is_awaited);
+    others.iter().for_each(|id| fs.remove_session(*id));
+    awaited
 }
 
 impl Drop for Server {
