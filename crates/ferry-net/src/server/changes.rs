@@ -45,14 +45,14 @@ impl PanicAnswer {
 /// What a change touches that others may have changed. For renames from one directory to another
 /// this includes the shape of the tree: whether they are allowed depends on what others have moved
 /// before.
-fn changes(change: &Change, guard: &ChangeGuard) -> Vec<Ino> {
+fn builds_on(change: &Change, guard: &ChangeGuard) -> Vec<Ino> {
     let moves = matches!(&change.op, Op::Rename { parent, new_parent, .. } if parent != new_parent);
     let tree = (moves && change.early.is_none()).then_some(TREE);
     guard.inos().iter().copied().chain(tree).collect()
 }
 
 /// The inode that a change has made, as the volume numbers it.
-fn after_made(session: &Session, outcome: &Outcome) -> Option<Ino> {
+fn made_inode(session: &Session, outcome: &Outcome) -> Option<Ino> {
     match outcome {
         Outcome::Entry { known: Some(known) } => session.volume_ino(known.attr.ino),
         _ => None,
@@ -281,7 +281,7 @@ impl Core {
         guard: ChangeGuard,
     ) -> Option<Waits> {
         if change.early.is_none()
-            && self.unstable.is_others(session.number, &changes(&change, &guard))
+            && self.unstable.is_others(session.number, &builds_on(&change, &guard))
         {
             return Some(Waits::Sync(change, guard));
         }
@@ -329,7 +329,7 @@ impl Core {
         if session.is_over() {
             return;
         }
-        let inos = changes(&change, &guard);
+        let inos = builds_on(&change, &guard);
         let Change { seq, epoch, early, caller, op, room, .. } = change;
         let mut changing = self.unstable.begin(session.number, inos);
         let Info { cost, data_bytes: bytes, .. } = op.info();
@@ -358,7 +358,7 @@ impl Core {
         if soon && !session.is_registered() {
             self.fs.remove_session(session.id);
         }
-        changing.made = after_made(session, &applied.outcome);
+        changing.made = made_inode(session, &applied.outcome);
         if ack.is_some() {
             session.reservations.spend(cost);
         }

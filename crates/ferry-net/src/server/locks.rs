@@ -390,7 +390,7 @@ mod tests {
         assert_eq!(*said.lock(), [(4, Err(Errno(libc::EINVAL)))]);
         assert!(locks.may_reclaim(2) && !locks.may_reclaim(1));
         assert_eq!(locks.reclaim(3, false, (5, &all)), Err(Errno(libc::EIO)), "it had none");
-        assert_eq!(locks.reclaim(2, true, (5, &all)), Ok(()), "it is held again by who had it");
+        assert_eq!(locks.reclaim(2, true, (5, &all)), Ok(()), "its former holder has it again");
         assert_eq!(locks.give_back(2, 9, &all), Ok(()));
         locks.end_grace();
         said.lock().sort_unstable_by_key(|(id, _)| *id);

@@ -75,8 +75,8 @@ impl Raw {
         self.ask_as(Who::default(), op)
     }
 
-    pub(super) fn ask_as(&mut self, who: Who, op: Op) -> Outcome {
-        self.send(&ToServer::Request { id: 9, after: 0, who, op });
+    pub(super) fn ask_as(&mut self, caller: Who, op: Op) -> Outcome {
+        self.send(&ToServer::Request { id: 9, after: 0, who: caller, op });
         match self.hear() {
             Some(ToClient::Reply { id: 9, outcome, .. }) => outcome,
             other => panic!("{other:?}"),
@@ -162,7 +162,7 @@ fn wrong_sequence_numbers_end_the_session() {
         assert_eq!(
             world.server().control().clients().as_array().unwrap().len(),
             1,
-            "its session is gone"
+            "its session has ended"
         );
         assert_well(&honest);
     }
@@ -213,7 +213,7 @@ fn a_client_reaches_only_inodes_it_was_given() {
     assert_eq!(raw.hear(), Some(changed(1, failed(libc::ESTALE))));
     let claim = |ticket| Op::Claim { inodes: crate::codec::List(vec![Claim { ino, ticket }]) };
     raw.change(2, 1, claim(0));
-    assert_eq!(raw.hear(), Some(changed(2, failed(libc::EPERM))), "a forged ticket");
+    assert_eq!(raw.hear(), Some(changed(2, failed(libc::EPERM))), "a forged capability");
     assert_eq!(raw.ask(Op::Getattr { ino }), failed(libc::ESTALE));
     let found = raw.ask(Op::Lookup { parent: ROOT, name: b"secret".to_vec() });
     let Outcome::Entry { known: Some(known) } = found else { panic!("{found:?}") };

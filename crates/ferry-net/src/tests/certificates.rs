@@ -44,17 +44,17 @@ impl Liar {
         Self { raw: Raw::at(world, peer, path.as_bytes()), seq: 0, files: 0 }
     }
 
-    pub(super) fn says(&mut self, who: Who, op: Op) -> Outcome {
-        self.says_promised(who, op, None)
+    pub(super) fn says(&mut self, caller: Who, op: Op) -> Outcome {
+        self.says_early(caller, op, None)
     }
 
-    fn says_promised(&mut self, who: Who, op: Op, promised: Option<Promised>) -> Outcome {
+    fn says_early(&mut self, caller: Who, op: Op, promised: Option<Promised>) -> Outcome {
         if !op.is_ordered() {
-            self.raw.send(&ToServer::Request { id: 1, after: 0, who, op });
+            self.raw.send(&ToServer::Request { id: 1, after: 0, who: caller, op });
         } else {
             self.seq += 1;
             let (seq, answered, series) = (self.seq, self.seq - 1, 0);
-            self.raw.send(&ToServer::Change { seq, answered, series, promised, who, op });
+            self.raw.send(&ToServer::Change { seq, answered, series, promised, who: caller, op });
         }
         loop {
             match self.raw.hear() {
@@ -75,10 +75,10 @@ impl Liar {
         }
     }
 
-    pub(super) fn opens(&mut self, who: Who, ino: Ino, flags: i32) -> Result<u64, i32> {
+    pub(super) fn opens(&mut self, caller: Who, ino: Ino, flags: i32) -> Result<u64, i32> {
         self.files += 1;
         let fh = self.files;
-        match self.says(who, Op::Open { ino, fh, flags, kill_suidgid: false }) {
+        match self.says(caller, Op::Open { ino, fh, flags, kill_suidgid: false }) {
             Outcome::Failed { errno } => Err(errno),
             _ => Ok(fh),
         }
@@ -181,7 +181,7 @@ fn a_user_outside_the_certificate_is_refused() {
     let mut liar = Liar::new(&world, limited("1000-1001", "1000"));
     assert_eq!((liar.ino(ROOT, "open"), liar.ino(dir, "f")), (dir, file));
     let before = root.attr(file);
-    for who in [
+    for caller in [
         user(0, 0),
         user(0, 1000),
         user(999, 1000),
@@ -190,8 +190,8 @@ fn a_user_outside_the_certificate_is_refused() {
         user(1000, 1001),
     ] {
         for op in operations(dir, file) {
-            let what = format!("{who:?} {op:?}");
-            assert_eq!(liar.says(who, op), failed(libc::EACCES), "{what}");
+            let what = format!("{caller:?} {op:?}");
+            assert_eq!(liar.says(caller, op), failed(libc::EACCES), "{what}");
         }
     }
     // The daemon itself may look things up, and open again what was open; no more.
@@ -223,7 +223,7 @@ fn a_lying_client_may_do_only_what_its_users_may() {
     let world = World::new(71);
     let root = Root(&world.fs);
     let secret = root.file(ROOT, "secret", (0, 0), 0o600);
-    let shown = root.file(ROOT, "shown", (0, 0), 0o644);
+    let readable = root.file(ROOT, "shown", (0, 0), 0o644);
     let run = root.file(ROOT, "run", (0, 0), 0o711);
     let ours = root.file(ROOT, "ours", (0, 1000), 0o640);
     let closed = root.dir(ROOT, "closed", (0, 0), 0o700);
@@ -232,17 +232,20 @@ fn a_lying_client_may_do_only_what_its_users_may() {
     for name in ["secret", "shown", "run", "ours", "closed"] {
         liar.ino(ROOT, name);
     }
-    for who in [ALICE, DAEMON] {
-        assert_eq!(liar.opens(who, secret, libc::O_RDONLY), Err(libc::EACCES));
-        assert!(liar.opens(who, shown, libc::O_RDONLY).is_ok());
-        assert_eq!(liar.opens(who, shown, libc::O_RDWR), Err(libc::EACCES));
-        assert_eq!(liar.opens(who, shown, libc::O_RDONLY | libc::O_TRUNC), Err(libc::EACCES));
-        assert!(liar.opens(who, run, libc::O_RDONLY).is_ok(), "who may execute it reads it");
-        assert!(liar.opens(who, ours, libc::O_RDONLY).is_ok(), "by its group");
-        assert_eq!(liar.opens(who, ours, libc::O_WRONLY), Err(libc::EACCES));
+    for caller in [ALICE, DAEMON] {
+        assert_eq!(liar.opens(caller, secret, libc::O_RDONLY), Err(libc::EACCES));
+        assert!(liar.opens(caller, readable, libc::O_RDONLY).is_ok());
+        assert_eq!(liar.opens(caller, readable, libc::O_RDWR), Err(libc::EACCES));
+        assert_eq!(liar.opens(caller, readable, libc::O_RDONLY | libc::O_TRUNC), Err(libc::EACCES));
+        assert!(
+            liar.opens(caller, run, libc::O_RDONLY).is_ok(),
+            "a user that may execute it reads it"
+        );
+        assert!(liar.opens(caller, ours, libc::O_RDONLY).is_ok(), "by its group");
+        assert_eq!(liar.opens(caller, ours, libc::O_WRONLY), Err(libc::EACCES));
         let inside = Op::Lookup { parent: closed, name: b"inside".to_vec() };
-        assert_eq!(liar.says(who, inside), failed(libc::EACCES));
-        assert_eq!(liar.says(who, Op::Readdir { ino: closed, cookie: 0 }), failed(libc::EACCES));
+        assert_eq!(liar.says(caller, inside), failed(libc::EACCES));
+        assert_eq!(liar.says(caller, Op::Readdir { ino: closed, cookie: 0 }), failed(libc::EACCES));
     }
     let cut = SetAttr { size: Some(0), ..SetAttr::default() };
     for op in [
@@ -261,11 +264,11 @@ fn a_lying_client_may_do_only_what_its_users_may() {
             fh: 91,
         },
         Op::Mkdir { parent: ROOT, name: b"new".to_vec(), mode: 0o755 },
-        Op::Link { ino: shown, parent: ROOT, name: b"new".to_vec() },
+        Op::Link { ino: readable, parent: ROOT, name: b"new".to_vec() },
         Op::Unlink { parent: ROOT, name: b"shown".to_vec() },
-        Op::Setattr { ino: shown, fh: None, set: cut },
+        Op::Setattr { ino: readable, fh: None, set: cut },
         Op::Getxattr { ino: secret, name: b"user.a".to_vec() },
-        Op::Removexattr { ino: shown, name: b"security.capability".to_vec() },
+        Op::Removexattr { ino: readable, name: b"security.capability".to_vec() },
     ] {
         let what = format!("{op:?}");
         assert_eq!(liar.says(ALICE, op), failed(libc::EACCES), "{what}");
@@ -497,7 +500,7 @@ fn an_early_acknowledged_change_of_a_limited_client_is_refused() {
     assert_eq!(liar.says(ALICE, Op::Credit { bytes: 1 << 20, inodes: 64 }), failed(libc::EPERM));
     let promised = Some(Promised { at: Timestamp(1), ino: 1 << 40 });
     let make = Op::Mkdir { parent: dir, name: b"d".to_vec(), mode: 0o755 };
-    assert!(matches!(liar.says_promised(ALICE, make, promised), Outcome::Failed { .. }));
+    assert!(matches!(liar.says_early(ALICE, make, promised), Outcome::Failed { .. }));
     assert!(Root(&world.fs).names(dir).is_empty());
 }
 

@@ -59,13 +59,13 @@ fn a_directory_moved_out_of_an_export_is_out_of_reach() {
     let kept = root.dir(public, "kept", (0, 0), 0o755);
     let mut inside = Liar::at(&world, Peer::default(), "/pub");
     let mut all = Liar::at(&world, Peer::default(), "/");
-    let mut tickets = Vec::new();
+    let mut capabilities = Vec::new();
     for (parent, name, ino) in
         [(ROOT, "d", dir), (dir, "deep", deep), (deep, "f", file), (deep, "open", open)]
     {
         let known = known(look_up(&mut inside, parent, name));
         assert_eq!(known.attr.ino, ino);
-        tickets.push(Claim { ino, ticket: known.ticket });
+        capabilities.push(Claim { ino, ticket: known.ticket });
     }
     inside.ino(ROOT, "kept");
     let fh = inside.opens(DAEMON, open, libc::O_RDWR).unwrap();
@@ -129,14 +129,14 @@ fn a_directory_moved_out_of_an_export_is_out_of_reach() {
     assert_eq!(inside.says(DAEMON, write), Outcome::Count { count: 1 });
     // Capabilities lead there no more than numbers do.
     let mut again = Liar::at(&world, Peer::default(), "/pub");
-    again.says(DAEMON, Op::Claim { inodes: List(tickets.clone()) });
+    again.says(DAEMON, Op::Claim { inodes: List(capabilities.clone()) });
     for ino in [dir, deep, file, open] {
         assert_eq!(again.says(DAEMON, Op::Getattr { ino }), failed(libc::ESTALE), "{ino}");
     }
     // It comes back, and can be reached again.
     assert_eq!(all.says(DAEMON, rename(private, "d", public, "d")), Outcome::Done {});
     inside.ino(deep, "secret");
-    again.says(DAEMON, Op::Claim { inodes: List(tickets) });
+    again.says(DAEMON, Op::Claim { inodes: List(capabilities) });
     assert!(matches!(again.says(DAEMON, Op::Getattr { ino: file }), Outcome::Attributes { .. }));
     assert_eq!(again.ino(deep, ".."), dir);
 }

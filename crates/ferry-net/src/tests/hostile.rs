@@ -86,13 +86,16 @@ fn silent_connections_keep_no_client_out() {
     authority::issue(listening.dir.path(), "laptop", &Terms::default(), authority::DAYS).unwrap();
     let client = listening.connect_at("laptop", "/").unwrap();
     let mut crowd: Vec<std::net::TcpStream> = (0..CROWD).map(|_| listening.stranger()).collect();
-    assert!(client.create(ROOT, "f").is_ok(), "who was there works on");
+    assert!(client.create(ROOT, "f").is_ok(), "a connected client works on");
     assert!(listening.connect_at("laptop", "/").unwrap().create(ROOT, "g").is_ok());
     // The oldest was closed for the others; the newest may still send something.
     let sooner_than_for_its_silence = Duration::from_secs(5);
     crowd[0].set_read_timeout(Some(sooner_than_for_its_silence)).unwrap();
-    let gone = io::Read::read(&mut crowd[0], &mut [0]);
-    assert!(!matches!(&gone, Err(error) if error.kind() == io::ErrorKind::WouldBlock), "{gone:?}");
+    let closed = io::Read::read(&mut crowd[0], &mut [0]);
+    assert!(
+        !matches!(&closed, Err(error) if error.kind() == io::ErrorKind::WouldBlock),
+        "{closed:?}"
+    );
     let newest = crowd.last_mut().unwrap();
     newest.set_nonblocking(true).unwrap();
     assert_eq!(
@@ -116,9 +119,9 @@ fn a_redone_marked_as_a_replayed_change_does_not_block_the_barrier() {
     raw.send(&ToServer::Hello { version, session, path, name, newest });
     assert!(matches!(raw.hear(), Some(ToClient::Welcome { mark: Some(0), .. })));
     let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino: 0 });
-    let (answered, series, who) = (0, 0, Who::default());
+    let (answered, series, caller) = (0, 0, Who::default());
     for (seq, op) in [(1, Op::Claim { inodes: List::default() }), (2, Op::Redone {})] {
-        raw.send(&ToServer::Change { seq, answered, series, promised, who, op });
+        raw.send(&ToServer::Change { seq, answered, series, promised, who: caller, op });
         match raw.hear() {
             Some(ToClient::Changed { seq: of, outcome: Outcome::Count { .. }, .. }) => {
                 assert_eq!(of, seq);

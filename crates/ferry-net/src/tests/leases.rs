@@ -314,9 +314,9 @@ fn a_lease_that_is_not_returned_ends_with_its_term() {
     let client = world.client();
     let (ino, fh) = client.create(ROOT, "f").unwrap();
     let mut silent = Raw::greeted(&world);
-    let who = Who::default();
+    let caller = Who::default();
     let lookup = Op::Lookup { parent: ROOT, name: b"f".to_vec() };
-    silent.send(&ToServer::Request { id: 1, after: 0, who, op: lookup });
+    silent.send(&ToServer::Request { id: 1, after: 0, who: caller, op: lookup });
     let reply = silent.hear();
     assert!(
         matches!(reply, Some(ToClient::Reply { id: 1, leased, .. }) if leased == LEASED | LEASED_FOUND),
@@ -335,7 +335,7 @@ fn a_lease_that_is_not_returned_ends_with_its_term() {
         other => panic!("{other:?}"),
     };
     assert!(pong(&silent.hear()), "it has none any more");
-    silent.send(&ToServer::Request { id: 2, after: 0, who, op: Op::Getattr { ino } });
+    silent.send(&ToServer::Request { id: 2, after: 0, who: caller, op: Op::Getattr { ino } });
     assert!(matches!(silent.hear(), Some(ToClient::Reply { id: 2, leased: LEASED, .. })));
     std::thread::scope(|scope| {
         let writing = scope.spawn(|| client.write(ino, fh, 0, b"y"));
@@ -343,7 +343,7 @@ fn a_lease_that_is_not_returned_ends_with_its_term() {
         silent.send(&ToServer::Ping { number: 1 });
         assert!(!pong(&silent.hear()));
         assert!(!writing.is_finished());
-        silent.send(&ToServer::Request { id: 3, after: 0, who, op: Op::Getattr { ino } });
+        silent.send(&ToServer::Request { id: 3, after: 0, who: caller, op: Op::Getattr { ino } });
         assert!(
             matches!(silent.hear(), Some(ToClient::Reply { id: 3, leased: 0, .. })),
             "it is to be changed"

@@ -204,7 +204,7 @@ fn a_lock_of_two_servers_ago_is_not_reclaimed() {
     away.comes_back(&world);
     assert_eq!(away.client.write(ino, fh, 0, b"stale"), Err(EIO));
     let mine_fh = other.open(mine).unwrap();
-    assert_eq!(other.write(mine, mine_fh, 0, b"x"), Ok(1), "who was there has its lock again");
+    assert_eq!(other.write(mine, mine_fh, 0, b"x"), Ok(1), "a connected client has its lock again");
     assert_eq!(world.figure("locks"), 1);
 }
 

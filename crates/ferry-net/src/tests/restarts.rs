@@ -187,7 +187,7 @@ fn fsync_reports_unsynced_data_lost_in_a_crash() {
     assert_eq!(client.fsync(unsynced, b), Ok(()), "told once");
     let dir = client.me.call(|cx| client.fs.fsyncdir(cx, ROOT, 0, false));
     assert_eq!(dir, Err(Errno(libc::EIO)), "names may have been lost");
-    assert_eq!(client.sync(), Err(Errno(libc::EIO)), "whoever syncs all is told, too");
+    assert_eq!(client.sync(), Err(Errno(libc::EIO)), "a sync of everything is told, too");
     assert_eq!(client.sync(), Ok(()), "once");
 }
 

@@ -27,7 +27,7 @@ pub(in crate::server) struct Applying<'a> {
     pub(in crate::server) core: &'a Arc<Core>,
     pub(in crate::server) session: &'a Session,
     pub(in crate::server) caller: Who,
-    /// What the client has shown to programs already.
+    /// What the client has acknowledged to programs already.
     pub(in crate::server) early: Option<EarlyAck>,
     /// What the client learns with the answer, and puts into its replay log.
     pub(in crate::server) decided: Option<EarlyAck>,

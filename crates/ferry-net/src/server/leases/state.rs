@@ -1,24 +1,23 @@
 //! The state of one lease of one session.
 //!
 //! ```text
-//!              granted                      told (no answer is left)
-//!   (none) ───────────────▶ Granting ─────────────────────────────▶ Held ◀──┐
-//!      ▲                     ▲  ▲  │                                │ │  ▲  │ reconnected
-//!      │             granted │  │  │ granted                recalled│ │  │  │
-//!      │                     │  └──┘                                ▼ │  └──┤
-//!      │                     └────────────────────────────────── Recalled   │
-//!      │ removed                                                    │ │     │
-//!      │                     given back behind a change that has    │ │
-//!      └──────── Returning ◀─── not been applied (write leases) ────┴─┘
+//!          granted to write               sent            recalled
+//! (none) ──────────────────▶ Granting(n) ─────▶ Held ──────────────▶ Recalled
+//!    │                            ▲            ▲ │ ▲                 │    │
+//!    └── granted to read ─────────┼────────────┘ │ └── reconnected ──┘    │
+//!                                 └──────────────┴─ granted to write ─────┘
+//!
+//! (none) ◀── changes applied ── Returning ◀── returned behind changes ── Granting, Held, Recalled
+//! (none) ◀── returned at once, term over, fence recorded, session ended ── from every state
 //! ```
 //!
+//! `n` is the number of answers that grant the lease and are not sent. The last one leads to *Held*.
+//!
 //! A read lease begins as *Held*: the table enters it before the inode is read, and a recall may
-//! overtake the answer. The client notices that, because it remembers what it gave back since it
-//! asked. A write lease begins as *Granting*, because the table must not recall it before the
+//! overtake the answer. The client notices that, because it remembers what it has returned since
+//! it asked. A write lease begins as *Granting*, because the table must not recall it before the
 //! answer that grants it has been sent (LEASE-8).
 //!
-//! A lease is removed, in whatever state, when the client gives it back and nothing is left to
-//! apply, when a read lease's term is over, or when its session has been fenced or has ended.
 //! *Fenced* is no state here: a fence takes all leases of a session at once, so the session has it
 //! ([`super::table::Holder::is_fenced`]). While that is set, each of its leases counts for nobody.
 //!

@@ -259,7 +259,7 @@ fn a_change_under_another_sessions_write_lease_is_busy() {
     assert_eq!(
         leases.recalls(&asking),
         Some(Recalls::from_iter([(1, vec![10]), (3, vec![20])])),
-        "is_early changes pass the line, and those who ask for leases are not in their own way"
+        "early-acknowledged changes pass the queue, and waiters for leases are not in their own way"
     );
     drop(leases.queued(2, &[20]));
     leases.give_back(1, &[10], None);
