@@ -36,7 +36,7 @@ impl Owner {
 }
 
 impl JournalClient for Owner {
-    fn stamped(&self, _seq: Seq) {}
+    fn durable_point(&self, _seq: Seq) {}
     fn failed(&self, _error: &JournalError) {}
     fn take_home_segment(&self) -> Option<u32> {
         self.0.lock().pop()

@@ -24,7 +24,7 @@ const READ_BLOCKS: u32 = 256;
 /// What a segment is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentUse {
-    /// Nothing.
+    /// Nothing: it may be filled.
     Free,
     /// Contents of files.
     Data(Segment),
@@ -34,10 +34,10 @@ pub enum SegmentUse {
     Unknown,
 }
 
-/// A segment.
+/// A segment as its key and its blocks describe it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentInfo {
-    /// Its number.
+    /// Its number, counted from the first segment.
     pub index: u32,
     /// Its first byte on the volume.
     pub offset: u64,

@@ -28,7 +28,7 @@ pub enum Io {
 }
 
 impl Io {
-    /// Who is told of its end.
+    /// Called when it has ended.
     pub(crate) fn into_done(self) -> IoDone {
         match self {
             Self::Write { done, .. } | Self::Flush { done } => done,
@@ -46,8 +46,8 @@ pub trait BlockDevice: Send + Sync {
     /// Reads `buf.len()` bytes at `offset`; both are multiples of [`BLOCK_SIZE`]. Waits.
     /// A never written range of a sparse device reads as zeros.
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()>;
-    /// Reads into each buffer from its place, in any order or beside each other. Waits for all; one
-    /// result for each.
+    /// Reads into each buffer from its offset, in any order or beside each other. Waits for all;
+    /// one result for each.
     fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
         reads.iter_mut().map(|(offset, buf)| self.read(*offset, buf)).collect()
     }

@@ -26,9 +26,9 @@ pub enum Op {
     Write,
     /// [`BlockDevice::flush`] or [`Io::Flush`].
     Flush,
-    /// [`BlockDevice::discard`].
+    /// A call of [`BlockDevice::discard`].
     Discard,
-    /// [`BlockDevice::allocate`].
+    /// A call of [`BlockDevice::allocate`].
     Allocate,
     /// [`BlockDevice::next_data`]. It cannot fail.
     NextData,

@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::io;
 
-/// Memory is taken in pieces of this many bytes.
+/// Memory is taken in chunks of this many bytes.
 const CHUNK_SIZE: usize = 64 * 1024;
 /// Locks that neighbouring chunks are spread over.
 const SHARDS: usize = 16;
@@ -22,7 +22,7 @@ pub struct MemDevice {
 }
 
 /// The part of a transfer that lies in one chunk.
-struct Piece {
+struct ChunkRange {
     chunk: u64,
     /// First byte within the chunk.
     start: usize,
@@ -54,18 +54,18 @@ impl MemDevice {
     }
 }
 
-fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
+fn chunk_ranges(offset: u64, len: u64) -> impl Iterator<Item = ChunkRange> {
     let mut at = 0;
     std::iter::from_fn(move || {
         if at == len {
             return None;
         }
         let start = ((offset + at) % CHUNK_SIZE as u64) as usize;
-        let piece_len = (len - at).min((CHUNK_SIZE - start) as u64);
+        let range_len = (len - at).min((CHUNK_SIZE - start) as u64);
         let chunk = (offset + at) / CHUNK_SIZE as u64;
-        let piece = Piece { chunk, start, len: piece_len as usize, at: at as usize };
-        at += piece_len;
-        Some(piece)
+        let range = ChunkRange { chunk, start, len: range_len as usize, at: at as usize };
+        at += range_len;
+        Some(range)
     })
 }
 
@@ -76,10 +76,10 @@ impl BlockDevice for MemDevice {
 
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
         check_range(self.capacity, offset, buf.len() as u64)?;
-        for piece in pieces(offset, buf.len() as u64) {
-            let target = &mut buf[piece.at..piece.at + piece.len];
-            match self.shard(piece.chunk).read().get(&piece.chunk) {
-                Some(chunk) => target.copy_from_slice(&chunk[piece.start..piece.start + piece.len]),
+        for range in chunk_ranges(offset, buf.len() as u64) {
+            let target = &mut buf[range.at..range.at + range.len];
+            match self.shard(range.chunk).read().get(&range.chunk) {
+                Some(chunk) => target.copy_from_slice(&chunk[range.start..range.start + range.len]),
                 None => target.fill(0),
             }
         }
@@ -88,12 +88,12 @@ impl BlockDevice for MemDevice {
 
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
         check_range(self.capacity, offset, buf.len() as u64)?;
-        for piece in pieces(offset, buf.len() as u64) {
-            let mut shard = self.shard(piece.chunk).write();
+        for range in chunk_ranges(offset, buf.len() as u64) {
+            let mut shard = self.shard(range.chunk).write();
             let chunk =
-                shard.entry(piece.chunk).or_insert_with(|| vec![0; CHUNK_SIZE].into_boxed_slice());
-            chunk[piece.start..piece.start + piece.len]
-                .copy_from_slice(&buf[piece.at..piece.at + piece.len]);
+                shard.entry(range.chunk).or_insert_with(|| vec![0; CHUNK_SIZE].into_boxed_slice());
+            chunk[range.start..range.start + range.len]
+                .copy_from_slice(&buf[range.at..range.at + range.len]);
         }
         Ok(())
     }
@@ -113,12 +113,12 @@ impl BlockDevice for MemDevice {
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         check_range(self.capacity, offset, len)?;
-        for piece in pieces(offset, len) {
-            let mut shard = self.shard(piece.chunk).write();
-            if piece.len == CHUNK_SIZE {
-                shard.remove(&piece.chunk);
-            } else if let Some(chunk) = shard.get_mut(&piece.chunk) {
-                chunk[piece.start..piece.start + piece.len].fill(0);
+        for range in chunk_ranges(offset, len) {
+            let mut shard = self.shard(range.chunk).write();
+            if range.len == CHUNK_SIZE {
+                shard.remove(&range.chunk);
+            } else if let Some(chunk) = shard.get_mut(&range.chunk) {
+                chunk[range.start..range.start + range.len].fill(0);
             }
         }
         Ok(())

@@ -24,7 +24,7 @@ fn devices(lens: &[u64]) -> Vec<Arc<HookedDevice>> {
     lens.iter().map(|blocks| device(HEAD_LEN + blocks * BLOCK)).collect()
 }
 
-/// What both are asked to do; places and lengths in blocks.
+/// What both are asked to do; offsets and lengths in blocks.
 #[derive(Clone, Debug)]
 enum Step {
     Write(u64, u64, u8),
@@ -36,16 +36,16 @@ enum Step {
 
 const BLOCKS: u64 = 64;
 
-fn place() -> impl Strategy<Value = (u64, u64)> {
+fn range() -> impl Strategy<Value = (u64, u64)> {
     (0..BLOCKS).prop_flat_map(|at| (Just(at), 1..=(BLOCKS - at).min(20)))
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let write = || (place(), any::<u8>()).prop_map(|((at, len), byte)| (at, len, byte));
+    let write = || (range(), any::<u8>()).prop_map(|((at, len), byte)| (at, len, byte));
     prop_oneof![
         write().prop_map(|(at, len, byte)| Step::Write(at, len, byte)),
         prop::collection::vec(write(), 1..5).prop_map(|all| {
-            // Of writes to the same place at the same time any may be the last.
+            // Of writes to the same block at the same time any may be the last.
             let mut apart: Vec<(u64, u64, u8)> = Vec::new();
             for (at, len, byte) in all {
                 if apart.iter().all(|(a, l, _)| at + len <= *a || a + l <= at) {
@@ -54,8 +54,8 @@ fn step() -> impl Strategy<Value = Step> {
             }
             Step::Submit(apart)
         }),
-        place().prop_map(|(at, len)| Step::Read(at, len)),
-        place().prop_map(|(at, len)| Step::Discard(at, len)),
+        range().prop_map(|(at, len)| Step::Read(at, len)),
+        range().prop_map(|(at, len)| Step::Discard(at, len)),
         Just(Step::Flush),
     ]
 }
@@ -146,7 +146,7 @@ fn a_flush_goes_to_those_that_were_written_since_their_last() {
 }
 
 #[test]
-fn a_flush_that_failed_is_needed_still() {
+fn a_failed_flush_stays_due() {
     let parts = devices(&[16, 16]);
     let dev = span(Kind::Linear, &parts);
     dev.flush().unwrap();
@@ -182,7 +182,7 @@ fn the_timing_is_that_of_the_slowest_that_a_flush_was_sent_to() {
 }
 
 #[test]
-fn what_lies_outside_is_refused() {
+fn ranges_outside_the_device_are_refused() {
     let dev = span(Kind::Stripe, &devices(&[16, 16]));
     let end = dev.capacity();
     let einval = |result: std::io::Result<()>| {

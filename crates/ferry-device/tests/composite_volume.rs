@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 const SIZE: u64 = 32 << 20;
 
-struct Place(tempfile::TempDir);
+struct Folder(tempfile::TempDir);
 
-impl Place {
+impl Folder {
     fn new() -> Self {
         Self(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
     }
@@ -60,28 +60,28 @@ fn replace(volume: &CompositeVolume, old: &Path, new: &Path) -> Result<(), i32> 
 #[test]
 fn every_kind_is_made_owned_closed_and_opened_again() {
     for kind in [Kind::Linear, Kind::Stripe, Kind::Mirror] {
-        let place = Place::new();
-        let volume = place.make(kind, &["a", "b"]).unwrap();
+        let folder = Folder::new();
+        let volume = folder.make(kind, &["a", "b"]).unwrap();
         assert!(
-            CompositeVolume::is_at(&place.at("vol")) && !CompositeVolume::is_at(&place.at("a"))
+            CompositeVolume::is_at(&folder.at("vol")) && !CompositeVolume::is_at(&folder.at("a"))
         );
         assert_eq!(volume.capacity(), SIZE, "{kind}");
         for at in [0, SIZE / 2, SIZE - BLOCK_SIZE as u64] {
             volume.write(at, &block(7)).unwrap();
         }
         volume.flush().unwrap();
-        let used = place.open(OpenMode::ReadOnly).err().unwrap();
+        let used = folder.open(OpenMode::ReadOnly).err().unwrap();
         assert!(
             matches!(used, CompositeError::Device(DeviceError::InUse { writing: true, .. })),
             "{used}"
         );
         drop(volume);
         assert!(
-            matches!(place.make(kind, &["c", "d"]), Err(CompositeError::Foreign(_))),
+            matches!(folder.make(kind, &["c", "d"]), Err(CompositeError::Foreign(_))),
             "the name is taken"
         );
         let readers =
-            [place.open(OpenMode::ReadOnly).unwrap(), place.open(OpenMode::ReadOnly).unwrap()];
+            [folder.open(OpenMode::ReadOnly).unwrap(), folder.open(OpenMode::ReadOnly).unwrap()];
         for at in [0, SIZE / 2, SIZE - BLOCK_SIZE as u64] {
             readers.iter().for_each(|reader| holds(reader, at, 7));
         }
@@ -94,60 +94,63 @@ fn every_kind_is_made_owned_closed_and_opened_again() {
 }
 
 #[test]
-fn what_holds_data_is_not_taken_and_half_a_volume_is_not_left() {
-    let place = Place::new();
-    fs::write(place.at("b"), "foreign").unwrap();
+fn a_component_with_data_is_refused_and_no_partial_volume_is_left() {
+    let folder = Folder::new();
+    fs::write(folder.at("b"), "foreign").unwrap();
     assert!(
-        matches!(place.make(Kind::Linear, &["a", "b"]), Err(CompositeError::Foreign(path)) if path == place.at("b"))
+        matches!(folder.make(Kind::Linear, &["a", "b"]), Err(CompositeError::Foreign(path)) if path == folder.at("b"))
     );
-    assert!(!place.at("a").exists() && !place.at("vol").exists());
-    assert_eq!(fs::read(place.at("b")).unwrap(), b"foreign");
-    assert!(matches!(place.make(Kind::Mirror, &["a"]), Err(CompositeError::Option(_))));
-    assert!(place.make(Kind::Mirror, &["a", "a"]).is_err());
+    assert!(!folder.at("a").exists() && !folder.at("vol").exists());
+    assert_eq!(fs::read(folder.at("b")).unwrap(), b"foreign");
+    assert!(matches!(folder.make(Kind::Mirror, &["a"]), Err(CompositeError::Option(_))));
+    assert!(folder.make(Kind::Mirror, &["a", "a"]).is_err());
 }
 
 #[test]
 fn components_may_move_and_may_not_be_strangers() {
-    let place = Place::new();
-    let volume = place.make(Kind::Stripe, &["a", "b"]).unwrap();
+    let folder = Folder::new();
+    let volume = folder.make(Kind::Stripe, &["a", "b"]).unwrap();
     volume.write(0, &block(1)).unwrap();
     volume.write(512 << 10, &block(2)).unwrap();
     drop(volume);
     // In another order, under another name: they know their places.
-    fs::rename(place.at("a"), place.at("moved")).unwrap();
-    let text = place
+    fs::rename(folder.at("a"), folder.at("moved")).unwrap();
+    let text = folder
         .listed()
-        .replace(&place.at("a").display().to_string(), &place.at("moved").display().to_string());
+        .replace(&folder.at("a").display().to_string(), &folder.at("moved").display().to_string());
     let (head, lines) = text.split_once("\ncomponent").unwrap();
     let mut lines: Vec<String> = format!("component{lines}").lines().map(str::to_owned).collect();
     lines.reverse();
-    fs::write(place.at("vol"), format!("{head}\n{}\n", lines.join("\n"))).unwrap();
-    let volume = place.open(OpenMode::ReadWrite).unwrap();
+    fs::write(folder.at("vol"), format!("{head}\n{}\n", lines.join("\n"))).unwrap();
+    let volume = folder.open(OpenMode::ReadWrite).unwrap();
     holds(&volume, 0, 1);
     holds(&volume, 512 << 10, 2);
     drop(volume);
-    let other = Place::new();
+    let other = Folder::new();
     drop(other.make(Kind::Stripe, &["a", "b"]).unwrap());
-    fs::copy(other.at("b"), place.at("b")).unwrap();
-    assert!(matches!(place.open(OpenMode::ReadWrite), Err(CompositeError::Missing { .. })));
-    fs::write(place.at("vol"), "FerryFS composite volume 1\nnonsense here\n").unwrap();
-    assert!(matches!(place.open(OpenMode::ReadWrite), Err(CompositeError::Descriptor { .. })));
+    fs::copy(other.at("b"), folder.at("b")).unwrap();
+    assert!(matches!(folder.open(OpenMode::ReadWrite), Err(CompositeError::Missing { .. })));
+    fs::write(folder.at("vol"), "FerryFS composite volume 1\nnonsense here\n").unwrap();
+    assert!(matches!(folder.open(OpenMode::ReadWrite), Err(CompositeError::Descriptor { .. })));
 }
 
 #[test]
 fn no_file_is_named_twice() {
-    let place = Place::new();
+    let folder = Folder::new();
     let twice = [("dot/../a", true), ("link", true), ("vol", false)];
-    fs::create_dir(place.at("dot")).unwrap();
-    std::os::unix::fs::symlink("a", place.at("link")).unwrap();
+    fs::create_dir(folder.at("dot")).unwrap();
+    std::os::unix::fs::symlink("a", folder.at("link")).unwrap();
     for (second, component) in twice {
         for overwrite in [false, true] {
-            let paths = vec![place.at("a"), place.at(second)];
+            let paths = vec![folder.at("a"), folder.at(second)];
             let options = CompositeOptions { kind: Kind::Mirror, paths, size: SIZE, overwrite };
-            let made = CompositeVolume::create(&place.at("vol"), &options, &Env::real()).map(drop);
+            let made = CompositeVolume::create(&folder.at("vol"), &options, &Env::real()).map(drop);
             let error = made.expect_err("it cannot be");
             assert_eq!(matches!(error, CompositeError::Twice { .. }), component, "{error}");
-            assert!(!place.at("a").exists() && !place.at("vol").exists(), "what was made is gone");
+            assert!(
+                !folder.at("a").exists() && !folder.at("vol").exists(),
+                "what was made is gone"
+            );
         }
     }
 }
@@ -156,16 +159,17 @@ fn no_file_is_named_twice() {
 #[test]
 fn a_list_with_one_component_twice_is_refused_and_says_so() {
     for kind in [Kind::Linear, Kind::Stripe, Kind::Mirror] {
-        let place = Place::new();
-        drop(place.make(kind, &["a", "b"]).unwrap());
-        std::os::unix::fs::symlink("a", place.at("link")).unwrap();
+        let folder = Folder::new();
+        drop(folder.make(kind, &["a", "b"]).unwrap());
+        std::os::unix::fs::symlink("a", folder.at("link")).unwrap();
         for again in ["a", "link"] {
-            let lines = format!("component {}\n", place.at(again).display());
-            let listed =
-                place.listed().replace(&format!("component {}\n", place.at("b").display()), &lines);
-            fs::write(place.at("twice"), listed).unwrap();
+            let lines = format!("component {}\n", folder.at(again).display());
+            let listed = folder
+                .listed()
+                .replace(&format!("component {}\n", folder.at("b").display()), &lines);
+            fs::write(folder.at("twice"), listed).unwrap();
             let opened =
-                CompositeVolume::open(&place.at("twice"), OpenMode::ReadWrite, &Env::real())
+                CompositeVolume::open(&folder.at("twice"), OpenMode::ReadWrite, &Env::real())
                     .map(drop);
             assert!(matches!(opened, Err(CompositeError::Twice { .. })), "{opened:?}");
         }
@@ -173,32 +177,32 @@ fn a_list_with_one_component_twice_is_refused_and_says_so() {
 }
 
 #[test]
-fn a_side_in_use_elsewhere_is_no_reason_to_go_on_without_it() {
-    let place = Place::new();
-    drop(place.make(Kind::Mirror, &["a", "b"]).unwrap());
+fn a_mirror_does_not_open_without_a_side_that_is_in_use_elsewhere() {
+    let folder = Folder::new();
+    drop(folder.make(Kind::Mirror, &["a", "b"]).unwrap());
     let used =
-        ferry_device::FileDevice::open(&place.at("b"), OpenMode::ReadWrite, &Env::real()).unwrap();
+        ferry_device::FileDevice::open(&folder.at("b"), OpenMode::ReadWrite, &Env::real()).unwrap();
     assert!(matches!(
-        place.open(OpenMode::ReadWrite),
+        folder.open(OpenMode::ReadWrite),
         Err(CompositeError::Device(DeviceError::InUse { .. }))
     ));
     drop(used);
-    assert!(place.open(OpenMode::ReadWrite).unwrap().components().len() == 2);
+    assert!(folder.open(OpenMode::ReadWrite).unwrap().components().len() == 2);
 }
 
 #[test]
 fn a_side_is_replaced_and_the_list_says_so() {
-    let place = Place::new();
-    let volume = place.make(Kind::Mirror, &["a", "b"]).unwrap();
+    let folder = Folder::new();
+    let volume = folder.make(Kind::Mirror, &["a", "b"]).unwrap();
     volume.write(0, &block(1)).unwrap();
     volume.write(SIZE - BLOCK_SIZE as u64, &block(2)).unwrap();
-    fs::write(place.at("foreign"), "foreign").unwrap();
-    assert_eq!(replace(&volume, &place.at("x"), &place.at("c")), Err(libc::ENXIO));
-    assert_eq!(replace(&volume, &place.at("a"), &place.at("foreign")), Err(libc::EEXIST));
-    assert_eq!(replace(&volume, &place.at("a"), &place.at("b")), Err(libc::ETXTBSY));
-    assert_eq!(replace(&volume, &place.at("a"), &place.at("c")), Ok(()));
-    let name = |name: &str| format!("component {}\n", place.at(name).display());
-    let listed = place.listed();
+    fs::write(folder.at("foreign"), "foreign").unwrap();
+    assert_eq!(replace(&volume, &folder.at("x"), &folder.at("c")), Err(libc::ENXIO));
+    assert_eq!(replace(&volume, &folder.at("a"), &folder.at("foreign")), Err(libc::EEXIST));
+    assert_eq!(replace(&volume, &folder.at("a"), &folder.at("b")), Err(libc::ETXTBSY));
+    assert_eq!(replace(&volume, &folder.at("a"), &folder.at("c")), Ok(()));
+    let name = |name: &str| format!("component {}\n", folder.at(name).display());
+    let listed = folder.listed();
     assert!(
         !listed.contains(&name("a")) && listed.contains(&name("b")) && listed.contains(&name("c")),
         "{listed}"
@@ -208,44 +212,44 @@ fn a_side_is_replaced_and_the_list_says_so() {
     drop(volume);
     // What was never written takes no space on the new side either.
     use std::os::unix::fs::MetadataExt;
-    assert!(fs::metadata(place.at("c")).unwrap().blocks() * 512 < HEAD_LEN + (8 << 20));
-    fs::remove_file(place.at("b")).unwrap();
-    let volume = place.open(OpenMode::ReadWrite).unwrap();
+    assert!(fs::metadata(folder.at("c")).unwrap().blocks() * 512 < HEAD_LEN + (8 << 20));
+    fs::remove_file(folder.at("b")).unwrap();
+    let volume = folder.open(OpenMode::ReadWrite).unwrap();
     for (at, byte) in [(0, 1), (SIZE - BLOCK_SIZE as u64, 2), (SIZE / 2, 3)] {
         holds(&volume, at, byte);
     }
-    assert!(place.listed().contains("generation 3\n"), "the missing side is stale now");
+    assert!(folder.listed().contains("generation 3\n"), "the missing side is stale now");
 }
 
 #[test]
-fn what_an_interrupted_rebuild_left_is_taken_again() {
-    let place = Place::new();
-    let volume = place.make(Kind::Mirror, &["a", "b"]).unwrap();
+fn an_interrupted_replacement_can_be_repeated() {
+    let folder = Folder::new();
+    let volume = folder.make(Kind::Mirror, &["a", "b"]).unwrap();
     volume.write(0, &block(1)).unwrap();
     // Closed while it is copied, or just after: either will do.
-    volume.replace(&place.at("a"), &place.at("c")).unwrap();
+    volume.replace(&folder.at("a"), &folder.at("c")).unwrap();
     drop(volume);
-    let volume = place.open(OpenMode::ReadWrite).unwrap();
+    let volume = folder.open(OpenMode::ReadWrite).unwrap();
     holds(&volume, 0, 1);
-    if place.listed().contains(&format!("component {}\n", place.at("a").display())) {
-        assert_eq!(replace(&volume, &place.at("a"), &place.at("c")), Ok(()));
+    if folder.listed().contains(&format!("component {}\n", folder.at("a").display())) {
+        assert_eq!(replace(&volume, &folder.at("a"), &folder.at("c")), Ok(()));
     }
     holds(&volume, 0, 1);
 }
 
 #[test]
-fn a_stale_side_may_be_built_anew_in_its_own_place() {
-    let place = Place::new();
-    drop(place.make(Kind::Mirror, &["a", "b"]).unwrap());
-    fs::rename(place.at("b"), place.at("away")).unwrap();
-    let volume = place.open(OpenMode::ReadWrite).unwrap();
+fn a_stale_side_may_be_rebuilt_in_place() {
+    let folder = Folder::new();
+    drop(folder.make(Kind::Mirror, &["a", "b"]).unwrap());
+    fs::rename(folder.at("b"), folder.at("away")).unwrap();
+    let volume = folder.open(OpenMode::ReadWrite).unwrap();
     volume.write(0, &block(1)).unwrap();
     drop(volume);
-    fs::rename(place.at("away"), place.at("b")).unwrap();
-    let volume = place.open(OpenMode::ReadWrite).unwrap();
-    assert_eq!(replace(&volume, &place.at("b"), &place.at("b")), Ok(()));
+    fs::rename(folder.at("away"), folder.at("b")).unwrap();
+    let volume = folder.open(OpenMode::ReadWrite).unwrap();
+    assert_eq!(replace(&volume, &folder.at("b"), &folder.at("b")), Ok(()));
     drop(volume);
-    assert!(place.listed().contains(&format!("component {}\n", place.at("b").display())));
-    fs::remove_file(place.at("a")).unwrap();
-    holds(&place.open(OpenMode::ReadWrite).unwrap(), 0, 1);
+    assert!(folder.listed().contains(&format!("component {}\n", folder.at("b").display())));
+    fs::remove_file(folder.at("a")).unwrap();
+    holds(&folder.open(OpenMode::ReadWrite).unwrap(), 0, 1);
 }

@@ -30,7 +30,7 @@ fn report<T: Send + 'static>(tx: &mpsc::Sender<(T, Option<i32>)>, name: T) -> Io
 }
 
 #[test]
-fn callers_share_the_flush_that_covers_them_and_board_the_next_otherwise() {
+fn callers_share_the_flush_that_covers_them_or_wait_for_the_next() {
     let held = held_device();
     let shared = FlushCoordinator::new(held.clone());
     let (tx, rx) = mpsc::channel();
@@ -49,7 +49,7 @@ fn callers_share_the_flush_that_covers_them_and_board_the_next_otherwise() {
     let mut landed: Vec<_> = rx.try_iter().collect();
     landed.sort_unstable();
     assert_eq!(landed, [(1, None), (2, None)]);
-    // Meanwhile the next crossing is on its way, and covers what was reported when it began.
+    // Meanwhile the next flush is in flight, and covers what was reported when it began.
     shared.flush(also_early, report(&tx, 3));
     assert_eq!(rx.try_recv(), Ok((3, None)));
 
@@ -62,7 +62,7 @@ fn callers_share_the_flush_that_covers_them_and_board_the_next_otherwise() {
 }
 
 #[test]
-fn a_failed_flush_fails_all_on_board_and_at_the_dock() {
+fn a_failed_flush_fails_its_callers_and_those_that_wait_for_the_next() {
     let held = held_device();
     let shared = FlushCoordinator::new(held.clone());
     let (tx, rx) = mpsc::channel();
@@ -93,7 +93,7 @@ fn a_failed_flush_fails_all_on_board_and_at_the_dock() {
 }
 
 #[test]
-fn threads_that_came_while_a_flush_was_in_flight_cross_together() {
+fn threads_that_arrive_during_a_flush_share_the_next() {
     const THREADS: u64 = 16;
     let held = held_device();
     let shared = FlushCoordinator::new(held.clone());
@@ -110,7 +110,7 @@ fn threads_that_came_while_a_flush_was_in_flight_cross_together() {
                 shared.flush_wait(target).unwrap();
             });
         }
-        // All targets are taken: one more flush covers them, whoever of them gets to the dock when.
+        // All targets are taken: one more flush covers them, in whatever order they ask for it.
         boarded.wait();
         end_flush(&held, Ok(()));
         held.wait_for_held();

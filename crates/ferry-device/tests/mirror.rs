@@ -72,7 +72,7 @@ fn the_sides_are_equal_and_a_clean_mirror_starts_without_a_look() {
     check(&dev, 0);
     drop(dev);
     devices.iter().for_each(|side| check(&**side, HEAD_LEN));
-    // A difference in a place that nobody wrote since: a clean mirror does not look.
+    // A difference in a block that nobody wrote since: a clean mirror does not look.
     devices[0].inner().write(HEAD_LEN + (20 << 20), &filled(BLOCK_SIZE, 9)).unwrap();
     drop(open(&devices, &[0, 1, 2], &memory));
     assert!(contents(&*devices[1], HEAD_LEN + (20 << 20), BLOCK_SIZE) != *filled(BLOCK_SIZE, 9));
@@ -116,7 +116,7 @@ fn a_side_may_fail_at_any_request() {
 }
 
 #[test]
-fn an_answer_comes_after_the_others_know_who_is_out() {
+fn a_write_is_answered_after_the_other_sides_know_of_the_stale_one() {
     let devices = new_mirror(3);
     let dev = open(&devices, &[0, 1, 2], &Arc::default());
     dev.write(0, &filled(BLOCK_SIZE, 1)).unwrap();
@@ -138,7 +138,7 @@ fn an_answer_comes_after_the_others_know_who_is_out() {
 }
 
 #[test]
-fn when_all_sides_fail_so_does_the_mirror() {
+fn a_mirror_fails_when_all_its_sides_fail() {
     let devices = new_mirror(2);
     let memory: Arc<Memory> = Arc::default();
     let dev = open(&devices, &[0, 1], &memory);
@@ -163,7 +163,7 @@ fn when_all_sides_fail_so_does_the_mirror() {
 }
 
 #[test]
-fn what_cannot_be_read_comes_from_another_side_and_is_written_anew() {
+fn an_unreadable_block_is_read_from_another_side_and_rewritten() {
     let devices = new_mirror(2);
     let dev = open(&devices, &[0, 1], &Arc::default());
     work(&dev).unwrap();
@@ -186,7 +186,7 @@ fn what_cannot_be_read_comes_from_another_side_and_is_written_anew() {
 }
 
 #[test]
-fn a_missing_side_is_stale_when_it_comes_back() {
+fn a_side_that_was_missing_is_stale_when_it_returns() {
     let devices = new_mirror(2);
     let memory: Arc<Memory> = Arc::default();
     let dev = open(&devices, &[1], &memory);
@@ -273,7 +273,7 @@ fn a_side_is_rebuilt_while_work_goes_on() {
                 let mut round = 0;
                 while !stop.load(Ordering::SeqCst) {
                     round += 1;
-                    // Everywhere: each place many times, before and behind the copy.
+                    // Everywhere: each block many times, before and behind the copy.
                     let at = (round * 7919 + n) % (MIRROR_LEN / BLOCK / 4) * 4 + n;
                     dev.write(at * BLOCK, &filled(BLOCK_SIZE, round + n)).unwrap();
                     if round % 16 == 0 {

@@ -47,8 +47,8 @@ fn replace(dev: &MirrorDevice, old: &str, devices: &[Arc<HookedDevice>], zeroed:
     dev.rebuild(old, "c".into(), devices[2].clone(), 902, zeroed).unwrap();
 }
 
-/// `act` is called once, when `device` is asked for what is at `offset` of the mirror; whoever asks
-/// waits until it returns.
+/// `act` is called once, when `device` is asked for what is at `offset` of the mirror; the thread
+/// that asks waits until it returns.
 fn at_look(device: &HookedDevice, offset: u64, act: impl FnOnce() + Send + 'static) {
     let looks = move |request: &Request| {
         matches!(request.op, Op::Read | Op::NextData) && request.offset == HEAD_LEN + offset
@@ -128,7 +128,7 @@ fn a_repair_never_copies_from_a_side_whose_failed_write_is_not_judged() {
 }
 
 #[test]
-fn what_was_copied_from_a_side_that_is_put_out_is_copied_again() {
+fn a_rebuild_repeats_what_it_copied_from_a_side_that_became_stale() {
     let (devices, dev, memory) = two_and_a_new_one();
     for n in 0..8 {
         dev.write(n * 4 * MIB, &filled(BLOCK_SIZE, n)).unwrap();
@@ -257,7 +257,7 @@ fn each_side_may_have_bad_blocks_of_its_own() {
 }
 
 #[test]
-fn a_stale_side_knows_it_where_the_volumes_file_cannot_say_so() {
+fn a_side_knows_that_it_is_stale_without_the_volume_file() {
     let (devices, dev, memory) = two_and_a_new_one();
     dev.write(0, &filled(BLOCK_SIZE, 1)).unwrap();
     memory.refuses.store(true, Ordering::SeqCst);
@@ -284,8 +284,8 @@ const LONG: Duration = Duration::from_secs(20);
 fn a_new_side_that_fails_with_all_others_at_the_end_is_written_no_more() {
     let (devices, dev, memory) = two_and_a_new_one();
     dev.write(0, &filled(BLOCK_SIZE, 1)).unwrap();
-    // Of what follows the last piece's look, the map and its flush succeed, and the copy before
-    // them; no header does.
+    // Of what follows the look at the last chunk, the map and its flush succeed, and the copy
+    // before them; no header does.
     let failing = devices.clone();
     at_look(&devices[0], MIRROR_LEN - MIB, move || {
         for (side, well) in failing.iter().zip([2, 2, 3]) {

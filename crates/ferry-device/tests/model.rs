@@ -6,7 +6,7 @@ use ferry_env::Env;
 use proptest::prelude::*;
 use std::sync::{Arc, mpsc};
 
-/// Size of the device, in blocks: a few of the pieces that the memory device takes at once.
+/// Size of the device, in blocks: a few of the chunks that the memory device takes at once.
 const BLOCKS: usize = 40;
 
 #[derive(Clone, Debug)]
@@ -96,7 +96,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn devices_are_arrays_of_bytes(steps in prop::collection::vec(step(), 1..30)) {
+    fn a_device_behaves_as_an_array_of_bytes(steps in prop::collection::vec(step(), 1..30)) {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let size = (BLOCKS * BLOCK_SIZE) as u64;
         check(&MemDevice::new(size), &steps);

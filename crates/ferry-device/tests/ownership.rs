@@ -1,4 +1,4 @@
-//! Who may open a volume, what is told to those who may not, and how it comes into being.
+//! Which processes may open a volume, what the others are told, and how a volume is created.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, DeviceError, FileDevice, Io, OpenMode};
@@ -36,7 +36,7 @@ fn holder(result: Result<FileDevice, DeviceError>) -> (u32, bool) {
 /// `another_process_is_refused_with_the_pid_of_the_holder`.
 #[test]
 #[ignore = "run by other tests, as their second process"]
-fn child_that_holds() {
+fn child_process_that_holds_the_device() {
     let Some(path) = std::env::var_os("FERRY_TEST_HOLD") else { return };
     let mode = if std::env::var_os("FERRY_TEST_READ").is_some() {
         OpenMode::ReadOnly
@@ -61,7 +61,7 @@ fn child_that_holds() {
 fn spawn_holder(path: &Path, flags: &[&str]) -> (Child, BufReader<ChildStdout>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--ignored", "--exact", "child_that_holds", "--nocapture"])
+        .args(["--ignored", "--exact", "child_process_that_holds_the_device", "--nocapture"])
         .env("FERRY_TEST_HOLD", path);
     command.envs(flags.iter().map(|flag| (flag, "1")));
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -126,7 +126,7 @@ fn a_second_handle_in_the_same_process_is_refused_and_takes_nothing_from_the_fir
 }
 
 #[test]
-fn what_is_there_is_overwritten_only_on_demand() {
+fn an_existing_file_is_overwritten_only_on_demand() {
     let (_dir, path) = scratch();
     fs::write(&path, "a letter").unwrap();
     assert!(matches!(create(&path, false).err(), Some(DeviceError::Exists(p)) if p == path));
@@ -171,7 +171,7 @@ fn a_file_cut_short_reads_as_zeros_behind_its_end() {
 }
 
 #[test]
-fn what_cannot_be_a_volume_is_refused() {
+fn a_file_that_cannot_be_a_volume_is_refused() {
     let (dir, path) = scratch();
     let missing = open(&path, OpenMode::ReadWrite).err().unwrap();
     assert!(

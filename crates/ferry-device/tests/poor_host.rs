@@ -42,7 +42,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn what_the_host_cannot_do_is_done_without() {
+fn missing_features_of_the_host_have_a_fallback() {
     let Some(host) = Mounted::new("ramfs", "mode=700") else { return };
     let path = host.0.path().join("volume");
     let dev = FileDevice::create(&path, 1 << 20, false, &Env::real()).unwrap();
@@ -106,7 +106,7 @@ fn a_full_host_says_so_and_takes_writes_again_when_it_has_space() {
     enospc(dev.allocate(8 << 20, 4096));
     enospc(dev.write(8 << 20, &half));
     enospc(submit(8 << 20));
-    // What was promised is there.
+    // The allocated space is there.
     submit(0).unwrap();
     dev.discard(4 << 20, 1 << 19).unwrap();
     submit(8 << 20).unwrap();

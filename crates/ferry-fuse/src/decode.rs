@@ -17,7 +17,7 @@ pub(crate) struct RequestArgs<'a> {
 }
 
 impl<'a> RequestArgs<'a> {
-    /// Splits a body that came in one piece.
+    /// Splits a body that came as one buffer.
     pub(crate) fn split(opcode: u32, setxattr_ext: bool, body: &'a [u8]) -> Self {
         let (fixed, data) = body.split_at(abi::op_len(opcode, setxattr_ext).min(body.len()));
         Self { fixed, data }

@@ -75,7 +75,7 @@ pub enum Transport {
     /// Per-core io_uring queues if the kernel offers them (6.14 and later, with the module's
     /// parameter `enable_uring`), else /dev/fuse.
     Auto,
-    /// /dev/fuse only.
+    /// Reads and writes of `/dev/fuse`, without io_uring.
     Device,
 }
 
@@ -210,8 +210,8 @@ fn connection(mountpoint: &Path) -> io::Result<Option<u32>> {
 /// `ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS… - TYPE SOURCE …`, with `\ooo` for spaces and the
 /// like.
 fn connection_of(line: &str, mountpoint: &Path) -> Option<u32> {
-    let (place, kind) = line.split_once(" - ")?;
-    let mut fields = place.split(' ');
+    let (mount, kind) = line.split_once(" - ")?;
+    let mut fields = mount.split(' ');
     let (device, path) = (fields.nth(2)?, fields.nth(1)?);
     let kind = kind.split(' ').next()?;
     if !(kind == "fuse" || kind.starts_with("fuse.")) || unescaped(path) != mountpoint {

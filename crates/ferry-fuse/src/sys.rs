@@ -26,8 +26,6 @@ pub(crate) fn ids() -> (u32, u32) {
     // SAFETY: both calls take nothing and cannot fail.
     unsafe { (libc::geteuid(), libc::getegid()) }
 }
-
-/// Calls mount(2).
 pub(crate) fn mount(
     source: &str,
     target: &Path,
@@ -41,8 +39,6 @@ pub(crate) fn mount(
         libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, data.as_ptr().cast())
     })
 }
-
-/// Calls umount2(2).
 pub(crate) fn umount(target: &Path, flags: libc::c_int) -> io::Result<()> {
     let target = c_path(target)?;
     // SAFETY: a NUL-terminated string that outlives the call.

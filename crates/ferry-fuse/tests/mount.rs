@@ -282,7 +282,7 @@ fn dropping_the_session_unmounts() {
 }
 
 #[test]
-fn what_is_invalidated_is_asked_for_again() {
+fn invalidated_entries_are_looked_up_again() {
     on_each_transport(|m| {
         fs::write(m.path("f"), "x").expect("writes");
         let ino = fs::metadata(m.path("f")).expect("stats").ino();

@@ -62,14 +62,14 @@ impl Disk {
         }
     }
 
-    /// Reads; waits.
+    /// Reads at `offset`, and waits for it.
     pub fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
         let result = self.dev.read(offset, buf);
         self.note((offset, buf.len()), &result);
         result
     }
 
-    /// Reads into each buffer from its place, in any order; waits. One result for each.
+    /// Reads into each buffer from its offset, in any order; waits. One result for each.
     pub fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
         let results = self.dev.read_many(reads);
         reads
@@ -106,7 +106,7 @@ impl Disk {
         Io::Write { offset, buf, done }
     }
 
-    /// Starts requests.
+    /// Starts requests, whose completions say how they ended.
     pub fn submit(&self, batch: Vec<Io>) {
         self.dev.submit(batch);
     }
@@ -142,8 +142,8 @@ impl Disk {
     }
 }
 
-/// Says when a flush begins (or one that is under way is joined) and ends, to who wants to see what
-/// an fsync costs.
+/// Says when a flush begins (or one that is under way is joined) and ends, to a caller that wants
+/// to see what an fsync costs.
 fn traced_flush(done: IoDone) -> IoDone {
     if !tracing::enabled!(tracing::Level::TRACE) {
         return done;

@@ -19,7 +19,7 @@ pub struct Times {
 /// maximum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TimesStats {
-    /// How many.
+    /// Number of times noted.
     pub count: u64,
     /// All of them together.
     pub sum: Duration,
@@ -29,7 +29,7 @@ pub struct TimesStats {
     pub p99: Duration,
     /// 999 of 1000.
     pub p999: Duration,
-    /// The longest.
+    /// The longest of them.
     pub max: Duration,
 }
 

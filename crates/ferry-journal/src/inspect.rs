@@ -4,7 +4,7 @@
 use crate::disk::Disk;
 use crate::home::map::HomeMap;
 use crate::home::{Home, HomeState, Opening};
-use crate::log::format::{BlockStamp, RECORD_HEADER, RecordHeader};
+use crate::log::format::{BlockHeader, RECORD_HEADER, RecordHeader};
 use crate::log::reader::Reader;
 use crate::log::record::append_payload;
 use crate::log::recovery::replay;
@@ -69,7 +69,7 @@ pub struct LogEnd {
     pub offset: u64,
     /// Contexts that would be applied.
     pub contexts: u64,
-    /// Records read for it, those that only stamp among them.
+    /// Records read for it, durable points among them.
     pub records: u64,
     /// Bytes of log read for it.
     pub bytes: u64,
@@ -112,7 +112,7 @@ pub fn log_end(
     Ok(LogEnd {
         seq: replayed.end.seq,
         position: replayed.end.position,
-        offset: area.place(replayed.end.position),
+        offset: area.offset(replayed.end.position),
         contexts: replayed.contexts,
         records: replayed.records,
         bytes: replayed.bytes,
@@ -141,7 +141,7 @@ pub fn log_records(
         let mut payload = Vec::new();
         for index in 0..blocks {
             let at = position + index;
-            let want = BlockStamp {
+            let want = BlockHeader {
                 volume_id: geo.volume_id,
                 position: at,
                 record_id: header.id,
@@ -149,7 +149,7 @@ pub fn log_records(
             };
             let block =
                 Some(at).filter(|at| *at < tail + area.blocks).and_then(|at| reader.block(at).ok());
-            let Some(block) = block.filter(|block| BlockStamp::decode(block) == Some(want)) else {
+            let Some(block) = block.filter(|block| BlockHeader::decode(block) == Some(want)) else {
                 state = Wholeness::Missing(index);
                 break;
             };
@@ -160,7 +160,7 @@ pub fn log_records(
             state = Wholeness::BadBody;
         }
         let whole = state == Wholeness::Whole;
-        if !visit(&LogRecord { position, offset: area.place(position), blocks, header, state }) {
+        if !visit(&LogRecord { position, offset: area.offset(position), blocks, header, state }) {
             return Ok(());
         }
         position += if whole { blocks } else { 1 };
@@ -168,14 +168,14 @@ pub fn log_records(
     Ok(())
 }
 
-/// The newest position that any whole block stamp in the ring names.
+/// The newest position that any whole block header in the ring names.
 fn newest_position(disk: &Disk, area: &LogArea) -> Option<u64> {
     let mut reader = Reader::new(disk, area, 0);
     let mut newest = None;
     for at in 0..area.blocks {
-        let stamp = reader.block(at).ok().and_then(BlockStamp::decode);
+        let header = reader.block(at).ok().and_then(BlockHeader::decode);
         let ours =
-            stamp.filter(|s| s.volume_id == area.volume_id && s.position % area.blocks == at);
+            header.filter(|s| s.volume_id == area.volume_id && s.position % area.blocks == at);
         newest = newest.max(ours.map(|s| s.position));
     }
     newest

@@ -120,8 +120,8 @@ impl Journal {
         }
     }
 
-    /// For who goes on through many transactions, and would fill the log with them: where it is
-    /// short of space, returns when it has been emptied, so that others find room in it. Take no
+    /// For a caller that runs many transactions and would fill the log with them. If log space is
+    /// short, this returns once the log has been emptied, so that others find room in it. Take no
     /// lock that a checkpoint or another transaction wants before.
     pub fn give_way(&self) -> Result<(), JournalError> {
         if !self.core.short_of_space() {
@@ -135,8 +135,8 @@ impl Journal {
         }
     }
 
-    /// The log is so short of space that who begins a transaction of this kind may have to wait. A
-    /// guess: others begin some, too.
+    /// The log is so short of space that [`Journal::begin`] may have to wait. A guess: others begin
+    /// transactions, too.
     pub fn is_short(&self, urgent: bool) -> bool {
         let space = &self.core.space;
         space.has_waiters() || space.room(urgent) < self.core.log_bytes() / SHORT_FRACTION
@@ -203,22 +203,22 @@ impl Journal {
         self.core.durable()
     }
 
-    /// Newest context covered by a durable stamp (see [`JournalClient::stamped`]).
-    pub fn stamped(&self) -> Seq {
-        self.core.stamped()
+    /// Newest context that a durable point covers (see [`JournalClient::durable_point`]).
+    pub fn durable_point(&self) -> Seq {
+        self.core.durable_point()
     }
 
-    /// Makes everything committed so far durable *and stamped*, then returns: what it freed is
-    /// reusable.
-    pub fn force_stamped(&self) -> Result<(), JournalError> {
+    /// Makes everything committed so far durable, and covers it with a durable point, then returns:
+    /// what it freed is reusable.
+    pub fn force_durable_point(&self) -> Result<(), JournalError> {
         let seq = self.force_all()?;
-        if self.core.stamped() >= seq {
+        if self.core.durable_point() >= seq {
             return Ok(());
         }
         if self.core.space.try_take(LOG_BLOCK as u64, true) {
             Wait::until(|done| self.core.write_durable_point(seq, done))
         } else {
-            // A home store that has a context is a better stamp than any record.
+            // A home store that has a context proves as much as a durable point.
             self.core.checkpoint(Checkpoint::Log)?;
             Wait::until(|done| self.core.when_durable_point(seq, done))
         }
@@ -240,14 +240,14 @@ impl Journal {
         self.core.checkpoint(Checkpoint::Calm)
     }
 
-    /// Makes the home store as small as what was removed allows, for who finds no space. `false`:
-    /// nothing has changed since that was last seen to.
+    /// Makes the home store as small as the removed keys allow, for a caller that finds no space.
+    /// `false`: nothing has changed since the last attempt.
     pub fn make_room(&self) -> Result<bool, JournalError> {
         if self.core.options.read_only {
             return Ok(false);
         }
         if self.core.releasable() == 0 && self.core.head.read().is_empty() {
-            // What was being read when its place was taken may be free by now.
+            // A replaced store that was still being read may be free by now.
             let _checkpointing = self.core.checkpointing.lock();
             self.core.give_back();
             return Ok(false);
@@ -332,7 +332,7 @@ impl Journal {
         if self.core.options.read_only {
             return Ok(());
         }
-        // No stamp: the checkpoint below covers every context, as a stamp would.
+        // No durable point: the checkpoint below covers every context, as a durable point would.
         self.force_all()?;
         // Behind the end that the home store names there must not be any record.
         if let Some(seq) = self.core.durable_point_in_flight() {
@@ -349,11 +349,11 @@ impl Journal {
         let file = core.home.file();
         file.drop_spare(SPARE_KEPT);
         core.home.close()?;
-        let mut gone = file.take_dropped();
-        gone.extend(file.take_surplus(0));
-        gone.extend(core.home.take_retired());
-        if !gone.is_empty() {
-            core.client.release_home_segments(&gone);
+        let mut released = file.take_dropped();
+        released.extend(file.take_surplus(0));
+        released.extend(core.home.take_retired());
+        if !released.is_empty() {
+            core.client.release_home_segments(&released);
         }
         Ok(())
     }
@@ -375,8 +375,8 @@ impl Journal {
 }
 
 impl Drop for Journal {
-    /// Without a [`Journal::close`]: what was not durable is lost, as in a crash, and who waits for
-    /// it is told.
+    /// Without a [`Journal::close`]: what was not durable is lost, as in a crash, and its waiters
+    /// get an error.
     fn drop(&mut self) {
         self.core.closed.store(true, Ordering::Release);
         if self.core.failed.set(JournalError::Closed).is_err() {

@@ -51,7 +51,7 @@ pub use log::space::{SpaceStats, Wake};
 pub use rebuild::{FoundState, Rebuilt, read_damaged, rebuild_home};
 pub use transaction::Transaction;
 pub use types::{
-    BadPlace, Bystander, Completion, Credits, DataExtent, Geometry, JournalClient, LogDamage,
+    BadRange, Bystander, Completion, Credits, DataExtent, Geometry, JournalClient, LogDamage,
     Recovered, Seq, Step, Value,
 };
 pub use verify::{bad_map_slot, mend_map_slot};

@@ -9,7 +9,7 @@ use crate::home::map::HomeMap;
 use crate::home::{
     Batches, HomeFile, HomeState, Opening, PageSource, Salvage, Search, Tree, Weight,
 };
-use crate::log::recovery::{Beyond, Replay, beyond, newest_row, replay, tell};
+use crate::log::recovery::{Beyond, Replay, beyond, newest_chain, replay, tell};
 use crate::log::ring::LogArea;
 use crate::types::{Changes, Point};
 use crate::view::salvage::{LostKeys, Range, walk};
@@ -195,8 +195,8 @@ impl Source {
     /// gaps or not, unless an older state that is whole has more keys: the state that the store
     /// names, if its tree begins anywhere, or one that is found; else the best tree that is left.
     ///
-    /// Changes that the home store has already may be made again: the last of each key counts. So
-    /// the log is read from as far back as it leads.
+    /// Changes that the home store has already may be replayed: the last of each key counts. So the
+    /// log is read from as far back as it leads.
     fn search(
         file: &Arc<HomeFile>,
         named: Result<Salvage, JournalError>,
@@ -207,16 +207,16 @@ impl Source {
         let newest = Seq(search.newest);
         let lost = JournalError::Damaged {
             what: "home store",
-            offset: copy.place(0),
+            offset: copy.device_offset(0),
             detail: "its newest state is lost".into(),
         };
-        let row = newest_row(log.disk, log.area);
-        let row = row
+        let chain = newest_chain(log.disk, log.area);
+        let chain = chain
             .map(|start| Ok::<_, JournalError>((start, log.replay(start)?.reach())))
             .transpose()?;
-        // Made again over a store that is newer, it would bring back what is gone.
-        let row = row.filter(|(_, reach)| reach.end.seq >= newest.max(log.newest));
-        if let Some((start, Reach { end: _, damaged: false })) = row
+        // Replayed over a newer store, it would bring back keys that were deleted.
+        let chain = chain.filter(|(_, reach)| reach.end.seq >= newest.max(log.newest));
+        if let Some((start, Reach { end: _, damaged: false })) = chain
             && start.position == 0
         {
             let found = Some(FoundState { complete: true });
@@ -240,7 +240,7 @@ impl Source {
         let tree = tree.filter(|keys| search.has_root(keys)).cloned();
         let named =
             tree.map(|keys| (search.weigh(&keys).entries, reach.map(|reach| reach.end.seq)));
-        let ends_with = row.map(|(_, reach)| reach.end);
+        let ends_with = chain.map(|(_, reach)| reach.end);
         if let Some((state, complete)) = choose(states, named, ends_with) {
             let salvage = Ok(Salvage::found(file, state.keys, Ok(state.state)));
             let found = Some(FoundState { complete });
@@ -251,16 +251,16 @@ impl Source {
                 source.salvage = Ok(Salvage::found(file, keys, Err(lost)));
             }
             let found = Some(FoundState { complete: false });
-            return Ok(Self { start: row.map(|(start, _)| start), found, ..source });
+            return Ok(Self { start: chain.map(|(start, _)| start), found, ..source });
         }
-        if let (Some((start, of_row)), Some(point)) = (row, source.start)
+        if let (Some((start, of_chain)), Some(point)) = (chain, source.start)
             && start.position <= point.position
-            && reach.is_some_and(|reach| reach.end == of_row.end)
+            && reach.is_some_and(|reach| reach.end == of_chain.end)
         {
             source.start = Some(start);
         }
         if source.start.is_none() {
-            source.start = row.map(|(start, _)| start);
+            source.start = chain.map(|(start, _)| start);
             source.found = Some(FoundState { complete: false });
         }
         Ok(source)

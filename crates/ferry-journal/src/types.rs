@@ -19,7 +19,7 @@ pub type Completion = Box<dyn FnOnce(Result<(), JournalError>) + Send>;
 /// Where the log and the home store's map live on the device. All in bytes, multiples of 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Stamped into every log block.
+    /// Every log block has it.
     pub volume_id: [u8; 16],
     /// Secret: what it signs, only this volume's journal has written (SipHash).
     pub hash_key: [u8; 16],
@@ -44,7 +44,7 @@ pub struct Geometry {
 pub trait JournalClient: Send + Sync {
     /// Every context up to `seq` is durable *and a durable log record says so*: what they freed may
     /// be reused.
-    fn stamped(&self, seq: Seq);
+    fn durable_point(&self, seq: Seq);
     /// The log failed; the journal is read-only from now on. Called once.
     fn failed(&self, error: &JournalError);
     /// A free segment for the home store, or `None`. Must not call into the journal.
@@ -59,7 +59,7 @@ pub trait JournalClient: Send + Sync {
 pub struct Bystander;
 
 impl JournalClient for Bystander {
-    fn stamped(&self, _seq: Seq) {}
+    fn durable_point(&self, _seq: Seq) {}
     fn failed(&self, _error: &JournalError) {}
     fn take_home_segment(&self) -> Option<u32> {
         None
@@ -81,7 +81,7 @@ pub struct Credits {
 
 /// Data on the device that a transaction's keys refer to. Recovery checks it.
 pub struct DataExtent {
-    /// Place on the device, in bytes.
+    /// Offset on the device, in bytes.
     pub offset: u64,
     /// The bytes to be written there; also what a checksum error is told apart by.
     pub buf: Arc<AlignedBuf>,
@@ -132,7 +132,7 @@ pub type Change = Option<Value>;
 /// Changes in the order of their keys.
 pub type Changes = BTreeMap<Key, Change>;
 
-/// A place in the log between two records, and what lies before it.
+/// A point in the log between two records, and what lies before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Point {
     /// Newest context before it.
@@ -146,20 +146,20 @@ pub struct Point {
 /// Called after each read with the bytes that it took; may wait. `false` ends the reading.
 pub type Step<'s> = &'s mut dyn FnMut(u64) -> bool;
 
-/// A place of the device that cannot be read, or does not hold what was written there.
+/// A range of the device that cannot be read, or does not hold what was written there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadPlace {
+pub struct BadRange {
     /// Which part of the volume.
     pub what: &'static str,
     /// First byte on the device.
     pub offset: u64,
-    /// Bytes.
+    /// Length of the range in bytes.
     pub len: u64,
     /// What is wrong.
     pub detail: String,
 }
 
-impl BadPlace {
+impl BadRange {
     pub(crate) fn unreadable(
         what: &'static str,
         offset: u64,

@@ -7,7 +7,7 @@ use crate::home::{HomeFile, Suspect};
 use crate::journal::Journal;
 use crate::log::format::LOG_BLOCK;
 use crate::log::reader::Reader;
-use crate::{BadPlace, Geometry, JournalError, Step};
+use crate::{BadRange, Geometry, JournalError, Step};
 use ferry_device::BlockDevice;
 use std::sync::Arc;
 
@@ -25,19 +25,19 @@ pub fn mend_map_slot(
 ) -> Result<Option<u64>, JournalError> {
     let disk = Disk::new(dev.clone());
     let Some((slot, map, _)) = HomeMap::bad_slot(&disk, geo) else { return Ok(None) };
-    let place = HomeMap::slot_offset(geo, slot);
-    disk.write(place, &map.encode(geo))
+    let offset = HomeMap::slot_offset(geo, slot);
+    disk.write(offset, &map.encode(geo))
         .and_then(|()| disk.flush_wait())
         .map_err(io_error("home map"))?;
     HomeMap::mark(&disk, geo, true)?;
-    Ok(Some(place))
+    Ok(Some(offset))
 }
 
 impl Journal {
     /// Reads every record that recovery would need now, from the newest checkpoint to the newest
     /// durable context. The first that is not whole is reported: what follows it cannot be told
     /// from garbage. `false`: `step` ended it.
-    pub fn verify_log(&self, found: &mut dyn FnMut(BadPlace), step: Step<'_>) -> bool {
+    pub fn verify_log(&self, found: &mut dyn FnMut(BadRange), step: Step<'_>) -> bool {
         let core = &self.core;
         loop {
             // A checkpoint shows its point before it gives the log's space back: while the point
@@ -63,8 +63,8 @@ impl Journal {
             }
             let Some(detail) = broken else { return true };
             if core.head.read().view.home.point == start && core.area() == area {
-                let offset = area.place(end.position);
-                found(BadPlace { what: "log", offset, len: LOG_BLOCK as u64, detail });
+                let offset = area.offset(end.position);
+                found(BadRange { what: "log", offset, len: LOG_BLOCK as u64, detail });
                 return true;
             }
         }
@@ -73,7 +73,7 @@ impl Journal {
     /// Reads both copies of the home store's map and of every block of its file, and holds them
     /// against their checksums. What one copy alone has lost is mended from the other, unless the
     /// volume is read-only. `false`: `step` ended it.
-    pub fn verify_home(&self, found: &mut dyn FnMut(BadPlace), step: Step<'_>) -> bool {
+    pub fn verify_home(&self, found: &mut dyn FnMut(BadRange), step: Step<'_>) -> bool {
         loop {
             let file = self.core.home.file();
             let mut suspects = Vec::new();
@@ -93,7 +93,7 @@ impl Journal {
         &self,
         file: &HomeFile,
         suspects: &[Suspect],
-        found: &mut dyn FnMut(BadPlace),
+        found: &mut dyn FnMut(BadRange),
         step: Step<'_>,
     ) -> bool {
         let core = &self.core;
@@ -119,15 +119,15 @@ impl Journal {
 
     /// Holds every page of the home store's database against what the page above it says of it. No
     /// checkpoint is made meanwhile.
-    pub fn verify_pages(&self, found: &mut dyn FnMut(BadPlace)) {
+    pub fn verify_pages(&self, found: &mut dyn FnMut(BadRange)) {
         let _checkpointing = self.core.checkpointing.lock();
         match self.core.home.salvage() {
             Ok(salvage) => salvage.verify(found),
             Err(JournalError::Damaged { what, offset, detail }) => {
-                found(BadPlace { what, offset, len: LOG_BLOCK as u64, detail });
+                found(BadRange { what, offset, len: LOG_BLOCK as u64, detail });
             }
             Err(error) => {
-                found(BadPlace {
+                found(BadRange {
                     what: "home store",
                     offset: 0,
                     len: 0,
@@ -137,9 +137,9 @@ impl Journal {
         }
     }
 
-    /// Places on the device where a block of the home store that was read since the opening was not
-    /// what was written, while its other copy was. Unless the journal is read-only they have been
-    /// mended.
+    /// Offsets on the device where a block of the home store that was read since the opening was
+    /// not what was written, while its other copy was. Unless the journal is read-only they have
+    /// been mended.
     pub fn home_bad_copies(&self) -> Vec<u64> {
         self.core.home.file().bad_copies()
     }

@@ -1,5 +1,5 @@
-//! Who goes through all keys reads the home store in few and long reads, and sees what everybody
-//! else sees.
+//! A scan of all keys reads the home store in few and long reads, and sees what everybody else
+//! sees.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -75,7 +75,7 @@ fn going_through_all_keys_takes_few_reads() {
 }
 
 #[test]
-fn what_is_written_meanwhile_is_seen() {
+fn a_scan_with_read_ahead_sees_pages_that_are_rewritten() {
     let (_, volume, mut model) = volume();
     let all = JournalOptions { reads_all: true, home_cache_bytes: 64 << 10, ..options(false) };
     let (journal, ..) = volume.open_owned(all).unwrap();
@@ -85,7 +85,7 @@ fn what_is_written_meanwhile_is_seen() {
         let before = model.clone();
         journal
             .scan(b"", &[0xff; 8], &mut |key, value| {
-                // Pages that were read ahead are written anew, and their places used for others,
+                // Pages that were read ahead are written anew, and their blocks used for others,
                 // before they are come to.
                 if seen.len() == 1000 {
                     for part in 0..2_u64 {
@@ -114,15 +114,15 @@ fn shorter(i: u64, round: u64) -> Vec<u8> {
     value
 }
 
-/// Places of blocks of pages with our values in the home store's file, first copies.
+/// Offsets of blocks of pages with our values in the home store's file, first copies.
 fn blocks(device: &HookedDevice, geo: &Geometry, segments: &[u32]) -> Vec<u64> {
     let blocks = home_unit_bytes(geo.segment_len) / BLOCK_SIZE as u64;
-    let place = |segment: &u32| geo.segments_offset + u64::from(*segment) * geo.segment_len;
+    let offset = |segment: &u32| geo.segments_offset + u64::from(*segment) * geo.segment_len;
     let all =
-        segments.iter().flat_map(|s| (0..blocks).map(move |b| place(s) + b * BLOCK_SIZE as u64));
-    let is_leaf = |place: &u64| {
+        segments.iter().flat_map(|s| (0..blocks).map(move |b| offset(s) + b * BLOCK_SIZE as u64));
+    let is_leaf = |offset: &u64| {
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-        device.inner().read(*place, &mut block).unwrap();
+        device.inner().read(*offset, &mut block).unwrap();
         let inside = &block[1990..2010];
         block[0] == 1 && inside[0] > 0 && inside.iter().all(|byte| *byte == inside[0])
     };
@@ -135,16 +135,16 @@ fn damage_is_met_as_without_reading_ahead() {
     let (journal, recovered) = volume.open_with(reader(true)).unwrap();
     drop(journal);
     let copy = volume.geo.segment_len / 2;
-    let ruin = |place: u64| {
+    let ruin = |offset: u64| {
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-        device.inner().read(place, &mut block).unwrap();
+        device.inner().read(offset, &mut block).unwrap();
         block[2000] ^= 0x55;
-        device.inner().write(place, &block).unwrap();
+        device.inner().write(offset, &block).unwrap();
     };
     let leaves = blocks(&device, &volume.geo, &recovered.home_segments);
     assert!(leaves.len() > 500, "{}", leaves.len());
-    for place in leaves.iter().step_by(5) {
-        ruin(*place);
+    for offset in leaves.iter().step_by(5) {
+        ruin(*offset);
     }
     let bad = |reads_all| {
         let (journal, _) = volume.open_with(reader(reads_all)).unwrap();
@@ -155,7 +155,7 @@ fn damage_is_met_as_without_reading_ahead() {
     assert!(found.len() > 50, "{}", found.len());
     assert_eq!(found, bad(false));
     // The other copy, too.
-    found.iter().for_each(|place| ruin(place + copy));
+    found.iter().for_each(|offset| ruin(offset + copy));
     let ended = |reads_all| {
         let (journal, _) = volume.open_with(reader(reads_all)).unwrap();
         let mut seen = 0;

@@ -36,7 +36,7 @@ fn changes_are_visible_at_commit_and_survive_a_clean_close() {
 }
 
 #[test]
-fn what_was_forced_survives_without_a_close() {
+fn forced_changes_survive_without_a_close() {
     let volume = Volume::new(1 << 20);
     let (journal, _) = volume.open();
     let mut t = journal.begin(credits(1, 100)).unwrap();
@@ -67,11 +67,11 @@ fn a_tiny_log_wraps_many_times() {
             let mut t = journal.begin(credits(2, 2000)).unwrap();
             t.put(&key, &value);
             if n.is_multiple_of(5) {
-                let gone = format!("key {:03}", n * 104_729 % 500).into_bytes();
-                t.delete(&gone);
-                model.remove(&gone);
+                let deleted = format!("key {:03}", n * 104_729 % 500).into_bytes();
+                t.delete(&deleted);
+                model.remove(&deleted);
                 model.insert(key.clone(), value);
-                if key == gone {
+                if key == deleted {
                     model.remove(&key);
                 }
             } else {

@@ -46,7 +46,7 @@ struct World {
     contexts: BTreeMap<u64, ContextModel>,
     /// Length of the trace when a context was acknowledged.
     acknowledged: Arc<Mutex<Vec<(usize, u64)>>>,
-    /// Data slots that no key maps, and from which stamp on each may be used.
+    /// Data slots that no key maps, and from which durable point on each may be used.
     free: Vec<(u64, u64)>,
     mapped: BTreeMap<Vec<u8>, u64>,
 }
@@ -155,10 +155,10 @@ impl World {
         seq
     }
 
-    /// A data slot whose freeing is stamped.
+    /// A data slot whose freeing the durable point covers.
     fn data_slot(&mut self, journal: &Journal) -> Option<u64> {
-        let stamped = journal.stamped().0;
-        let at = self.free.iter().position(|(_, freed)| *freed <= stamped)?;
+        let durable_point = journal.durable_point().0;
+        let at = self.free.iter().position(|(_, freed)| *freed <= durable_point)?;
         Some(self.free.swap_remove(at).0)
     }
 
@@ -201,7 +201,7 @@ impl World {
                     journal.tick().unwrap();
                 }
                 17 => self.out_of_order(&journal, device),
-                18 => journal.force_stamped().unwrap(),
+                18 => journal.force_durable_point().unwrap(),
                 _ => journal.checkpoint().unwrap(),
             }
         }
@@ -256,7 +256,7 @@ impl World {
             .take(60)
             .map(|s| (s, 0))
             .collect();
-        assert!(journal.stamped() >= recovered.last);
+        assert!(journal.durable_point() >= recovered.last);
     }
 
     /// Opens a crashed device and holds it against the model. Returns the newest context that is
@@ -352,7 +352,7 @@ fn flushes_that_lie_are_caught() {
 /// What the runs above go through, in one life: the log wraps, is checkpointed, and carries several
 /// records at once.
 #[test]
-fn a_life_is_eventful() {
+fn a_run_wraps_and_checkpoints_the_log_and_overlaps_records() {
     let (mut world, device) = World::new(3);
     let (journal, recovered, owner) = world.open(&device).unwrap();
     world.begin_life(&journal, &recovered);
@@ -368,9 +368,9 @@ fn a_life_is_eventful() {
     assert!(stats.log_in_flight_max > 1, "{stats:?}");
     assert!(stats.checkpoints > 10 && stats.data_bytes > 0, "{stats:?}");
     let newest = journal.durable();
-    journal.force_stamped().unwrap();
+    journal.force_durable_point().unwrap();
     assert_eq!(
-        owner.stamped.load(std::sync::atomic::Ordering::SeqCst),
+        owner.durable_point.load(std::sync::atomic::Ordering::SeqCst),
         newest.0.max(journal.durable().0)
     );
     common::assert_same(&journal, &world.state_at(u64::MAX));

@@ -17,7 +17,7 @@ fn block(volume: &Volume, offset: u64) -> AlignedBuf {
     buf
 }
 
-/// Place of the log's block with this position.
+/// Offset of the log's block with this position.
 fn log_block(volume: &Volume, position: u64) -> u64 {
     volume.geo.log_offset + position * 4096
 }
@@ -29,7 +29,8 @@ fn damage(volume: &Volume, offset: u64, at: usize) {
 }
 
 /// Opens, commits and forces `n` contexts of one block each, and goes away without a close. The
-/// first block of the log is taken by the stamp that opening writes; context `i` is in block `i`.
+/// first block of the log is taken by the durable point that opening writes; context `i` is in
+/// block `i`.
 fn contexts(volume: &Volume, n: u64) {
     let (journal, recovered) = volume.open();
     for i in recovered.last.0 + 1..=recovered.last.0 + n {
@@ -44,7 +45,7 @@ fn newest(journal: &Journal) -> Option<u64> {
 }
 
 #[test]
-fn damage_before_a_stamp_is_reported_where_it_is() {
+fn damage_before_the_durable_point_is_reported_with_its_offset() {
     for (position, at) in [(1, 0), (1, 30), (2, 100), (3, 130), (0, 3)] {
         let volume = Volume::new(LOG);
         contexts(&volume, 4);
@@ -71,7 +72,7 @@ fn the_newest_record_torn_is_the_end_of_the_log() {
         SimRng::new(u64::from(sectors)).fill(&mut buf[end..]);
         volume.dev.write(log_block(&volume, 3), &buf).unwrap();
         if sectors == 0 {
-            // No block of the log ever began so: nothing is promised, but this is no crash's doing.
+            // No block of the log ever began so: nothing was acknowledged, but no crash does this.
             let opened = volume.open_with(options(false));
             assert!(matches!(opened, Err(JournalError::Damaged { what: "log", .. })));
             volume.dev.write(log_block(&volume, 3), &AlignedBuf::zeroed(4096)).unwrap();
@@ -87,12 +88,12 @@ fn the_newest_record_torn_is_the_end_of_the_log() {
 }
 
 #[test]
-fn a_stamped_context_that_is_damaged_is_not_the_end() {
+fn damage_before_the_durable_point_is_an_error() {
     let volume = Volume::new(LOG);
     let (journal, _) = volume.open();
     put(&journal, b"newest", &1_u64.to_le_bytes());
-    journal.force_stamped().unwrap();
-    assert_eq!(journal.stamped(), Seq(1));
+    journal.force_durable_point().unwrap();
+    assert_eq!(journal.durable_point(), Seq(1));
     drop(journal);
     damage(&volume, log_block(&volume, 1), 120);
     assert!(matches!(
@@ -102,7 +103,7 @@ fn a_stamped_context_that_is_damaged_is_not_the_end() {
 }
 
 #[test]
-fn an_idle_log_is_stamped() {
+fn an_idle_log_gets_a_durable_point() {
     let geo = geometry(LOG, 64);
     let (env, clock) = sim_env(1);
     let volume = Volume::on(Arc::new(SimDevice::new(device_len(&geo))), geo, env);
@@ -112,17 +113,16 @@ fn an_idle_log_is_stamped() {
     assert_eq!(journal.durable(), Seq(0), "not yet time");
     clock.advance(options(false).commit_interval);
     journal.tick().unwrap();
-    assert_eq!((journal.durable(), journal.stamped()), (Seq(1), Seq(0)));
+    assert_eq!((journal.durable(), journal.durable_point()), (Seq(1), Seq(0)));
     journal.tick().unwrap();
-    assert_eq!(journal.stamped(), Seq(1));
+    assert_eq!(journal.durable_point(), Seq(1));
     assert!(journal.stats().log_used_bytes > 0);
     clock.advance(options(false).commit_interval * 10);
     journal.tick().unwrap();
     assert_eq!(journal.stats().log_used_bytes, 0, "and then checkpointed");
 }
 
-/// A record of an earlier history at the place where the log goes on: same volume, same position,
-/// next number.
+/// A record of an earlier history where the log goes on: same volume, same position, next number.
 #[test]
 fn a_stale_record_is_never_replayed() {
     let volume = Volume::new(LOG);
@@ -130,7 +130,7 @@ fn a_stale_record_is_never_replayed() {
     let blocks = LOG / 4096;
     let before: Vec<_> = (0..blocks).map(|p| block(&volume, log_block(&volume, p))).collect();
     contexts(&volume, 3);
-    // Blocks 2 (stamp), 3, 4, 5: contexts 2, 3, 4 of the first history.
+    // Blocks 2 (durable point), 3, 4, 5: contexts 2, 3, 4 of the first history.
     let stale: Vec<_> = (2..6).map(|p| block(&volume, log_block(&volume, p))).collect();
     for (p, buf) in (0..).zip(&before) {
         volume.dev.write(log_block(&volume, p), buf).unwrap();
@@ -141,8 +141,8 @@ fn a_stale_record_is_never_replayed() {
     let (journal, recovered) = volume.open();
     assert_eq!((recovered.last, newest(&journal)), (Seq(3), Some(3)));
     drop(journal);
-    // Context 3 of the first history in place of that of the second: its stamp says nothing of what
-    // is missing.
+    // Context 3 of the first history in place of that of the second: its durable point says nothing
+    // of what is missing.
     let second = block(&volume, log_block(&volume, 4));
     volume.dev.write(log_block(&volume, 5), &AlignedBuf::zeroed(4096)).unwrap();
     volume.dev.write(log_block(&volume, 4), &stale[2]).unwrap();
@@ -151,7 +151,7 @@ fn a_stale_record_is_never_replayed() {
     drop((journal, second));
 }
 
-/// Blocks of the cycle before, and of another volume, at the place where the log goes on.
+/// Blocks of the cycle before, and of another volume, where the log goes on.
 #[test]
 fn blocks_of_another_cycle_or_volume_are_not_the_log() {
     let volume = Volume::new(256 * 1024);
@@ -258,5 +258,5 @@ fn any_wrong_byte_in_the_log_leaves_a_prefix_or_an_error() {
             Err(other) => panic!("{other}"),
         }
     }
-    assert!(refused > 50, "most damage lies before a stamp: {refused}");
+    assert!(refused > 50, "most damage lies before a durable point: {refused}");
 }

@@ -29,7 +29,7 @@ fn fault(op: Op, after: u64) -> Fault {
 fn assert_stopped(journal: &Journal, owner: &Owner) {
     assert!(owner.failed.load(Ordering::SeqCst), "the owner was told");
     assert!(matches!(journal.begin(credits(1, 10)), Err(JournalError::ReadOnly(_))));
-    assert!(journal.force_stamped().is_err());
+    assert!(journal.force_durable_point().is_err());
     assert!(journal.checkpoint().is_err());
     assert_eq!(journal.get(b"before").unwrap().as_deref(), Some(&b"x"[..]));
     let mut seen = 0;
@@ -80,17 +80,14 @@ fn a_failed_data_write_stops_the_journal_once_its_record_is_written() {
     let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
     let seq = put(&journal, b"before", b"x");
     force(&journal, seq).unwrap();
-    let place = volume.geo.segments_offset + 40 * volume.geo.segment_len;
+    let offset = volume.geo.segments_offset + 40 * volume.geo.segment_len;
     let write = |key: &[u8], commit: bool| {
         let mut t = journal.begin(credits(1, 10)).unwrap();
         t.put(key, b"y");
         let buf = Arc::new(AlignedBuf::zeroed(4096));
         let crc = crc32c::crc32c(&crc32c::crc32c(&buf).to_le_bytes());
         let (send, receive) = mpsc::channel();
-        t.write_data(
-            DataExtent { offset: place, buf, crc },
-            Box::new(move |r| send.send(r).unwrap()),
-        );
+        t.write_data(DataExtent { offset, buf, crc }, Box::new(move |r| send.send(r).unwrap()));
         let seq = if commit { Some(t.commit()) } else { None };
         (seq, receive.recv().unwrap())
     };
@@ -138,7 +135,7 @@ fn a_failed_checkpoint_stops_the_journal_and_reading_goes_on() {
 }
 
 #[test]
-fn without_segments_a_checkpoint_says_so_and_may_come_again() {
+fn a_checkpoint_without_segments_fails_and_can_be_repeated() {
     let (volume, _device) = sim_volume();
     let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
     let all = std::mem::take(&mut *owner.free.lock().unwrap());
@@ -191,14 +188,14 @@ fn a_read_only_journal_writes_nothing() {
     assert!(recovered.unclean && recovered.contexts > 0);
     common::assert_same(&journal, &model);
     assert!(matches!(journal.begin(credits(1, 1)), Err(JournalError::ReadOnly(_))));
-    journal.force_stamped().unwrap();
+    journal.force_durable_point().unwrap();
     journal.close().unwrap();
     drop(journal);
     assert_eq!(image.trace_len(), 0, "nothing was written, flushed or discarded");
 }
 
 #[test]
-fn a_closed_journal_refuses_and_a_second_close_is_nothing() {
+fn a_closed_journal_refuses_changes_and_a_second_close_does_nothing() {
     let (volume, _) = sim_volume();
     let (journal, _) = volume.open();
     put(&journal, b"k", b"v");
@@ -209,7 +206,7 @@ fn a_closed_journal_refuses_and_a_second_close_is_nothing() {
 }
 
 #[test]
-fn who_waits_for_space_is_told_of_a_failure() {
+fn callers_that_wait_for_space_get_the_error_of_a_failure() {
     let volume = Volume::new(256 * 1024);
     let (journal, _, _owner) = volume.open_owned(options(true)).unwrap();
     let limit = journal.max_transaction_bytes() as u32;

@@ -61,7 +61,7 @@ fn a_segment_that_a_failed_checkpoint_keeps_is_not_given_back() {
         for key in 0..4000 {
             set(&journal, &mut model, key, None).unwrap();
         }
-        // The end of the file is free by and by; it is cut a piece at a time, each after a commit.
+        // The end of the file is free by and by; it is cut bit by bit, each time after a commit.
         // What was cut is given back by the commit that follows.
         let before = owner.free.lock().unwrap().len();
         for key in 0..shrinks {
@@ -215,7 +215,7 @@ fn a_thread_reads_on_while_checkpoints_find_no_space() {
 /// Without a segment more, another attempt costs the owner's answer and nothing else; with enough,
 /// it succeeds.
 #[test]
-fn a_checkpoint_without_space_is_not_tried_again_for_nothing() {
+fn a_checkpoint_without_space_only_asks_for_segments_again() {
     let volume = Volume::new(1 << 20);
     let (journal, owner, model) = starved(&volume);
     // An attempt for certain: there is one more.
@@ -248,7 +248,7 @@ fn a_failed_close_fails_again() {
 
 /// What the home store needs beyond what was foreseen it asks for while it grows.
 #[test]
-fn a_checkpoint_takes_segments_as_it_goes() {
+fn a_checkpoint_takes_segments_as_it_needs_them() {
     let volume = Volume::new(8 << 20);
     let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
     let mut model = Model::new();

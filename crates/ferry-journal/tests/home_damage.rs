@@ -20,23 +20,23 @@ fn one_bad_copy_of_any_block_costs_nothing() {
     let (mut counted, mut headers) = (0, 0);
     for &segment in &setup.home {
         for block in 0..2 * APART {
-            let place = setup.place(segment, block);
-            let before = setup.block(place);
+            let device_offset = setup.offset(segment, block);
+            let before = setup.block(device_offset);
             let header = before.starts_with(b"redb");
             for damage in 0..3 {
                 let setup = setup.fork();
                 match damage {
-                    0 => setup.garbage(place),
-                    1 => setup.write(place, &AlignedBuf::zeroed(BLOCK as usize)),
-                    _ => setup.unreadable(place),
+                    0 => setup.garbage(device_offset),
+                    1 => setup.write(device_offset, &AlignedBuf::zeroed(BLOCK as usize)),
+                    _ => setup.unreadable(device_offset),
                 }
                 let seen = setup.check(reader());
                 assert!(
-                    seen > 0 || !(header && block == 0 || leaves.contains(&place)),
+                    seen > 0 || !(header && block == 0 || leaves.contains(&device_offset)),
                     "{damage} of {block}"
                 );
                 assert!(
-                    damage == 2 || setup.block(place)[..] != before[..] || seen == 0,
+                    damage == 2 || setup.block(device_offset)[..] != before[..] || seen == 0,
                     "only read"
                 );
                 let mended = setup.check(JournalOptions { home_cache_bytes: 0, ..options(false) });
@@ -46,7 +46,8 @@ fn one_bad_copy_of_any_block_costs_nothing() {
                     counted += 1;
                     headers += u32::from(header);
                     assert!(
-                        !leaves.contains(&place) || setup.block(place)[..] == before[..],
+                        !leaves.contains(&device_offset)
+                            || setup.block(device_offset)[..] == before[..],
                         "{damage} of {block}"
                     );
                     assert_eq!(setup.check(reader()), 0, "{damage} of {block}");
@@ -68,7 +69,7 @@ fn checksums_that_could_not_be_mended_are_not_forgotten() {
         // says.
         let mended = [false, true].map(|read| {
             let setup = setup.fork();
-            let [first, second] = [0, 1].map(|copy| setup.place(segment, PAGES + copy * APART));
+            let [first, second] = [0, 1].map(|copy| setup.offset(segment, PAGES + copy * APART));
             setup.garbage(second);
             let (journal, _) = setup
                 .volume
@@ -102,9 +103,10 @@ fn a_lost_leaf_costs_its_keys_only() {
     let setup = setup(700, 2);
     let leaves = setup.leaves();
     let mut lost_some = 0;
-    for &place in &leaves {
+    for &device_offset in &leaves {
         for damage in 0..2 {
-            let copies = [place, place + APART * BLOCK].map(|p| (p, setup.block(p)));
+            let copies =
+                [device_offset, device_offset + APART * BLOCK].map(|p| (p, setup.block(p)));
             for (p, _) in &copies {
                 if damage == 0 { setup.garbage(*p) } else { setup.unreadable(*p) }
             }
@@ -116,7 +118,7 @@ fn a_lost_leaf_costs_its_keys_only() {
                 setup.model.keys().filter(|k| !found.contains_key(*k)).collect();
             assert_eq!(lost.is_empty(), gaps.is_empty());
             for gap in &gaps {
-                assert_eq!(gap.offset, place, "{gap:?}");
+                assert_eq!(gap.offset, device_offset, "{gap:?}");
                 lost_some += 1;
             }
             // One after the other, and each key that is not there twice: the mount goes on.
@@ -125,7 +127,7 @@ fn a_lost_leaf_costs_its_keys_only() {
                     match journal.get(key) {
                         Ok(there) => assert_eq!(there.as_deref(), Some(&value[..])),
                         Err(JournalError::Damaged { what: "home store", offset, .. }) => {
-                            assert!(lost.contains(key) && offset == place);
+                            assert!(lost.contains(key) && offset == device_offset);
                         }
                         Err(other) => panic!("{other}"),
                     }
@@ -142,7 +144,7 @@ fn a_lost_leaf_costs_its_keys_only() {
 
 /// A checkpoint that needs what cannot be read ends all changes, and no reading.
 #[test]
-fn a_checkpoint_on_damage_stops_changes_only() {
+fn a_checkpoint_that_meets_damage_stops_changes_but_not_reads() {
     let setup = setup(700, 3);
     setup.lose_a_leaf();
     let (journal, _) = setup.volume.open();
@@ -223,7 +225,7 @@ fn a_home_store_without_a_root_is_one_gap() {
     setup.forget_old_log();
     for setup in [&setup, &with_log] {
         for &segment in &setup.home {
-            (0..2 * APART).for_each(|block| setup.garbage(setup.place(segment, block)));
+            (0..2 * APART).for_each(|block| setup.garbage(setup.offset(segment, block)));
         }
         assert!(matches!(setup.volume.open_with(reader()), Err(JournalError::Damaged { .. })));
     }
@@ -254,8 +256,8 @@ fn an_accepted_log_ends_at_its_damage() {
         drop(journal);
         // The block of the third context: the last three are readable behind it.
         let geo = setup.volume.geo;
-        let third = (0..LOG / BLOCK).map(|b| geo.log_offset + b * BLOCK).find(|place| {
-            let block = setup.block(*place);
+        let third = (0..LOG / BLOCK).map(|b| geo.log_offset + b * BLOCK).find(|device_offset| {
+            let block = setup.block(*device_offset);
             block[..4] == *b"FLB1"
                 && block.windows(8).any(|w| w == (first.last.0 + 3).to_le_bytes())
                 && {
@@ -350,10 +352,10 @@ fn forged_pages_are_errors() {
     assert!(failed > 0 && readable > 5 * failed, "{failed} {readable}");
 }
 
-/// Pages whose checksums are right, in each other's places: a search and a scan would see different
-/// keys.
+/// Pages whose checksums are right, at each other's offsets: a search and a scan would see
+/// different keys.
 #[test]
-fn a_page_of_another_place_is_damage() {
+fn a_page_at_the_wrong_offset_is_damage() {
     let setup = setup(700, 11);
     let leaves = setup.leaves();
     let mut refused = 0;
@@ -363,7 +365,7 @@ fn a_page_of_another_place_is_damage() {
         fork.forge(leaf, &setup.block(other));
         let (journal, _) = fork.volume.open_with(reader()).unwrap();
         let mut bad = Vec::new();
-        journal.verify_pages(&mut |place| bad.push(place.offset));
+        journal.verify_pages(&mut |device_offset| bad.push(device_offset.offset));
         let mut missed = 0;
         for (key, value) in &fork.model {
             match journal.get(key) {
@@ -390,7 +392,7 @@ fn a_page_of_another_place_is_damage() {
 /// What a page that is not the right one has of what belongs there is kept, and said to be
 /// doubtful.
 #[test]
-fn what_is_left_in_a_damaged_page_is_kept() {
+fn readable_keys_of_a_damaged_page_are_salvaged() {
     let setup = setup(700, 12);
     let mut kept = 0;
     for leaf in setup.leaves() {
@@ -417,16 +419,19 @@ fn what_is_left_in_a_damaged_page_is_kept() {
 /// A stray block of the log claims a number that no context can have; what a rebuilt volume gets
 /// after that would never be found.
 #[test]
-fn a_number_that_no_context_can_have_is_not_believed() {
-    use ferry_journal::format::{BLOCK_STAMP, BlockStamp, RECORD_HEADER, RecordHeader, RecordKind};
-    for (seq, stamp, position) in [(u64::MAX, 0, None), (7, u64::MAX, None), (7, 0, Some(u64::MAX))]
+fn an_impossible_context_number_is_damage() {
+    use ferry_journal::format::{
+        BLOCK_HEADER, BlockHeader, RECORD_HEADER, RecordHeader, RecordKind,
+    };
+    for (seq, durable_point, position) in
+        [(u64::MAX, 0, None), (7, u64::MAX, None), (7, 0, Some(u64::MAX))]
     {
         let setup = setup(50, 13);
         let geo = setup.volume.geo;
         let last = geo.log_len / BLOCK - 1;
         let mut block = AlignedBuf::zeroed(BLOCK as usize);
         let position = position.unwrap_or(last);
-        BlockStamp { volume_id: geo.volume_id, position, record_id: 5, index: 0 }
+        BlockHeader { volume_id: geo.volume_id, position, record_id: 5, index: 0 }
             .encode(&mut block);
         let (kind, body_crc) = (RecordKind::Context, 0);
         let header = RecordHeader {
@@ -434,13 +439,13 @@ fn a_number_that_no_context_can_have_is_not_believed() {
             id: 5,
             prev: 4,
             seq,
-            stamp,
+            durable_point,
             body_len: 0,
             keys: 0,
             extents: 0,
             body_crc,
         };
-        block[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER].copy_from_slice(&header.encode());
+        block[BLOCK_HEADER..BLOCK_HEADER + RECORD_HEADER].copy_from_slice(&header.encode());
         setup.write(geo.log_offset + last * BLOCK, &block);
         rebuild(&setup, &setup.device, &free_of(&setup, 8)).unwrap();
         let (journal, _) = setup.volume.open();
@@ -451,22 +456,23 @@ fn a_number_that_no_context_can_have_is_not_believed() {
     }
 }
 
-/// A header that promises more than there is would have tables made for it before anything else is
+/// A header that claims more than there is would have tables made for it before anything else is
 /// looked at.
 #[test]
 fn a_forged_header_is_damage() {
     let setup = setup(10, 8);
-    let mut places = setup.home.iter().map(|&segment| setup.place(segment, 0));
-    let place = places.find(|place| setup.block(*place).starts_with(b"redb")).unwrap();
+    let mut offsets = setup.home.iter().map(|&segment| setup.offset(segment, 0));
+    let device_offset =
+        offsets.find(|device_offset| setup.block(*device_offset).starts_with(b"redb")).unwrap();
     for (at, value) in
         [(12, 8192_u32), (16, u32::MAX), (20, 1), (20, u32::MAX), (24, u32::MAX), (28, 1 << 19)]
     {
         let fork = setup.fork();
-        let mut header = fork.block(place);
+        let mut header = fork.block(device_offset);
         header[at..at + 4].copy_from_slice(&value.to_le_bytes());
         let sum = crc32c::crc32c(&header[..508]);
         header[508..512].copy_from_slice(&sum.to_le_bytes());
-        fork.write(place, &header);
+        fork.write(device_offset, &header);
         let opened = fork.volume.open_with(reader());
         assert!(
             matches!(opened, Err(JournalError::Damaged { what: "home store", .. })),
@@ -491,14 +497,14 @@ fn a_home_map_that_cannot_be_read_is_not_needed() {
 fn an_unreadable_copy_of_checksums_is_found() {
     for copy in 0..2 {
         let setup = setup(300, 5);
-        let place = setup.place(setup.home[0], PAGES + copy * APART);
-        setup.unreadable(place);
+        let device_offset = setup.offset(setup.home[0], PAGES + copy * APART);
+        setup.unreadable(device_offset);
         let (journal, recovered) = setup.volume.open_with(reader()).unwrap();
         assert!(recovered.at_rest);
         let mut found = BTreeSet::new();
         journal.verify_home(&mut |bad| _ = found.insert(bad.offset), &mut |_| true);
         assert!(
-            found.contains(&place) && journal.home_bad_copies().contains(&place),
+            found.contains(&device_offset) && journal.home_bad_copies().contains(&device_offset),
             "copy {copy}"
         );
     }

@@ -5,8 +5,8 @@
 mod common;
 
 use common::home::{
-    APART, BLOCK, LOG, Model, PAGES, Setup, free_of, header_of, leaves_with, lose_both, open_on,
-    places, reader, rebuild, setup, wipe_log,
+    APART, BLOCK, LOG, Model, PAGES, Setup, free_of, header_of, leaves_with, lose_both, offsets,
+    open_on, reader, rebuild, setup, wipe_log,
 };
 use common::{Volume, assert_same, device_len, geometry, options, put};
 use ferry_device::{AlignedBuf, BlockDevice, HookedDevice};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Neither the header nor any of the log is left, and the newest state has one gap: an older state,
 /// which is whole, has far fewer keys.
 #[test]
-fn one_gap_does_not_cost_the_newest_state() {
+fn one_gap_does_not_lose_the_newest_state() {
     let mut setup = setup(3000, 9);
     let (journal, _) = setup.volume.open();
     for i in 0..1500_u32 {
@@ -50,7 +50,7 @@ fn one_gap_does_not_cost_the_newest_state() {
 /// A store that was copied in several transactions has states in it that are whole and have a part
 /// of the keys only.
 #[test]
-fn a_part_of_a_copy_is_not_a_state() {
+fn an_unfinished_copy_of_the_home_store_does_not_count() {
     let geo = geometry(LOG, 600);
     let (env, _) = sim_env(7);
     let device = Arc::new(SimDevice::new(device_len(&geo)));
@@ -139,7 +139,7 @@ struct Large {
     /// The first of them: its page's number, were it a page; where it begins in the value.
     number: u64,
     at: usize,
-    /// Their places.
+    /// Device offsets of their first copies.
     blocks: Vec<u64>,
 }
 
@@ -164,18 +164,18 @@ fn large() -> Large {
     let dev: Arc<dyn BlockDevice> = setup.device.clone();
     let units = home_map(&dev, &setup.volume.geo)[0].as_ref().unwrap().units.clone();
     let each = |(unit, segment): (u64, u32)| (0..PAGES).map(move |block| (unit, segment, block));
-    let places =
+    let offsets =
         (0..).zip(units).filter_map(|(unit, segment)| Some((unit, segment?))).flat_map(each);
-    let places: Vec<_> =
-        places.map(|(u, s, block)| (u * PAGES + block, setup.place(s, block))).collect();
-    let full = |place: u64| setup.block(place).iter().all(|byte| *byte == 0xa7);
-    let first = places.iter().position(|(_, place)| full(*place)).unwrap();
-    let before = setup.block(places[first - 1].1);
+    let offsets: Vec<_> =
+        offsets.map(|(u, s, block)| (u * PAGES + block, setup.offset(s, block))).collect();
+    let full = |offset: u64| setup.block(offset).iter().all(|byte| *byte == 0xa7);
+    let first = offsets.iter().position(|(_, offset)| full(*offset)).unwrap();
+    let before = setup.block(offsets[first - 1].1);
     let at = BLOCK as usize - before.iter().position(|byte| *byte == 0xa7).unwrap();
     let blocks: Vec<u64> =
-        places[first..].iter().map(|(_, place)| *place).take_while(|p| full(*p)).collect();
+        offsets[first..].iter().map(|(_, offset)| *offset).take_while(|p| full(*p)).collect();
     assert!(blocks.len() >= 13, "{blocks:?}");
-    Large { number: places[first].0 - 1, setup, at, blocks }
+    Large { number: offsets[first].0 - 1, setup, at, blocks }
 }
 
 impl Large {
@@ -238,8 +238,8 @@ fn a_value_is_not_taken_for_the_largest_tree() {
     wipe_log(&setup);
     lose_both(&setup, header_of(&setup));
     let tables =
-        places(&setup).into_iter().filter(|place| is_table_of_tables(&setup.block(*place)));
-    let lost = tables.inspect(|place| lose_both(&setup, *place)).count();
+        offsets(&setup).into_iter().filter(|offset| is_table_of_tables(&setup.block(*offset)));
+    let lost = tables.inspect(|offset| lose_both(&setup, *offset)).count();
     assert!(lost > 0);
     let rebuilt = rebuild(&setup, &setup.device, &free_of(&setup, 24)).unwrap();
     assert_eq!(rebuilt.found, Some(FoundState { complete: false }));
@@ -293,18 +293,18 @@ fn an_old_copy_of_the_header_does_not_count() {
     }
 }
 
-/// Nor does one of an earlier life of the place, whatever number its commit has.
+/// Nor does one that an earlier use of the block left, whatever number its commit has.
 #[test]
-fn a_header_that_leads_nowhere_does_not_count() {
+fn a_header_that_leads_to_no_commit_does_not_count() {
     let setup = setup(300, 5);
-    let place = header_of(&setup);
-    let mut strange = setup.block(place);
+    let offset = header_of(&setup);
+    let mut strange = setup.block(offset);
     for slot in [64, 192] {
         strange[slot + 104..slot + 112].copy_from_slice(&(1_u64 << 40).to_le_bytes());
         strange[slot + 16] ^= 1;
     }
     set_sums_of_header(&mut strange);
-    let second = place + APART * BLOCK;
+    let second = offset + APART * BLOCK;
     setup.write(second, &strange);
     let (journal, _) = setup.volume.open_with(reader()).unwrap();
     assert_eq!(journal.home_bad_copies(), [second]);
@@ -328,8 +328,8 @@ fn a_tree_that_leads_to_the_same_pages_again_ends() {
     let large = large();
     let pages = knotted(large.number, 12);
     let setup = &large.setup;
-    for (page, place) in pages.iter().zip(&large.blocks) {
-        setup.forge(*place, &whole_block(page));
+    for (page, offset) in pages.iter().zip(&large.blocks) {
+        setup.forge(*offset, &whole_block(page));
     }
     let root = (large.number + 12, sum_of(&pages[12]));
     // The table of tables names it instead of the tree that it named.
@@ -340,8 +340,9 @@ fn a_tree_that_leads_to_the_same_pages_again_ends() {
         (8..=block.len()).find(|len| sum_of(&block[..*len]) == header[slot + 16..slot + 32])
     };
     let mut tables =
-        places(setup).into_iter().filter(|place| is_table_of_tables(&setup.block(*place)));
-    let (table, len) = tables.find_map(|place| Some((place, ends(&setup.block(place))?))).unwrap();
+        offsets(setup).into_iter().filter(|offset| is_table_of_tables(&setup.block(*offset)));
+    let (table, len) =
+        tables.find_map(|offset| Some((offset, ends(&setup.block(offset))?))).unwrap();
     let mut tables = setup.block(table);
     let value = tables.windows(8).position(|bytes| bytes == b"keysmeta").unwrap() + 8;
     tables[value + 10..value + 18].copy_from_slice(&root.0.to_le_bytes());
@@ -351,11 +352,11 @@ fn a_tree_that_leads_to_the_same_pages_again_ends() {
     set_sums_of_header(&mut header);
     [header_at, header_at + APART * BLOCK]
         .into_iter()
-        .for_each(|place| setup.write(place, &header));
+        .for_each(|offset| setup.write(offset, &header));
 
     let (journal, _) = setup.volume.open_with(reader()).unwrap();
     let mut bad = Vec::new();
-    journal.verify_pages(&mut |place| bad.push(place.detail));
+    journal.verify_pages(&mut |offset| bad.push(offset.detail));
     assert_eq!(bad.len(), 1200, "each page is met once, and refused a hundred times");
     let (found, gaps) = setup.readable(&journal);
     assert!(found.len() == 1 && !gaps.is_empty(), "{found:?}");

@@ -154,7 +154,7 @@ fn the_end_of_the_journal_ends_every_hold() {
 }
 
 #[test]
-fn a_change_of_policy_loses_nobody() {
+fn a_change_of_policy_loses_no_caller() {
     shuttle::check_random(
         || {
             let core = Core::new(Setup::of(FlushPolicy::Each));

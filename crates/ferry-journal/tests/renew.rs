@@ -46,7 +46,7 @@ fn emptied(journal: &Journal, keys: u32, keep: u32) -> Model {
 }
 
 #[test]
-fn what_was_removed_gives_its_segments_back_while_it_is_read() {
+fn removed_keys_give_their_segments_back_while_readers_remain() {
     let geo = geometry(16 << 20, 256);
     let volume = Volume::on(Arc::new(MemDevice::new(device_len(&geo))), geo, Env::real());
     let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
@@ -55,7 +55,7 @@ fn what_was_removed_gives_its_segments_back_while_it_is_read() {
         let mut model = emptied(&journal, 4000, 500);
         let (before, free) = (journal.stats().home_bytes, segments());
         assert!(before > 4 << 20, "round {round}: {before}");
-        // Who reads keeps what it reads.
+        // A reader keeps what it reads.
         let (mut seen, mut during) = (Vec::new(), 0);
         journal
             .scan(b"", &[0xff; 8], &mut |key, value| {
@@ -91,7 +91,7 @@ fn what_was_removed_gives_its_segments_back_while_it_is_read() {
 
 /// It stays as it is where nothing is free, and shrinks when something is.
 #[test]
-fn without_room_for_a_new_one_the_old_one_stays() {
+fn the_home_store_stays_if_a_new_one_does_not_fit() {
     let geo = geometry(16 << 20, 256);
     let volume = Volume::on(Arc::new(MemDevice::new(device_len(&geo))), geo, Env::real());
     let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
@@ -118,7 +118,7 @@ fn crash_everywhere(closing: bool) {
     let volume = Volume::on(device.clone(), geo, env);
     let (journal, _, _owner) = volume.open_owned(options(false)).unwrap();
     let model = emptied(&journal, 700, 50);
-    journal.force_stamped().unwrap();
+    journal.force_durable_point().unwrap();
     let before = journal.stats().home_bytes;
     device.restart_trace();
     if closing {
@@ -146,7 +146,7 @@ fn crash_everywhere(closing: bool) {
         let [first, second] = inspect::home_map(&after.dev, &geo);
         assert_eq!(first.unwrap(), second.unwrap(), "{context}");
         let mut bad = Vec::new();
-        assert!(journal.verify_home(&mut |place| bad.push(place), &mut |_| true));
+        assert!(journal.verify_home(&mut |offset| bad.push(offset), &mut |_| true));
         assert_eq!(bad, [], "{context}");
         // It goes on from there, in what is free then.
         let mut model = model.clone();
@@ -161,12 +161,12 @@ fn crash_everywhere(closing: bool) {
 }
 
 #[test]
-fn power_may_be_lost_at_any_moment_of_a_checkpoint() {
+fn power_may_be_lost_at_any_point_of_a_checkpoint() {
     crash_everywhere(false);
 }
 
 #[test]
-fn power_may_be_lost_at_any_moment_of_an_unmount() {
+fn power_may_be_lost_at_any_point_of_an_unmount() {
     crash_everywhere(true);
 }
 
@@ -181,13 +181,13 @@ fn stalling() -> (Stalling, Volume) {
     let geo = geometry(16 << 20, 256);
     let device = HookedDevice::new(Arc::new(MemDevice::new(device_len(&geo))));
     let armed = Arc::new(AtomicBool::new(false));
-    let ((reach, reached), (go, gone)) = (channel(), channel());
-    let (stalls, gone) = (Arc::clone(&armed), Mutex::new(gone));
+    let ((reach, reached), (go, goes)) = (channel(), channel());
+    let (stalls, goes) = (Arc::clone(&armed), Mutex::new(goes));
     device.set_hook(move |request, serve| {
         let segment = request.op == Op::Read && request.offset >= geo.segments_offset;
         if segment && stalls.swap(false, Ordering::SeqCst) {
             reach.send(()).unwrap();
-            gone.lock().unwrap().recv().unwrap();
+            goes.lock().unwrap().recv().unwrap();
         }
         serve()
     });
@@ -202,7 +202,7 @@ fn press(journal: &Journal) -> Vec<Transaction<'_>> {
 }
 
 #[test]
-fn a_copy_gives_way_to_whoever_needs_the_log() {
+fn a_renewal_of_the_home_store_gives_way_when_the_log_is_short() {
     let (device, volume) = stalling();
     let small = JournalOptions { home_cache_bytes: 64 << 10, ..options(false) };
     let (journal, _, owner) = volume.open_owned(small).unwrap();
@@ -235,7 +235,7 @@ fn a_copy_gives_way_to_whoever_needs_the_log() {
     assert_eq!(journal.stats().checkpoints, checkpoints + 1);
     assert!(journal.stats().home_bytes >= large, "it was copied while the log was short of space");
     drop(taken);
-    // Who needs room on the volume has it copied, whatever else goes on.
+    // A caller that needs room on the volume has the store copied, whatever else goes on.
     set(&journal, &mut model, 3, 11);
     let taken = press(&journal);
     assert!(journal.make_room().unwrap());
@@ -250,7 +250,7 @@ fn a_copy_gives_way_to_whoever_needs_the_log() {
 }
 
 #[test]
-fn what_changes_during_a_long_checkpoint_is_durable_in_time() {
+fn changes_during_a_long_checkpoint_become_durable_within_the_interval() {
     let (device, volume) = stalling();
     let commit_interval = Duration::from_millis(20);
     let small = JournalOptions { home_cache_bytes: 64 << 10, commit_interval, ..options(true) };
@@ -289,7 +289,7 @@ fn a_home_store_that_is_renewed_while_it_is_verified_is_not_damaged() {
         let volume = Volume::on(Arc::new(MemDevice::new(device_len(&geo))), geo, Env::real());
         let (journal, _, owner) = volume.open_owned(options(false)).unwrap();
         let mut model = emptied(&journal, 4000, 500);
-        let place = |segment: u32| geo.segments_offset + u64::from(segment) * geo.segment_len;
+        let offset = |segment: u32| geo.segments_offset + u64::from(segment) * geo.segment_len;
         let garbage = |at: u64, len: u64| {
             let mut bytes = AlignedBuf::zeroed(len as usize);
             SimRng::new(at).fill(&mut bytes);
@@ -297,7 +297,7 @@ fn a_home_store_that_is_renewed_while_it_is_verified_is_not_damaged() {
         };
         let before = journal.stats().home_bytes;
         let (mut found, mut steps, mut bad) = (Vec::new(), 0, None);
-        let whole = journal.verify_home(&mut |place| found.push(place.offset), &mut |_| {
+        let whole = journal.verify_home(&mut |offset| found.push(offset.offset), &mut |_| {
             steps += 1;
             if steps == 5 {
                 journal.checkpoint().unwrap();
@@ -305,10 +305,10 @@ fn a_home_store_that_is_renewed_while_it_is_verified_is_not_damaged() {
                 journal.checkpoint().unwrap();
                 assert!(journal.stats().home_bytes * 8 < before, "it was renewed");
                 for segment in owner.free.lock().unwrap().iter() {
-                    garbage(place(*segment), geo.segment_len);
+                    garbage(offset(*segment), geo.segment_len);
                 }
                 let [map, _] = inspect::home_map(&volume.dev, &geo);
-                let first = place(map.unwrap().units[0].unwrap());
+                let first = offset(map.unwrap().units[0].unwrap());
                 bad = spoiled.then_some(first);
                 bad.into_iter().for_each(|at| garbage(at, BLOCK as u64));
             }

@@ -74,7 +74,7 @@ fn space_is_never_overrun_and_nobody_sleeps_for_ever() {
 
 /// A large request is not passed by small ones that come later, an urgent one passes both.
 #[test]
-fn first_come_first_served_but_for_the_urgent() {
+fn space_is_given_in_order_of_arrival_except_to_urgent_takers() {
     check(|wake| {
         let space = Arc::new(Space::new(10, 0, wake));
         space.take(10, false, || ()).unwrap();
@@ -89,7 +89,7 @@ fn first_come_first_served_but_for_the_urgent() {
             }));
             wait_until(|| space.stats().waits == n as u64 + 1);
         }
-        // Enough for the one of 1 byte, who is last in the queue.
+        // Enough for the taker of 1 byte, which is last in the queue.
         space.release(1);
         assert_eq!(space.stats().grants, 0);
         // Enough for the urgent one; what it gives back is not enough for the first in the other
@@ -106,7 +106,7 @@ fn first_come_first_served_but_for_the_urgent() {
 
 /// A new taker does not slip past those who wait, although there is room for it.
 #[test]
-fn nobody_passes_a_queue_by() {
+fn a_newcomer_never_overtakes_the_wait_queue() {
     check(|wake| {
         let space = Arc::new(Space::new(10, 0, wake));
         space.take(5, false, || ()).unwrap();
@@ -121,11 +121,11 @@ fn nobody_passes_a_queue_by() {
     });
 }
 
-/// 48 who wait, some of them for all of the log, while others who want little keep asking: each is
-/// granted its space when as much has come back as those before it and itself need, not later, and
-/// nobody before its turn.
+/// 48 takers wait, some of them for all of the log, while others that want little keep asking: each
+/// is granted its space when as much has come back as those before it and itself need, not later,
+/// and nobody before its turn.
 #[test]
-fn everyone_is_granted_in_turn_however_much_it_wants() {
+fn each_taker_gets_space_in_turn_however_much_it_wants() {
     const LOG: u64 = 64;
     let model = |wake| {
         let space = Arc::new(Space::new(LOG, 0, wake));
@@ -142,7 +142,7 @@ fn everyone_is_granted_in_turn_however_much_it_wants() {
             wait_until(|| space.stats().waits == n as u64 + 1);
         }
         for (n, bytes) in wants.iter().copied().enumerate() {
-            // What the one before has taken comes back piece by piece.
+            // The space of the taker before comes back bit by bit.
             for _ in 1..bytes {
                 space.release(1);
                 assert!(!space.try_take(1, false), "nobody passes the queue by");
@@ -162,7 +162,7 @@ fn everyone_is_granted_in_turn_however_much_it_wants() {
     }
 }
 
-/// The end of the log's life wakes all who wait, and who comes later does not wait at all.
+/// The end of the log's life wakes all waiters, and later takers do not wait at all.
 #[test]
 fn shutdown_wakes_everyone() {
     check(|wake| {
@@ -195,7 +195,7 @@ fn shutdown_wakes_everyone() {
 
 /// Being turned away ends the wait, not the log.
 #[test]
-fn turned_away_takers_may_come_again() {
+fn a_refused_taker_may_try_again() {
     check(|wake| {
         let space = Arc::new(Space::new(4, 0, wake));
         space.take(4, false, || ()).unwrap();
@@ -215,7 +215,7 @@ fn turned_away_takers_may_come_again() {
 
 /// While the first waiter would not fit, a release looks at one number and takes no lock.
 #[test]
-fn a_release_that_helps_nobody_takes_no_lock() {
+fn a_release_that_serves_no_waiter_takes_no_lock() {
     check(|wake| {
         let space = Arc::new(Space::new(8, 0, wake));
         space.take(8, false, || ()).unwrap();
@@ -234,14 +234,14 @@ fn a_release_that_helps_nobody_takes_no_lock() {
     });
 }
 
-/// Operations that roll: each piece takes space while the pieces before it hold theirs, and only a
-/// checkpoint gives it back. What is kept back for the urgent lets one that has begun go on,
+/// Operations of several transactions: each takes space while the ones before it hold theirs, and
+/// only a checkpoint gives it back. What is kept back for the urgent lets one that has begun go on,
 /// however many want to begin; the end of the log's life, at any moment, leaves nobody asleep.
 #[test]
-fn operations_that_roll_come_through() {
+fn operations_of_two_transactions_end_and_none_waits_for_ever() {
     check(|wake| {
-        // Each piece takes 2; at most two operations are under way at a time, with 4 kept back for
-        // their second pieces.
+        // Each transaction takes 2; at most two operations run at a time, with 4 kept back for
+        // their second transactions.
         let space = Arc::new(Space::new(8, 4, wake));
         let (logged, running) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(3)));
         let rolling: Vec<_> = (0..3)

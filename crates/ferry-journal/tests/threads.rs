@@ -12,14 +12,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A block of data in the volume's second half, each `n` at a place of its own.
+/// A block of data in the volume's second half, each `n` at an offset of its own.
 fn data(geo: Geometry, n: u64) -> DataExtent {
     let from = geo.segments_offset + u64::from(geo.segment_count / 2) * geo.segment_len;
-    let places = u64::from(geo.segment_count / 2) * geo.segment_len / 4096;
+    let offsets = u64::from(geo.segment_count / 2) * geo.segment_len / 4096;
     let mut buf = AlignedBuf::zeroed(4096);
     buf[..8].copy_from_slice(&n.to_le_bytes());
     let crc = crc32c::crc32c(&crc32c::crc32c(&buf).to_le_bytes());
-    assert!(n < places, "no place is used twice");
+    assert!(n < offsets, "no offset is used twice");
     DataExtent { offset: from + n * 4096, buf: Arc::new(buf), crc }
 }
 
@@ -60,9 +60,9 @@ fn many_threads_with(
                     tx.put(&key, &value);
                     model.insert(key, value);
                     if n.is_multiple_of(7) {
-                        let gone = format!("{t:02} {:03}", n * 31 % 61).into_bytes();
-                        tx.delete(&gone);
-                        model.remove(&gone);
+                        let deleted = format!("{t:02} {:03}", n * 31 % 61).into_bytes();
+                        tx.delete(&deleted);
+                        model.remove(&deleted);
                     }
                     let seq = tx.commit();
                     if n.is_multiple_of(force_every) {
@@ -94,8 +94,11 @@ fn many_threads_with(
         stages.iter().all(|stage| stage.count == journal.durable().0),
         "each durable context was in each stage"
     );
-    journal.force_stamped().unwrap();
-    assert_eq!(owner.stamped.load(std::sync::atomic::Ordering::SeqCst), journal.stamped().0);
+    journal.force_durable_point().unwrap();
+    assert_eq!(
+        owner.durable_point.load(std::sync::atomic::Ordering::SeqCst),
+        journal.durable_point().0
+    );
     // Without a close, then with one.
     drop(journal);
     let (journal, recovered) = volume.open();
@@ -120,7 +123,7 @@ fn threads_wait_for_a_tiny_log() {
 
 /// The ways of waking that are there to compare with, and one record at a time.
 #[test]
-fn threads_wait_for_a_tiny_log_otherwise() {
+fn threads_wait_for_a_tiny_log_with_each_way_of_waking() {
     for (wake, buffers) in [(Wake::Flag, 8), (Wake::All, 1)] {
         many_threads_with(&Volume::new(256 * 1024), 16, 300, 50, LogOptions { wake, buffers });
     }

@@ -23,10 +23,10 @@ fn volume() -> (Volume, Arc<HookedDevice>) {
 /// A copy of the volume as it is, with a device whose blocks are all good.
 fn copy(volume: &Volume) -> (Volume, Arc<HookedDevice>) {
     let memory = Arc::new(MemDevice::new(volume.dev.capacity()));
-    let mut piece = AlignedBuf::zeroed(256 * 1024);
-    for at in (0..volume.dev.capacity()).step_by(piece.len()) {
-        volume.dev.read(at, &mut piece).unwrap();
-        memory.write(at, &piece).unwrap();
+    let mut chunk = AlignedBuf::zeroed(256 * 1024);
+    for at in (0..volume.dev.capacity()).step_by(chunk.len()) {
+        volume.dev.read(at, &mut chunk).unwrap();
+        memory.write(at, &chunk).unwrap();
     }
     let bad = Arc::new(HookedDevice::new(memory));
     (Volume { dev: bad.clone(), geo: volume.geo, env: volume.env.clone() }, bad)
@@ -82,15 +82,15 @@ fn an_unreadable_block_is_damage_only_where_the_chain_leads_to_it() {
     contexts(&whole, LAST);
     for position in 0..BLOCKS {
         let (volume, bad) = copy(&whole);
-        let place = log_block(&volume, position);
-        bad.set_unreadable([place]);
-        // Position 0 holds the stamp of the opening, contexts follow. The block behind them may
-        // have held another.
+        let device_offset = log_block(&volume, position);
+        bad.set_unreadable([device_offset]);
+        // Position 0 holds the durable point of the opening, contexts follow. The block behind them
+        // may have held another.
         if position <= LAST + 1 {
             for _ in 0..2 {
                 match volume.open_with(options(false)) {
                     Err(JournalError::Unreadable { what: "log", offset, .. }) => {
-                        assert_eq!(offset, place)
+                        assert_eq!(offset, device_offset)
                     }
                     other => panic!("{position}: {:?}", other.map(|(_, recovered)| recovered)),
                 }
@@ -100,7 +100,7 @@ fn an_unreadable_block_is_damage_only_where_the_chain_leads_to_it() {
             let (journal, recovered) = volume.open_with(accepting.clone()).unwrap();
             let damage = recovered.log_damage.unwrap();
             assert!(
-                damage.unreadable.is_some() && damage.offset == place,
+                damage.unreadable.is_some() && damage.offset == device_offset,
                 "{position}: {damage:?}"
             );
             assert_eq!(newest(&journal).unwrap_or(0), position.saturating_sub(1), "{position}");
@@ -108,9 +108,9 @@ fn an_unreadable_block_is_damage_only_where_the_chain_leads_to_it() {
             // The device can read it after all.
             bad.set_unreadable([]);
             assert_eq!(newest(&volume.open().0), Some(LAST), "{position}");
-            // Who gives it up has what is before it, and a log that works.
+            // If it is given up, what is before it is left, and a log that works.
             let (volume, bad) = copy(&whole);
-            bad.set_unreadable([place]);
+            bad.set_unreadable([device_offset]);
             let cut = JournalOptions { read_only: false, ..accepting };
             drop(volume.open_with(cut).unwrap());
             bad.set_unreadable([]);
@@ -131,7 +131,7 @@ fn an_unreadable_block_is_damage_only_where_the_chain_leads_to_it() {
 
 /// A record that never arrived whole ends the log, whatever of it cannot be read.
 #[test]
-fn an_unreadable_block_of_a_torn_record_is_not_missed() {
+fn a_torn_record_with_an_unreadable_block_ends_the_log() {
     let (volume, bad) = volume();
     let (journal, _) = volume.open();
     force(&journal, put(&journal, b"newest", &1_u64.to_le_bytes())).unwrap();
@@ -149,10 +149,10 @@ fn an_unreadable_block_of_a_torn_record_is_not_missed() {
 
 /// It was acknowledged, so it counts; what cannot be read is one range of one file.
 #[test]
-fn a_context_whose_data_cannot_be_read_is_not_forgotten() {
+fn recovery_keeps_a_context_whose_data_cannot_be_read() {
     for (differs, kept) in [(false, Some(2)), (true, Some(1))] {
         let (volume, bad) = volume();
-        let place = volume.geo.segments_offset + 40 * volume.geo.segment_len;
+        let device_offset = volume.geo.segments_offset + 40 * volume.geo.segment_len;
         let (journal, _) = volume.open();
         force(&journal, put(&journal, b"newest", &1_u64.to_le_bytes())).unwrap();
         let mut t = journal.begin(credits(1, 14)).unwrap();
@@ -163,15 +163,15 @@ fn a_context_whose_data_cannot_be_read_is_not_forgotten() {
             let crc = crc32c::crc32c(&buf[..4096]).to_le_bytes();
             let crc = crc32c::crc32c(&[crc, crc].concat());
             let extent =
-                DataExtent { offset: place + u64::from(i) * 8192, buf: Arc::new(buf), crc };
+                DataExtent { offset: device_offset + u64::from(i) * 8192, buf: Arc::new(buf), crc };
             t.write_data(extent, Box::new(|r| r.unwrap()));
         }
         force(&journal, t.commit()).unwrap();
         drop(journal);
         if differs {
-            volume.dev.write(place + 8192, &AlignedBuf::zeroed(4096)).unwrap();
+            volume.dev.write(device_offset + 8192, &AlignedBuf::zeroed(4096)).unwrap();
         }
-        bad.set_unreadable([place + 4096]);
+        bad.set_unreadable([device_offset + 4096]);
         let (journal, _) = volume.open();
         assert_eq!(newest(&journal), kept);
     }

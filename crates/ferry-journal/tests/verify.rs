@@ -24,7 +24,7 @@ fn damage(volume: &Volume, offset: u64, at: usize) {
 }
 
 /// What verifying the log finds, and how many bytes it reads.
-fn verify_log(journal: &Journal) -> (Vec<BadPlace>, u64) {
+fn verify_log(journal: &Journal) -> (Vec<BadRange>, u64) {
     let (mut found, mut read) = (Vec::new(), 0);
     let all = journal.verify_log(&mut |bad| found.push(bad), &mut |bytes| {
         read += bytes;
@@ -52,13 +52,13 @@ fn each_damaged_block_of_the_log_is_found_while_recovery_would_need_it() {
         for i in 1..=4_u64 {
             force(&journal, put(&journal, b"key", &i.to_le_bytes())).unwrap();
         }
-        // The stamp that opening writes, and four contexts of one block each.
+        // The durable point that opening writes, and four contexts of one block each.
         assert_eq!(verify_log(&journal), (Vec::new(), 5 * 4096));
         let offset = volume.geo.log_offset + bad * 4096;
         damage(&volume, offset, 60 + bad as usize);
         let (found, _) = verify_log(&journal);
-        let places: Vec<_> = found.iter().map(|bad| (bad.what, bad.offset, bad.len)).collect();
-        assert_eq!(places, [("log", offset, 4096)]);
+        let offsets: Vec<_> = found.iter().map(|bad| (bad.what, bad.offset, bad.len)).collect();
+        assert_eq!(offsets, [("log", offset, 4096)]);
         journal.checkpoint().unwrap();
         assert_eq!(verify_log(&journal).0, [], "after a checkpoint nobody needs it");
     }
@@ -105,7 +105,7 @@ fn a_journal_in_use_gives_no_false_alarm() {
 }
 
 #[test]
-fn the_log_is_shown_record_by_record() {
+fn the_log_is_listed_record_by_record() {
     let volume = Volume::new(LOG);
     let (journal, _) = volume.open();
     for i in 1..=4_u64 {
@@ -144,7 +144,7 @@ fn the_log_is_shown_record_by_record() {
 }
 
 #[test]
-fn a_ring_that_went_round_is_shown_from_its_oldest_block() {
+fn a_log_that_has_wrapped_is_listed_from_its_oldest_block() {
     let volume = Volume::new(LOG);
     let (journal, _) = volume.open();
     for i in 0..300_u64 {
@@ -159,7 +159,7 @@ fn a_ring_that_went_round_is_shown_from_its_oldest_block() {
 }
 
 #[test]
-fn garbage_in_every_place_is_shown_or_refused_and_nothing_panics() {
+fn inspecting_garbage_anywhere_never_panics() {
     let mut x = 99_u64;
     let mut next = || {
         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -172,11 +172,11 @@ fn garbage_in_every_place_is_shown_or_refused_and_nothing_panics() {
             force(&journal, put(&journal, &i.to_be_bytes(), &[3; 2000])).unwrap();
         }
         journal.close().unwrap();
-        let places =
+        let offsets =
             [volume.geo.log_offset, volume.geo.home_map_offsets[1], volume.geo.segments_offset];
         let mut block = AlignedBuf::zeroed(4096);
         for _ in 0..4 {
-            let offset = places[next() as usize % 3] + next() % 8 * 4096;
+            let offset = offsets[next() as usize % 3] + next() % 8 * 4096;
             volume.dev.read(offset, &mut block).unwrap();
             let (at, bits) = (next() as usize % 128, next() as u8);
             block[at] ^= bits;
@@ -206,7 +206,7 @@ fn blocks_of_the_home_store_that_cannot_be_read_are_found_each() {
             read += bytes;
             true
         }));
-        (found.iter().map(|bad: &BadPlace| (bad.what, bad.offset)).collect::<Vec<_>>(), read)
+        (found.iter().map(|bad: &BadRange| (bad.what, bad.offset)).collect::<Vec<_>>(), read)
     };
     let (found, read) = verify();
     assert_eq!(found, []);
@@ -255,21 +255,21 @@ fn one_bad_copy_is_found_and_mended_and_two_are_found_again_and_again() {
     let (mut used, mut both) = (0, None);
     for block in 0..31 {
         for copy in [0, 32] {
-            let place = first + (copy + block) * 4096;
-            damage(&volume, place, 100);
+            let offset = first + (copy + block) * 4096;
+            damage(&volume, offset, 100);
             let found = verify();
             // A block that was never written holds nothing that could be damaged.
             if found.is_empty() {
                 continue;
             }
             used += 1;
-            assert_eq!(found.iter().map(|bad| bad.0).collect::<Vec<_>>(), [place]);
+            assert_eq!(found.iter().map(|bad| bad.0).collect::<Vec<_>>(), [offset]);
             assert!(found[0].1.ends_with("the other copy is good"), "{found:?}");
             if block > 0 {
                 assert_eq!(verify(), [], "block {block} was mended");
                 both = Some(block);
             } else {
-                damage(&volume, place, 100);
+                damage(&volume, offset, 100);
             }
         }
     }
@@ -288,7 +288,7 @@ fn one_bad_copy_is_found_and_mended_and_two_are_found_again_and_again() {
 /// Power is lost while free pages of the home store are written: they are nobody's damage. A page
 /// that is used is.
 #[test]
-fn what_a_lost_checkpoint_leaves_of_free_pages_is_no_damage() {
+fn free_pages_left_by_a_lost_checkpoint_are_no_damage() {
     let geo = geometry(LOG, 256);
     let (env, _) = sim_env(3);
     let device = Arc::new(SimDevice::new(device_len(&geo)));
@@ -326,17 +326,21 @@ fn what_a_lost_checkpoint_leaves_of_free_pages_is_no_damage() {
         // Both copies of a leaf that holds keys.
         let lost = recovered.home_segments.iter().find_map(|segment| {
             let first = geo.segments_offset + u64::from(*segment) * geo.segment_len;
-            (1..31).map(|block| first + block * 4096).find(|place| {
-                [*place, place + 32 * 4096].into_iter().for_each(|copy| damage(&after, copy, 2000));
+            (1..31).map(|block| first + block * 4096).find(|offset| {
+                [*offset, offset + 32 * 4096]
+                    .into_iter()
+                    .for_each(|copy| damage(&after, copy, 2000));
                 let lost = loses_keys(&after);
-                [*place, place + 32 * 4096].into_iter().for_each(|copy| damage(&after, copy, 2000));
+                [*offset, offset + 32 * 4096]
+                    .into_iter()
+                    .for_each(|copy| damage(&after, copy, 2000));
                 lost
             })
         });
-        let place = lost.expect("some page is used");
-        [place, place + 32 * 4096].into_iter().for_each(|copy| damage(&after, copy, 2000));
+        let offset = lost.expect("some page is used");
+        [offset, offset + 32 * 4096].into_iter().for_each(|copy| damage(&after, copy, 2000));
         let found: Vec<_> = verify(&journal).into_iter().map(|bad| bad.offset).collect();
-        assert_eq!(found, [place, place + 32 * 4096], "event {point}");
+        assert_eq!(found, [offset, offset + 32 * 4096], "event {point}");
     }
     println!("{torn} of {} crashes left a page whole in one copy alone", device.trace_len());
 }

@@ -21,7 +21,7 @@ fn generation(journal: &Journal, n: u32, value: u64) -> Seq {
 
 /// A scan sees one generation, while others are written, sealed, forced and taken home under it.
 #[test]
-fn a_scan_sees_one_moment() {
+fn a_scan_sees_one_consistent_state() {
     let volume = Volume::new(1 << 20);
     let (journal, _, _owner) = volume.open_owned(options(true)).unwrap();
     // More than a scan copies, so that layers are frozen under it.
@@ -136,7 +136,7 @@ fn the_largest_transaction_fits_and_one_byte_more_does_not() {
 }
 
 #[test]
-fn odd_sizes_of_values_come_back_as_they_were() {
+fn values_of_odd_sizes_are_read_back_unchanged() {
     let volume = Volume::new(2 << 20);
     let mut model = BTreeMap::new();
     // Around the ends of payloads: one entry alone, and entries one after the other.
@@ -171,10 +171,10 @@ fn many_small_commits_leave_few_layers() {
 
 /// More data than recovery should have to verify: it is flushed before the record is written.
 #[test]
-fn a_context_with_much_data_flushes_it_first() {
+fn a_context_with_much_data_flushes_the_data_before_its_record() {
     let volume = Volume::new(4 << 20);
     let (journal, _) = volume.open();
-    let place = volume.geo.segments_offset + 8 * SEGMENT;
+    let offset = volume.geo.segments_offset + 8 * SEGMENT;
     let mut t = journal.begin(credits(40, 4000)).unwrap();
     for n in 0..40_u64 {
         let mut buf = AlignedBuf::zeroed(1 << 20);
@@ -182,7 +182,7 @@ fn a_context_with_much_data_flushes_it_first() {
         let buf = Arc::new(buf);
         // A wrong checksum: recovery would cut the context off if it looked.
         t.write_data(
-            DataExtent { offset: place + (n << 20), buf, crc: 1 },
+            DataExtent { offset: offset + (n << 20), buf, crc: 1 },
             Box::new(|r| r.unwrap()),
         );
         t.put(&n.to_be_bytes(), b"mapped");
@@ -199,15 +199,15 @@ fn a_context_with_much_data_flushes_it_first() {
 
 /// Data that does not match its checksum, in a context that nothing says was durable.
 #[test]
-fn a_context_whose_data_is_not_there_is_cut_off() {
+fn recovery_ends_before_a_context_whose_data_never_arrived() {
     let volume = Volume::new(1 << 20);
     let (journal, _) = volume.open();
-    let place = volume.geo.segments_offset + 8 * SEGMENT;
+    let offset = volume.geo.segments_offset + 8 * SEGMENT;
     let write = |key: &[u8], n: u64, crc: u32| {
         let mut t = journal.begin(credits(1, 40)).unwrap();
         t.put(key, b"mapped");
         let buf = Arc::new(AlignedBuf::zeroed(8192));
-        t.write_data(DataExtent { offset: place + n * 8192, buf, crc }, Box::new(|r| r.unwrap()));
+        t.write_data(DataExtent { offset: offset + n * 8192, buf, crc }, Box::new(|r| r.unwrap()));
         let seq = t.commit();
         force(&journal, seq).unwrap();
         seq

@@ -8,10 +8,10 @@
 use crate::begin::{Begin, Start};
 use crate::device::{SimDevice, SimRng, sim_env};
 use crate::history::{History, Observed, difference};
-use crate::late::Late;
 use crate::model::{Effects, Kind, Model, Outcome};
 use crate::observe::Space;
 use crate::ops::{Alloc, Op, Path, Which};
+use crate::overlap::{Overlap, Step};
 pub use crate::plan::{Failure, Plan, Tally};
 use crate::world::{COMMIT_INTERVAL_MS, Opening, Trouble, World};
 use ferry_check::fsck::Holdings;
@@ -22,11 +22,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How an operation went.
-pub(crate) enum Step {
-    Done,
-    DeviceFailed,
-}
+mod overlapping;
 
 /// Simulated time between one opening of a volume and a later one.
 const PAUSE: Duration = Duration::from_secs(3600);
@@ -98,27 +94,29 @@ impl<'p> Life<'p> {
         if let Some(fault) = self.plan.fault {
             device.inject(fault);
         }
-        let mut late =
-            self.plan.under_way.map(|_| Late::new(device, self.plan.rng(self.number, 1)));
+        let mut overlap =
+            self.plan.under_way.map(|_| Overlap::new(device, self.plan.rng(self.number, 1)));
         for (i, op) in ops.iter().enumerate() {
             let n = self.number * 100_000 + i;
-            let step = match &mut late {
-                Some(late) => self.step_late(late, &mut world, &mut history, model, op, n),
+            let step = match &mut overlap {
+                Some(overlap) => {
+                    self.step_overlapping(overlap, &mut world, &mut history, model, op, n)
+                }
                 None => self.step(&mut world, &mut history, model, op, n, device),
             };
             match step.or_else(|what| self.fail(format!("operation {i}: {op}"), what))? {
                 Step::Done => {}
                 Step::DeviceFailed => {
-                    if let Some(late) = late {
-                        late.abandon(&world, &mut history);
+                    if let Some(overlap) = overlap {
+                        overlap.abandon(&world, &mut history);
                     }
                     self.tally.failed += 1;
                     return Ok(history);
                 }
             }
         }
-        if let Some(late) = late {
-            let step = late.settle(&world, &mut history, self.plan.fault.is_some());
+        if let Some(overlap) = overlap {
+            let step = overlap.settle(&world, &mut history, self.plan.fault.is_some());
             if let Step::DeviceFailed = step.or_else(|what| self.fail("the last fsyncs", what))? {
                 self.tally.failed += 1;
                 return Ok(history);
@@ -150,7 +148,7 @@ impl<'p> Life<'p> {
         }
         self.checkpoints.push(self.worked.end..device.trace_len());
         history.ended(model.tree(), Effects::default(), device.trace_len());
-        history.promised_all();
+        history.sync_answered();
         device.heal();
         self.check(device, "after close", true)?;
         Ok(history)
@@ -269,9 +267,9 @@ impl<'p> Life<'p> {
         history.ended(model.tree(), effects, device.trace_len());
         self.note_times(world, history, model, &touched).map_err(|failure| failure.what)?;
         match (synced, op) {
-            (Some(ino), _) => history.promised(ino, &model.above(ino)),
-            (None, Op::Sync) => history.promised_all(),
-            (None, Op::Tick(ms)) if *ms >= COMMIT_INTERVAL_MS => history.promised_metadata(),
+            (Some(ino), _) => history.fsync_answered(ino, &model.above(ino)),
+            (None, Op::Sync) => history.sync_answered(),
+            (None, Op::Tick(ms)) if *ms >= COMMIT_INTERVAL_MS => history.commit_interval_passed(),
             _ => {}
         }
         Ok(Step::Done)
@@ -426,12 +424,12 @@ impl<'p> Life<'p> {
         self.step(&mut world, &mut history, &mut model, &Op::Sync, 99_999, image)
             .or_else(|what| self.fail(format!("{stage}, then synced"), what))?;
         let space = world.space().or_else(|trouble| self.fail(stage, format!("{trouble:?}")))?;
-        if space.used != space.live + space.promised {
+        if space.used != space.live + space.unwritten {
             return self.fail(stage, format!("space is lost: {space:?}"));
         }
         world.close().or_else(|what| self.fail(format!("{stage}, then close"), what))?;
         let holdings = self.check(image, &format!("{stage}, then closed"), true)?;
-        if (holdings.data_bytes, holdings.reserved_bytes) != (space.live, space.promised) {
+        if (holdings.data_bytes, holdings.reserved_bytes) != (space.live, space.unwritten) {
             return self.fail(stage, format!("{space:?}, but a check counts {holdings:?}"));
         }
         let opening = self.opening(true);
@@ -464,7 +462,7 @@ impl<'p> Life<'p> {
         self.step(world, history, model, &Op::Sync, 99_999, device)?;
         let space = world.space().map_err(|trouble| format!("{trouble:?}"))?;
         let inodes = world.inodes().map_err(|trouble| format!("{trouble:?}"))?;
-        if space == (Space { used: 0, live: 0, promised: 0 }) && inodes == 1 {
+        if space == (Space { used: 0, live: 0, unwritten: 0 }) && inodes == 1 {
             return Ok(());
         }
         Err(format!("an empty volume has {inodes} inodes and {space:?}"))

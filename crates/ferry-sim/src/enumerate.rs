@@ -152,7 +152,7 @@ impl Enumeration {
     /// Sequence number `number`; `None` if a shorter one says as much.
     pub fn plan(&self, number: u64) -> Option<Plan> {
         let n = self.alphabet.len() as u64;
-        let digits = (0..self.length).map(|place| number / n.pow(place) % n);
+        let digits = (0..self.length).map(|position| number / n.pow(position) % n);
         let ops: Vec<_> = digits.map(|digit| self.alphabet[digit as usize].clone()).collect();
         let mut model = self.prepared.model().clone();
         for (i, op) in ops.iter().enumerate() {

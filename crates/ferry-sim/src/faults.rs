@@ -8,9 +8,10 @@
 
 use crate::crash::Plan;
 use crate::device::{Fault, Op as DeviceOp, SimDevice, SimRng, sim_env};
+use crate::generator::Generator;
 use crate::history::{History, difference};
 use crate::model::{Effects, Model, Outcome};
-use crate::ops::{Alloc, FILE_MAX, Generator, Op, SLOTS};
+use crate::ops::{Alloc, FILE_MAX, Op, SLOTS};
 use crate::world::{COMMIT_INTERVAL_MS, Opening, Trouble, World};
 use ferry_check::{FsckOptions, fsck};
 use ferry_device::BlockDevice;
@@ -137,7 +138,7 @@ pub fn faults(asked: [u64; KINDS.len()], most: u64) -> Vec<Fault> {
     faults
 }
 
-/// One run.
+/// One run of the workload with one fault.
 struct Run<'w> {
     workload: &'w Workload,
     device: Arc<SimDevice>,
@@ -240,7 +241,7 @@ impl<'w> Run<'w> {
         match world.close() {
             Ok(()) => {
                 self.history.ended(self.model.tree(), Effects::default(), self.device.trace_len());
-                self.history.promised_all();
+                self.history.sync_answered();
                 Ok(true)
             }
             Err(_) if self.device.struck() > 0 => Ok(false),
@@ -252,8 +253,7 @@ impl<'w> Run<'w> {
         self.fault.is_some_and(|fault| fault.op == DeviceOp::Read)
     }
 
-    /// Who only reads may hear of an error of just now; of an earlier one only if it has not gone
-    /// away.
+    /// A reader may get an error of just now; an earlier one only if it has not gone away.
     fn read_may_fail_now(&self, struck_now: bool) -> bool {
         self.fault.is_some_and(|fault| fault.op == DeviceOp::Read && (struck_now || fault.sticky))
     }
@@ -312,9 +312,11 @@ impl<'w> Run<'w> {
         };
         self.history.ended(self.model.tree(), effects, self.device.trace_len());
         match (synced, op) {
-            (Some(ino), _) => self.history.promised(ino, &self.model.above(ino)),
-            (None, Op::Sync) => self.history.promised_all(),
-            (None, Op::Tick(ms)) if *ms >= COMMIT_INTERVAL_MS => self.history.promised_metadata(),
+            (Some(ino), _) => self.history.fsync_answered(ino, &self.model.above(ino)),
+            (None, Op::Sync) => self.history.sync_answered(),
+            (None, Op::Tick(ms)) if *ms >= COMMIT_INTERVAL_MS => {
+                self.history.commit_interval_passed()
+            }
             _ => {}
         }
         Ok(())

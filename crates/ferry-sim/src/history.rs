@@ -10,7 +10,7 @@
 //!   had since its last completed fsync;
 //! * each file holds what it may hold after T operations. Since its last completed fsync (or since
 //!   it replaced another file by `rename`, or was made) writes may or may not have reached the
-//!   device, each byte by itself, but every byte was at some moment at that place of the file, a
+//!   device, each byte by itself, but every byte was at some time at that offset of the file, a
 //!   size is one that the file had or whole blocks on the way to it, and a truncation has its place
 //!   in the order;
 //! * so bytes that were never written are never shown, nor zeros where the program saw data from
@@ -24,17 +24,17 @@ use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A promise that was given.
+/// An answer that guarantees something.
 #[derive(Clone, Debug)]
-struct Promise {
+struct Answered {
     /// Events of the device's trace when it was given.
     given: usize,
-    what: Pledge,
+    what: Guarantee,
 }
 
-/// What is promised once it is answered.
+/// What must survive a crash once an fsync is answered.
 #[derive(Clone, Debug)]
-pub struct Pledge {
+pub struct Guarantee {
     /// The operation's number.
     op: usize,
     /// So many operations' metadata survive.
@@ -58,7 +58,7 @@ pub struct History {
     last_change: BTreeMap<Ino, usize>,
     /// For each inode the number of operations up to the last change of one of its names.
     last_name: BTreeMap<Ino, usize>,
-    promises: Vec<Promise>,
+    answers: Vec<Answered>,
     /// Inode numbers that programs were told, and by which operation.
     seen: BTreeMap<Ino, usize>,
     /// For each inode its times after so many operations, where they changed.
@@ -81,9 +81,9 @@ pub struct Times {
 pub struct Observed {
     /// Names and attributes.
     pub tree: Tree,
-    /// Contents.
+    /// Contents of each file.
     pub contents: Contents,
-    /// Times.
+    /// Times of each inode.
     pub times: BTreeMap<Ino, Times>,
 }
 
@@ -97,7 +97,7 @@ impl History {
             changes: BTreeMap::new(),
             last_change: BTreeMap::new(),
             last_name: BTreeMap::new(),
-            promises: Vec::new(),
+            answers: Vec::new(),
             seen: BTreeMap::new(),
             times: BTreeMap::new(),
             timed_until: usize::MAX,
@@ -154,47 +154,46 @@ impl History {
 
     /// The operation that ended last was a completed fsync of `ino`; `above` are the directories it
     /// hangs from, itself among them.
-    pub fn promised(&mut self, ino: Ino, above: &[Ino]) {
-        let pledge = self.pledge(ino, above);
-        self.answered(pledge, self.ends[self.ends.len() - 1]);
+    pub fn fsync_answered(&mut self, ino: Ino, above: &[Ino]) {
+        let guarantee = self.guarantee(ino, above);
+        self.answered(guarantee, self.ends[self.ends.len() - 1]);
     }
 
-    /// What [`History::promised`] promises, where the operation that ended last has asked and will
-    /// be answered later.
-    pub fn pledge(&self, ino: Ino, above: &[Ino]) -> Pledge {
+    /// What must survive once the fsync that ended last is answered; the answer comes later.
+    pub fn guarantee(&self, ino: Ino, above: &[Ino]) -> Guarantee {
         let changed = self.last_change.get(&ino).copied().unwrap_or(0);
         let names =
             above.iter().filter_map(|dir| self.last_name.get(dir)).max().copied().unwrap_or(0);
-        Pledge { op: self.ends.len() - 1, metadata: changed.max(names), file: Some(ino) }
+        Guarantee { op: self.ends.len() - 1, metadata: changed.max(names), file: Some(ino) }
     }
 
     /// What was asked for is answered when the device's trace has so many events.
-    pub fn answered(&mut self, what: Pledge, given: usize) {
+    pub fn answered(&mut self, what: Guarantee, given: usize) {
         // In the order in which they were asked for: a later answer may be to an earlier question.
-        let at = self.promises.partition_point(|promise| promise.what.op <= what.op);
-        self.promises.insert(at, Promise { given, what });
+        let at = self.answers.partition_point(|answer| answer.what.op <= what.op);
+        self.answers.insert(at, Answered { given, what });
     }
 
     /// The operation that ended last made everything durable.
-    pub fn promised_all(&mut self) {
-        self.promise(self.ends.len(), None);
+    pub fn sync_answered(&mut self) {
+        self.answer(self.ends.len(), None);
     }
 
     /// After the operation that ended last, all metadata so far is durable (the commit interval has
     /// passed).
-    pub fn promised_metadata(&mut self) {
-        self.promise(self.ends.len(), Some(NOBODY));
+    pub fn commit_interval_passed(&mut self) {
+        self.answer(self.ends.len(), Some(NOBODY));
     }
 
-    fn promise(&mut self, metadata: usize, file: Option<Ino>) {
+    fn answer(&mut self, metadata: usize, file: Option<Ino>) {
         let op = self.ends.len() - 1;
-        self.answered(Pledge { op, metadata, file }, self.ends[op]);
+        self.answered(Guarantee { op, metadata, file }, self.ends[op]);
     }
 
     /// The numbers T that a crash after `point` events of the trace leaves open.
     pub fn possible(&self, point: usize) -> Range<usize> {
-        let given = self.promises.iter().filter(|promise| promise.given <= point);
-        let least = given.map(|promise| promise.what.metadata).max().unwrap_or(0);
+        let given = self.answers.iter().filter(|answer| answer.given <= point);
+        let least = given.map(|answer| answer.what.metadata).max().unwrap_or(0);
         // Operations that ended, and the one that was under way.
         let begun = self.ends.iter().take_while(|end| **end <= point).count() + 1;
         least..begun.min(self.ends.len()) + 1
@@ -244,7 +243,7 @@ impl History {
             let known = self.times.get(ino).map_or(&[][..], |known| known);
             let known = &known[..known.iter().take_while(|(n, _)| *n <= t).count()];
             let is_file = found.tree.get(ino).is_some_and(|node| node.kind == Kind::File);
-            let least = if is_file { self.contents_promised(*ino, point) } else { usize::MAX };
+            let least = if is_file { self.contents_durable_after(*ino, point) } else { usize::MAX };
             let since = known.iter().take_while(|(n, _)| *n <= least).count().saturating_sub(1);
             let may = &known[since..];
             let modified = may.iter().any(|(_, may)| may.modified == times.modified);
@@ -256,9 +255,9 @@ impl History {
     }
 
     /// Operations up to the last one that made all of a file durable before `point`.
-    fn contents_promised(&self, ino: Ino, point: usize) -> usize {
-        let given = self.promises.iter().filter(|promise| promise.given <= point);
-        let given = given.map(|promise| &promise.what);
+    fn contents_durable_after(&self, ino: Ino, point: usize) -> usize {
+        let given = self.answers.iter().filter(|answer| answer.given <= point);
+        let given = given.map(|answer| &answer.what);
         given.filter(|p| p.file.is_none_or(|file| file == ino)).map(|p| p.op + 1).max().unwrap_or(0)
     }
 
@@ -308,16 +307,16 @@ impl Possible {
     fn of(history: &History, ino: Ino, point: usize, t: usize) -> Self {
         let mut now = history.start.get(&ino).cloned().unwrap_or_default();
         let mut versions = vec![Version::new(now.clone())];
-        let mut promises = history
-            .promises
+        let mut answers = history
+            .answers
             .iter()
-            .filter(|promise| promise.given <= point)
-            .map(|promise| &promise.what)
-            .filter(|promise| promise.file.is_none_or(|file| file == ino))
+            .filter(|answer| answer.given <= point)
+            .map(|answer| &answer.what)
+            .filter(|answer| answer.file.is_none_or(|file| file == ino))
             .peekable();
         let changes = history.changes.get(&ino).map_or(&[][..], |changes| changes);
         for (n, change) in changes.iter().filter(|(n, _)| *n < t) {
-            while promises.next_if(|promise| promise.op < *n).is_some() {
+            while answers.next_if(|answer| answer.op < *n).is_some() {
                 versions = vec![Version::new(now.clone())];
             }
             match change {
@@ -334,7 +333,7 @@ impl Possible {
                 Change::Replaced => versions = vec![Version::new(now.clone())],
             }
         }
-        if promises.next().is_some() {
+        if answers.next().is_some() {
             versions = vec![Version::new(now)];
         }
         Self { versions }
@@ -345,11 +344,11 @@ impl Possible {
             return Ok(());
         }
         let sizes: Vec<_> = self.versions.iter().map(|version| version.bytes.len()).collect();
-        // Much data is written back in pieces of whole blocks, front to back.
+        // Much data is written back in chunks of whole blocks, front to back.
         let between =
             sizes.iter().min() < Some(&found.len()) && sizes.iter().max() > Some(&found.len());
-        let piece = between && found.len().is_multiple_of(BLOCK as usize);
-        if !sizes.contains(&found.len()) && !piece {
+        let part = between && found.len().is_multiple_of(BLOCK as usize);
+        if !sizes.contains(&found.len()) && !part {
             return Err(format!("it has {} bytes, it may have one of {sizes:?}", found.len()));
         }
         let wrong = |(at, byte): &(usize, &u8)| {

@@ -1,14 +1,19 @@
 //! Test only: the world as it can go wrong. A run is a function of its seed.
 //!
-//! [`device`] forgets, tears and fails; [`model`] is a file system in a few maps; [`history`] says
-//! which states a crash may leave; [`crash`] runs operations ([`ops`]) on a real `LocalFs` over the
-//! simulated device ([`world`]) and crashes it everywhere; [`plan`] draws runs from seeds,
-//! [`enumerate`] numbers all short ones, [`begin`] is what they begin on; [`observe`] looks at a
-//! volume; [`shrink`] makes what fails small; [`campaign`] runs many. [`late`] lets fsyncs be
-//! answered later than asked, by a device that completes its requests late and in any order.
-//! [`faults`] makes each request of the device fail in turn. [`fuzz`] damages volumes in every way
-//! and lets everything meet them. [`ack`] is for real mounts: a workload whose acknowledgements are
-//! checked after the daemon was killed.
+//! Each layer uses only layers below it:
+//!
+//! ```text
+//! ack  campaign  fuzz/   real mounts whose daemon is killed; many runs; volumes with every damage
+//! shrink  enumerate      makes what fails small; numbers all short runs
+//! run  faults            runs a plan; makes each request of the device fail in turn
+//! crash/                 one life of a volume, crashed everywhere, and what is looked at then
+//! overlap                fsyncs answered later than asked, by a device that completes in any order
+//! plan  begin            a run, drawn from a seed; what it begins on
+//! world  observe         operations on a real `LocalFs` over the simulated device; what it shows
+//! history                which states a crash may leave
+//! generator  model  ops  draws operations; a file system in a few maps; the operations
+//! device/                a device that forgets, tears and fails
+//! ```
 
 pub mod ack;
 pub mod begin;
@@ -18,11 +23,13 @@ pub mod device;
 pub mod enumerate;
 pub mod faults;
 pub mod fuzz;
+pub mod generator;
 pub mod history;
-pub mod late;
 pub mod model;
 pub mod observe;
 pub mod ops;
+pub mod overlap;
 pub mod plan;
+mod run;
 pub mod shrink;
 pub mod world;

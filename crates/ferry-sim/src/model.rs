@@ -1,6 +1,6 @@
 //! A file system in a few maps, obviously right: what a program sees after each operation.
 
-use crate::ops::{Alloc, FILE_MAX, Move, Op, Path, SLOTS, Which};
+use crate::ops::{Alloc, Move, Op, Path, SLOTS, Which};
 use ferry_fs::{Ino, ROOT};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use std::sync::Arc;
 pub enum Kind {
     /// A regular file.
     File,
-    /// A directory.
+    /// A directory with entries.
     Dir,
     /// A symbolic link.
     Symlink,
-    /// A FIFO.
+    /// A FIFO, which has no contents.
     Fifo,
 }
 
@@ -33,13 +33,13 @@ impl Kind {
 /// An inode, without its contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its type.
+    /// What kind of inode it is.
     pub kind: Kind,
-    /// Permission bits.
+    /// The lower twelve bits of its mode.
     pub mode: u32,
     /// Names; of a directory 2 and one for each directory in it.
     pub nlink: u32,
-    /// Attributes.
+    /// Extended attributes by name.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// A symbolic link's target.
     pub target: Vec<u8>,
@@ -61,7 +61,7 @@ impl Node {
     }
 }
 
-/// Everything that has a name: what metadata promises are about.
+/// Everything that has a name: what the guarantees for metadata are about.
 pub type Tree = BTreeMap<Ino, Arc<Node>>;
 /// Contents of regular files.
 pub type Contents = BTreeMap<Ino, Arc<Vec<u8>>>;
@@ -69,7 +69,7 @@ pub type Contents = BTreeMap<Ino, Arc<Vec<u8>>>;
 /// What an operation will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It succeeds.
+    /// The operation succeeds.
     Done,
     /// It fails with this error.
     Fails(i32),
@@ -78,7 +78,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// It succeeds.
+    /// The operation succeeds.
     pub fn is_ok(self) -> bool {
         self == Outcome::Done
     }
@@ -222,150 +222,6 @@ impl Model {
             i += 1;
         }
         found
-    }
-
-    /// What `op` will do in this state.
-    pub fn outcome(&self, op: &Op) -> Outcome {
-        self.judge(op).unwrap_or(Outcome::Skip)
-    }
-
-    /// `None`: no meaning here.
-    fn judge(&self, op: &Op) -> Option<Outcome> {
-        use Outcome::{Done, Fails, Skip};
-        let free = |path: &Path| {
-            let (dir, name) = self.parent(path)?;
-            Some(if self.nodes[&dir].entries.contains_key(&name) {
-                Fails(libc::EEXIST)
-            } else {
-                Done
-            })
-        };
-        Some(match op {
-            Op::Create(path) | Op::Mkdir(path) | Op::Symlink(path, _) | Op::Fifo(path) => {
-                free(path)?
-            }
-            Op::Link(from, to) => {
-                let from = self.resolve(from)?;
-                match (free(to)?, self.nodes[&from].kind) {
-                    (Done, Kind::Dir) => Fails(libc::EPERM),
-                    (_, Kind::Dir) => Skip,
-                    (outcome, _) => outcome,
-                }
-            }
-            Op::LinkHeld(slot, to) => {
-                let from = self.held(*slot)?;
-                // A file whose last name was removed is gone for link(2), unless it never had one.
-                if self.nodes[&from].nlink == 0 && !self.nodes[&from].xattrs.contains_key(TMPFILE) {
-                    return None;
-                }
-                free(to)?
-            }
-            Op::Unlink(path) => {
-                let (dir, name) = self.parent(path)?;
-                match self.nodes[&dir].entries.get(&name).map(|ino| self.nodes[ino].kind) {
-                    None => Fails(libc::ENOENT),
-                    Some(Kind::Dir) => Fails(libc::EISDIR),
-                    Some(_) => Done,
-                }
-            }
-            Op::Rmdir(path) => {
-                let (dir, name) = self.parent(path)?;
-                match self.nodes[&dir].entries.get(&name).map(|ino| &self.nodes[ino]) {
-                    None => Fails(libc::ENOENT),
-                    Some(node) if node.kind != Kind::Dir => Fails(libc::ENOTDIR),
-                    Some(node) if !node.entries.is_empty() => Fails(libc::ENOTEMPTY),
-                    Some(_) => Done,
-                }
-            }
-            Op::Rename(from, to, how) => self.judge_rename(from, to, *how)?,
-            Op::Write(which, offset, len) => self.fits(which, offset + len)?,
-            Op::Append(which, len) => {
-                self.fits(which, self.contents[&self.which(which)?].len() as u64 + len)?
-            }
-            Op::Truncate(which, size) => self.fits(which, *size)?,
-            Op::Fallocate(which, _, offset, len) => self.fits(which, offset + len)?,
-            Op::Read(which, ..) | Op::Fsync(which, _) => {
-                self.which(which)?;
-                Done
-            }
-            Op::SetXattr(path, ..) => match self.nodes[&self.resolve(path)?].kind {
-                Kind::File | Kind::Dir => Done,
-                _ => Skip,
-            },
-            Op::RemoveXattr(path, n) => {
-                let node = &self.nodes[&self.resolve(path)?];
-                match node.kind {
-                    Kind::File | Kind::Dir if node.xattrs.contains_key(&xattr_name(*n)) => Done,
-                    Kind::File | Kind::Dir => Fails(libc::ENODATA),
-                    _ => Skip,
-                }
-            }
-            Op::Chmod(path, _) => {
-                let ino = self.resolve(path)?;
-                if self.nodes[&ino].kind == Kind::Symlink { Skip } else { Done }
-            }
-            Op::Hold(path, slot) => {
-                let ino = self.resolve(path)?;
-                if self.held(*slot).is_none() && self.nodes[&ino].kind == Kind::File {
-                    Done
-                } else {
-                    Skip
-                }
-            }
-            Op::HoldTmp(path, slot) => {
-                let ino = self.resolve(path)?;
-                if self.held(*slot).is_none() && self.nodes[&ino].kind == Kind::Dir {
-                    Done
-                } else {
-                    Skip
-                }
-            }
-            Op::Release(slot) => {
-                self.held(*slot)?;
-                Done
-            }
-            Op::FsyncDir(path) => {
-                let ino = self.resolve(path)?;
-                if self.nodes[&ino].kind == Kind::Dir { Done } else { Skip }
-            }
-            Op::Sync | Op::Trim | Op::Tick(_) => Done,
-        })
-    }
-
-    fn fits(&self, which: &Which, end: u64) -> Option<Outcome> {
-        self.which(which)?;
-        (end <= FILE_MAX).then_some(Outcome::Done)
-    }
-
-    fn judge_rename(&self, from: &Path, to: &Path, how: Move) -> Option<Outcome> {
-        use Outcome::{Done, Fails, Skip};
-        let (from_dir, from_name) = self.parent(from)?;
-        let (to_dir, to_name) = self.parent(to)?;
-        let source = self.nodes[&from_dir].entries.get(&from_name).copied();
-        let target = self.nodes[&to_dir].entries.get(&to_name).copied();
-        let Some(source) = source else { return Some(Fails(libc::ENOENT)) };
-        let is_dir = |ino: Ino| self.nodes[&ino].kind == Kind::Dir;
-        let below = |dir: Ino, ino: Ino| is_dir(ino) && self.above(dir).contains(&ino);
-        if below(to_dir, source) || target.is_some_and(|target| below(from_dir, target)) {
-            // Into itself, or over what contains it: which of two errors is right differs by kernel
-            // path.
-            return Some(Skip);
-        }
-        Some(match (how, target) {
-            (Move::NoReplace, Some(_)) => Fails(libc::EEXIST),
-            (Move::Exchange, None) => Fails(libc::ENOENT),
-            (Move::Replace, Some(target)) if target != source => {
-                match (is_dir(source), is_dir(target)) {
-                    (true, false) => Fails(libc::ENOTDIR),
-                    (false, true) => Fails(libc::EISDIR),
-                    (true, true) if !self.nodes[&target].entries.is_empty() => {
-                        Fails(libc::ENOTEMPTY)
-                    }
-                    _ => Done,
-                }
-            }
-            _ => Done,
-        })
     }
 
     fn edit(&mut self, ino: Ino) -> &mut Node {
@@ -604,5 +460,6 @@ fn fallocate(bytes: &mut Vec<u8>, how: Alloc, offset: u64, len: u64) {
     }
 }
 
+mod outcome;
 #[cfg(test)]
 mod tests;

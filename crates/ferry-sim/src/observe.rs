@@ -14,16 +14,16 @@ pub struct Space {
     pub used: u64,
     /// Bytes that extents refer to.
     pub live: u64,
-    /// Bytes that `fallocate` promised.
-    pub promised: u64,
+    /// Bytes of unwritten extents.
+    pub unwritten: u64,
 }
 
 /// Work of the background, counted since the volume was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Segments cleaned.
+    /// Segments that the cleaner emptied.
     pub cleaned: u64,
-    /// Checkpoints.
+    /// Checkpoints of the journal.
     pub checkpoints: u64,
     /// Bytes written to the log, and of the log.
     pub log: (u64, u64),
@@ -168,7 +168,7 @@ impl World {
         Ok(Space {
             used: number(&stats["space"]["used"])?,
             live: number(&data["live_bytes"])?,
-            promised: number(&data["promised_bytes"])?,
+            unwritten: number(&data["promised_bytes"])?,
         })
     }
 

@@ -1,15 +1,14 @@
 //! A run, wholly determined by its parts; what it counted; how it failed.
 
 use crate::begin::Begin;
-use crate::crash::Life;
-use crate::device::{Fault, Op as DeviceOp, SimDevice, SimRng};
+use crate::device::{Fault, Op as DeviceOp, SimRng};
+use crate::generator::Generator;
 use crate::model::Model;
-use crate::ops::{Generator, Op, Which};
+use crate::ops::{Op, Which};
 use ferry_fs::FlushPolicy;
 use ferry_fs::volume::LOG_MIN;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// A run, wholly determined.
 #[derive(Clone, Debug)]
@@ -71,13 +70,13 @@ fn draw_fault(rng: &mut SimRng) -> Fault {
 /// What was tried.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// Sequences.
+    /// Sequences of operations.
     pub runs: u64,
-    /// Operations.
+    /// Operations of all sequences.
     pub ops: u64,
     /// Operations for which there was no space.
     pub no_space: u64,
-    /// Crash points.
+    /// Crash points that were tried.
     pub points: u64,
     /// Crash images recovered and compared.
     pub images: u64,
@@ -94,7 +93,7 @@ pub struct Tally {
     /// Crash points in a checkpoint.
     pub in_checkpoint: u64,
     /// fsyncs that others overtook before they were answered.
-    pub answered_late: u64,
+    pub overlapped: u64,
     /// Records of the log that were under way at the same time, at most.
     pub in_flight_max: u64,
     /// How often logs were written from end to end.
@@ -104,7 +103,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Adds another.
+    /// Adds what another run tried.
     pub fn add(&mut self, other: &Tally) {
         self.runs += other.runs;
         self.ops += other.ops;
@@ -117,7 +116,7 @@ impl Tally {
         self.emptied += other.emptied;
         self.in_cleaning += other.in_cleaning;
         self.in_checkpoint += other.in_checkpoint;
-        self.answered_late += other.answered_late;
+        self.overlapped += other.overlapped;
         self.in_flight_max = self.in_flight_max.max(other.in_flight_max);
         self.log_rounds += other.log_rounds;
         self.holds += other.holds;
@@ -131,7 +130,7 @@ pub struct Failure {
     pub life: usize,
     /// Where in it.
     pub stage: String,
-    /// What.
+    /// What must not be.
     pub what: String,
 }
 
@@ -270,8 +269,8 @@ impl Plan {
             cache_bytes: 16 << 20,
             lives: vec![life(&mut rng), life(&mut rng)],
             points_max: 40,
-            // Who gets no space from the host waits for the device, which is late here and
-            // completes nothing while this one thread waits.
+            // A request that gets no space from the host waits for the device, which is late here
+            // and completes nothing while this one thread waits.
             fault: drawn.fault.filter(|fault| fault.op != DeviceOp::Allocate),
             under_way: Some(policy),
             ..drawn
@@ -289,48 +288,5 @@ impl Plan {
                 ^ (life as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
                 ^ what.wrapping_mul(0xd134_2543_de82_ef95),
         )
-    }
-
-    /// The same on a thread that bears the seed's name, so that a panic says which run it was;
-    /// where panics unwind, one is a failure like any other.
-    pub fn run_apart(&self) -> Result<Tally, Failure> {
-        let run = || self.run();
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new()
-                .name(format!("seed {}", self.seed))
-                .spawn_scoped(scope, run);
-            let joined = thread.expect("a thread can be started").join();
-            joined.unwrap_or_else(|panic| {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text =
-                    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                Err(Failure {
-                    life: self.lives.len() - 1,
-                    stage: "panic".into(),
-                    what: text.into(),
-                })
-            })
-        })
-    }
-
-    /// Runs and crashes it.
-    pub fn run(&self) -> Result<Tally, Failure> {
-        let mut tally = Tally { runs: 1, ..Tally::default() };
-        let mut at = self.begin()?;
-        for (number, ops) in self.lives.iter().enumerate() {
-            let mut life = Life::new(self, number, at.seen, &mut tally);
-            let history = life.live(&at.device, &mut at.model, ops)?;
-            at = life.crash_everywhere(&at.device, &history)?;
-        }
-        Ok(tally)
-    }
-
-    /// The volume as some crash of the first life leaves it: a volume to do damage to.
-    pub fn first_life_crashed(&self) -> Result<Arc<SimDevice>, Failure> {
-        let mut tally = Tally::default();
-        let mut at = self.begin()?;
-        let mut life = Life::new(self, 0, at.seen, &mut tally);
-        life.live(&at.device, &mut at.model, &self.lives[0])?;
-        Ok(life.some_crash(&at.device))
     }
 }

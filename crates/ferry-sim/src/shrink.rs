@@ -22,23 +22,23 @@ pub fn shrink(plan: &Plan, failure: Failure) -> (Plan, Failure) {
     for life in (0..best.0.lives.len()).rev() {
         // An earlier life may turn out to be enough.
         let len = best.0.lives.get(life).map_or(0, Vec::len);
-        let mut piece = len.div_ceil(2);
-        while piece > 0 && tries < TRIES_MAX && life < best.0.lives.len() {
-            if !pass(&mut best, life, piece, &mut tries) {
-                piece /= 2;
+        let mut count = len.div_ceil(2);
+        while count > 0 && tries < TRIES_MAX && life < best.0.lives.len() {
+            if !pass(&mut best, life, count, &mut tries) {
+                count /= 2;
             }
         }
     }
     best
 }
 
-/// Leaves out each piece of so many operations in turn; says whether any was not needed.
-fn pass(best: &mut (Plan, Failure), life: usize, piece: usize, tries: &mut usize) -> bool {
+/// Leaves out each run of so many operations in turn; says whether any was not needed.
+fn pass(best: &mut (Plan, Failure), life: usize, count: usize, tries: &mut usize) -> bool {
     let mut at = 0;
     let mut shrunk = false;
     while life < best.0.lives.len() && at < best.0.lives[life].len() && *tries < TRIES_MAX {
         let mut plan = best.0.clone();
-        let end = (at + piece).min(plan.lives[life].len());
+        let end = (at + count).min(plan.lives[life].len());
         plan.lives[life].drain(at..end);
         *tries += 1;
         match plan.run_apart() {

@@ -62,7 +62,7 @@ fn bulk_sync(fs: &LocalFs, cx: &Cx, inos: &[Ino]) -> Answer<Vec<u8>> {
 }
 
 #[test]
-fn what_a_bulk_sync_answered_survives_every_crash() {
+fn files_of_an_answered_bulk_sync_survive_every_crash() {
     let (mut images, mut early) = (0, 0);
     for seed in 0..6 {
         let mut rng = SimRng::new(seed);
@@ -75,7 +75,7 @@ fn what_a_bulk_sync_answered_survives_every_crash() {
             .collect();
         let files: Vec<_> =
             (0..200).map(|i| make(&fs, dir, &i.to_string(), &contents[i])).collect();
-        // The names change after the contents: they are promised too.
+        // The names change after the contents: they are covered too.
         ME.call(|cx| fs.rename(cx, ROOT, b"dir", ROOT, b"moved", Default::default())).unwrap();
         let inos: Vec<Ino> = files.iter().map(|(ino, _)| *ino).collect();
         let (asked, others) = inos.split_at(150);
@@ -202,11 +202,11 @@ fn ten_thousand_fsyncs_hear_that_the_device_failed() {
     assert!(answers[&Err(libc::EIO)] > 0, "{answers:?}");
 }
 
-/// Longer than anything in it takes: who is not back by then waits.
+/// Longer than anything in it takes: a call that is not back by then waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The device stalls, and the log has no room for what is dirty: whoever wants it durable waits for
-/// room, but not on the transport's only thread.
+/// The device stalls, and the log has no room for what is dirty: a call that wants it durable waits
+/// for room, but not on the transport's only thread.
 #[test]
 fn fsyncs_that_find_the_log_full_wait_on_no_thread() {
     const FILES: usize = 1200;

@@ -182,16 +182,16 @@ fn fill_and_empty(between: Between) {
 }
 
 #[test]
-fn a_mount_that_goes_on() {
+fn removed_files_give_their_space_back_while_mounted() {
     fill_and_empty(Between::Nothing);
 }
 
 #[test]
-fn a_mount_that_ends_in_order() {
+fn removed_files_give_their_space_back_after_an_unmount() {
     fill_and_empty(Between::Remount);
 }
 
 #[test]
-fn a_mount_that_is_killed() {
+fn removed_files_give_their_space_back_after_a_crash() {
     fill_and_empty(Between::Kill);
 }

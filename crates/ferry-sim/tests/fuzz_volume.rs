@@ -22,14 +22,14 @@ fn fuzz(arguments: &[&str]) {
 }
 
 #[test]
-fn no_damage_makes_anybody_panic_hang_or_grow() {
+fn no_damage_causes_a_panic_a_hang_or_unbounded_memory() {
     for options in [&[][..], &["--home"]] {
         fuzz(&[&["--seconds", SECONDS, "--count", SEEDS, "--seed", "1"], options].concat());
     }
 }
 
 #[test]
-fn what_once_failed_stays_right() {
+fn volumes_that_failed_once_pass() {
     for line in CORPUS.lines() {
         let options = line.split('#').next().unwrap_or_default().split_whitespace();
         fuzz(&std::iter::once("--one").chain(options).collect::<Vec<_>>());

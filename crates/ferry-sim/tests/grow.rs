@@ -87,7 +87,7 @@ fn a_crash_while_the_log_grows_leaves_one_log_with_everything() {
 }
 
 #[test]
-fn the_log_grows_twice_under_load_and_stays_so() {
+fn the_log_grows_twice_under_load_and_keeps_its_size() {
     let device = volume(LOG_MIN);
     let fs = open(device.clone(), true);
     let mut files = Files::new();

@@ -188,15 +188,15 @@ fn a_request_fails_while_the_log_grows() {
 }
 
 /// How far each side's trace was, at each moment.
-type Moments = Arc<Mutex<Vec<Vec<usize>>>>;
+type CrashPoints = Arc<Mutex<Vec<Vec<usize>>>>;
 
 /// The set's device, which notes where each side's trace is before and after each request that
 /// changes something.
-fn watched(set: &Set, moments: &Moments) -> Arc<dyn BlockDevice> {
+fn watched(set: &Set, points: &CrashPoints) -> Arc<dyn BlockDevice> {
     let device = HookedDevice::new(set.device());
-    let (sides, moments) = (set.sides.clone(), Arc::clone(moments));
+    let (sides, points) = (set.sides.clone(), Arc::clone(points));
     let note =
-        move || moments.lock().unwrap().push(sides.iter().map(|side| side.trace_len()).collect());
+        move || points.lock().unwrap().push(sides.iter().map(|side| side.trace_len()).collect());
     device.set_hook(move |request, serve| {
         if !matches!(request.op, HookedOp::Write | HookedOp::Flush | HookedOp::Discard) {
             return serve();
@@ -213,28 +213,28 @@ fn watched(set: &Set, moments: &Moments) -> Arc<dyn BlockDevice> {
 fn power_is_lost_while_the_log_of_a_set_grows() {
     for kind in KINDS {
         let (set, mut files) = prepared(kind);
-        let moments = Moments::default();
-        let fs = open(watched(&set, &moments), false);
+        let points = CrashPoints::default();
+        let fs = open(watched(&set, &points), false);
         make(&fs, &mut files, "just before".into(), contents(2));
         sync(&fs);
         set.sides.iter().for_each(|side| side.restart_trace());
-        moments.lock().unwrap().clear();
+        points.lock().unwrap().clear();
         grow(&fs, GROWN).unwrap();
         drop(fs);
-        let moments = std::mem::take(&mut *moments.lock().unwrap());
+        let points = std::mem::take(&mut *points.lock().unwrap());
         let (mut rng, generation) = (SimRng::new(11), set.generation.0.load(Ordering::SeqCst));
         let mut lens = [0; 2];
         for crash in 0..CRASHES {
-            let moment = &moments
-                [moments.len() * crash / (CRASHES - 1).max(1) - usize::from(crash == CRASHES - 1)];
+            let point = &points
+                [points.len() * crash / (CRASHES - 1).max(1) - usize::from(crash == CRASHES - 1)];
             let images = set
                 .sides
                 .iter()
-                .zip(moment)
+                .zip(point)
                 .map(|(side, at)| Arc::new(side.crash_image(*at, &mut rng)));
             let crashed = set.on(images.collect(), generation);
             lens[usize::from(log_len(&crashed.device()) == GROWN)] += 1;
-            check(&crashed, &files, &format!("{kind:?}, power lost at {moment:?}"));
+            check(&crashed, &files, &format!("{kind:?}, power lost at {point:?}"));
         }
         assert!(
             lens.iter().all(|n| *n > 0),

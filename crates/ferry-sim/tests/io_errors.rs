@@ -17,7 +17,7 @@ const MOST: u64 = if cfg!(debug_assertions) { 12 } else { 40 };
 const WORKLOADS: u64 = if cfg!(debug_assertions) { 5 } else { 9 };
 
 #[test]
-fn whatever_request_fails_nothing_acknowledged_is_lost() {
+fn nothing_acknowledged_is_lost_if_any_request_fails() {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let tally = campaign(0, WORKLOADS, MOST, threads).unwrap_or_else(|what| panic!("{what}"));
     println!("{tally:?}");
@@ -35,11 +35,11 @@ fn write(fs: &LocalFs, name: &[u8], bytes: &[u8]) -> Result<(u64, u64), Errno> {
     Ok((ino, opened.fh))
 }
 
-/// Reads it all in pieces that go through the cache.
+/// Reads it all in parts that go through the cache.
 fn read(fs: &LocalFs, (ino, fh): (u64, u64), len: usize) -> Result<Vec<u8>, Errno> {
     let mut all = vec![0; len];
-    for (n, piece) in all.chunks_mut(4096).enumerate() {
-        InProcess::default().call(|cx| fs.read(cx, ino, fh, n as u64 * 4096, piece))?;
+    for (n, count) in all.chunks_mut(4096).enumerate() {
+        InProcess::default().call(|cx| fs.read(cx, ino, fh, n as u64 * 4096, count))?;
     }
     Ok(all)
 }
@@ -108,7 +108,7 @@ fn cleaned_segments(fs: &LocalFs) -> u64 {
 /// An error that passes, at one write after the other while the cleaner moves data: all that was
 /// written can be read.
 #[test]
-fn what_the_cleaner_moves_stays_readable_whatever_write_fails() {
+fn data_that_the_cleaner_moves_stays_readable_if_any_write_fails() {
     let base = Arc::new(SimDevice::new(16 << 20));
     let dyn_base: Arc<dyn BlockDevice> = base.clone();
     let (env, _) = sim_env(1);

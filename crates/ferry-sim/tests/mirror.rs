@@ -24,7 +24,7 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// A moment of a run: how far each side's trace was, and what was known outside.
 #[derive(Clone, Copy)]
-struct Moment {
+struct CrashPoint {
     points: [usize; 3],
     generation: u64,
     /// Of the steps, so many had begun.
@@ -38,7 +38,7 @@ struct Run {
     sides: [Arc<SimDevice>; 3],
     /// Held during each request, so that a moment is one of all sides.
     turn: Mutex<()>,
-    moments: Mutex<Vec<Moment>>,
+    points: Mutex<Vec<CrashPoint>>,
     generation: AtomicU64,
     begun: AtomicUsize,
     durable: AtomicUsize,
@@ -46,13 +46,13 @@ struct Run {
 
 impl Run {
     fn note(&self) {
-        let moment = Moment {
+        let point = CrashPoint {
             points: [0, 1, 2].map(|i| self.sides[i].trace_len()),
             generation: self.generation.load(Ordering::SeqCst),
             begun: self.begun.load(Ordering::SeqCst),
             durable: self.durable.load(Ordering::SeqCst),
         };
-        self.moments.lock().unwrap().push(moment);
+        self.points.lock().unwrap().push(point);
     }
 }
 
@@ -97,7 +97,7 @@ fn steps(rng: &mut SimRng, count: usize) -> Vec<Step> {
         if rng.chance(1, 4) {
             return Step::Flush;
         }
-        // Few places, so that they are written again; some across the border of two regions.
+        // Few blocks, so that they are written again; some across the border of two regions.
         let region = rng.below(LEN / REGION_LEN) * (REGION_LEN / BLOCK);
         let block = (region + rng.below(4)).saturating_sub(2);
         Step::Write { block, blocks: 1 + rng.below(3) }
@@ -136,7 +136,7 @@ fn perform(steps: &[Step], faults: [Option<Fault>; 3]) -> Arc<Run> {
     let run = Arc::new(Run {
         sides,
         turn: Mutex::default(),
-        moments: Mutex::default(),
+        points: Mutex::default(),
         generation: AtomicU64::new(1),
         begun: AtomicUsize::new(0),
         durable: AtomicUsize::new(0),
@@ -147,7 +147,7 @@ fn perform(steps: &[Step], faults: [Option<Fault>; 3]) -> Arc<Run> {
         side.restart_trace();
         fault.into_iter().for_each(|fault| side.inject(fault));
     }
-    run.moments.lock().unwrap().clear();
+    run.points.lock().unwrap().clear();
     for (number, step) in steps.iter().enumerate() {
         run.begun.store(number + 1, Ordering::SeqCst);
         match step {
@@ -184,16 +184,16 @@ fn history(steps: &[Step]) -> BTreeMap<u64, Vec<usize>> {
     history
 }
 
-fn crash_and_check(run: &Run, steps: &[Step], moment: Moment, rng: &mut SimRng) {
+fn crash_and_check(run: &Run, steps: &[Step], point: CrashPoint, rng: &mut SimRng) {
     let images: Vec<Arc<SimDevice>> = run
         .sides
         .iter()
-        .zip(moment.points)
+        .zip(point.points)
         .map(|(side, point)| Arc::new(side.crash_image(point, rng)))
         .collect();
     let found = images.iter().zip(NAMES).filter_map(|(image, name)| side(name, image.clone()));
     let memory = Arc::new(Nobody);
-    let dev = MirrorDevice::open(found.collect(), false, moment.generation, memory).unwrap();
+    let dev = MirrorDevice::open(found.collect(), false, point.generation, memory).unwrap();
     let states: Vec<_> = dev.components().into_iter().map(|one| (one.name, one.state)).collect();
     let active = |i: &usize| states.contains(&(NAMES[*i].into(), ComponentState::Active));
     let active: Vec<usize> = (0..3).filter(active).collect();
@@ -201,18 +201,18 @@ fn crash_and_check(run: &Run, steps: &[Step], moment: Moment, rng: &mut SimRng) 
         let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
         dev.read(block * BLOCK, &mut buf).unwrap();
         let durable =
-            writers.iter().rev().find(|n| **n <= moment.durable).copied().unwrap_or_default();
+            writers.iter().rev().find(|n| **n <= point.durable).copied().unwrap_or_default();
         for sector in buf.chunks_exact(SECTOR) {
             let words: Vec<u64> =
                 sector.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().unwrap())).collect();
             assert!(words.iter().all(|word| *word == words[0]), "a torn sector in block {block}");
             let number = words[0] as usize;
             let possible = number == durable
-                || (number > durable && number <= moment.begun && writers.contains(&number));
+                || (number > durable && number <= point.begun && writers.contains(&number));
             assert!(
                 possible,
                 "block {block} holds step {number}; durable {durable}, begun {}, sides {states:?}",
-                moment.begun
+                point.begun
             );
         }
         for i in &active {
@@ -232,54 +232,50 @@ impl Observer for Nobody {
     fn rebuilt(&self, _old: &str, _new: &str) {}
 }
 
-fn every_moment(seed: u64, count: usize, faults: [Option<Fault>; 3]) -> usize {
+fn every_point(seed: u64, count: usize, faults: [Option<Fault>; 3]) -> usize {
     let mut rng = SimRng::new(seed);
     let steps = steps(&mut rng, count);
-    some_moments(&steps, faults, 1, &mut rng)
+    some_points(&steps, faults, 1, &mut rng)
 }
 
 /// One of so many moments, and the end.
-fn some_moments(
-    steps: &[Step],
-    faults: [Option<Fault>; 3],
-    one_of: u64,
-    rng: &mut SimRng,
-) -> usize {
+fn some_points(steps: &[Step], faults: [Option<Fault>; 3], one_of: u64, rng: &mut SimRng) -> usize {
     let run = perform(steps, faults);
-    let moments = std::mem::take(&mut *run.moments.lock().unwrap());
-    let last = *moments.last().unwrap();
-    let mut chosen: Vec<Moment> = moments.into_iter().filter(|_| rng.chance(1, one_of)).collect();
+    let points = std::mem::take(&mut *run.points.lock().unwrap());
+    let last = *points.last().unwrap();
+    let mut chosen: Vec<CrashPoint> =
+        points.into_iter().filter(|_| rng.chance(1, one_of)).collect();
     chosen.push(last);
-    for moment in &chosen {
-        crash_and_check(&run, steps, *moment, rng);
+    for point in &chosen {
+        crash_and_check(&run, steps, *point, rng);
     }
     chosen.len()
 }
 
 #[test]
-fn nothing_flushed_is_lost_and_the_sides_are_equal_after_a_crash_at_any_moment() {
-    let moments: usize = (0..60).map(|seed| every_moment(seed, 30, [None; 3])).sum();
-    assert!(moments > 5_000, "{moments} moments");
+fn after_every_crash_the_sides_are_equal_and_nothing_flushed_is_lost() {
+    let points: usize = (0..60).map(|seed| every_point(seed, 30, [None; 3])).sum();
+    assert!(points > 5_000, "{points} moments");
 }
 
 #[test]
-fn a_side_that_fails_is_stale_after_a_crash_at_any_moment() {
+fn a_side_that_failed_is_stale_after_every_crash() {
     for seed in 0..20 {
         for failing in 0..2 {
             for op in [Op::Write, Op::Flush] {
                 let mut faults = [None; 3];
                 faults[failing] = Some(Fault { op, after: 3 + seed * 2, errno: EIO, sticky: true });
-                assert!(every_moment(100 + seed, 20, faults) > 50);
+                assert!(every_point(100 + seed, 20, faults) > 50);
             }
         }
     }
 }
 
 #[test]
-fn a_side_that_fails_once_is_out_too() {
+fn one_failed_write_makes_a_side_stale() {
     for seed in 0..20 {
         let fault = Fault { op: Op::Flush, after: 4, errno: EIO, sticky: false };
-        every_moment(200 + seed, 20, [None, Some(fault), None]);
+        every_point(200 + seed, 20, [None, Some(fault), None]);
     }
 }
 
@@ -295,12 +291,12 @@ fn nothing_flushed_is_lost_after_a_crash_while_a_side_is_replaced() {
     for seed in 0..40 {
         let mut rng = SimRng::new(300 + seed);
         let steps = steps_with_replace(&mut rng, 30);
-        some_moments(&steps, [None; 3], 2, &mut rng);
+        some_points(&steps, [None; 3], 2, &mut rng);
     }
 }
 
 #[test]
-fn an_error_that_passes_at_any_request_of_a_replacement_loses_nothing() {
+fn a_transient_error_at_any_request_of_a_replacement_loses_nothing() {
     for side in 0..3 {
         for op in [Op::Read, Op::Write, Op::Flush] {
             for after in 0..24 {
@@ -308,7 +304,7 @@ fn an_error_that_passes_at_any_request_of_a_replacement_loses_nothing() {
                 let steps = steps_with_replace(&mut rng, 24);
                 let mut faults = [None; 3];
                 faults[side] = Some(Fault { op, after, errno: EIO, sticky: false });
-                some_moments(&steps, faults, 8, &mut rng);
+                some_points(&steps, faults, 8, &mut rng);
             }
         }
     }

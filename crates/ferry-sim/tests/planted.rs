@@ -36,7 +36,7 @@ fn heavy() -> impl Iterator<Item = Plan> {
 }
 
 /// Many fsyncs under way together.
-fn late() -> impl Iterator<Item = Plan> {
+fn overlapping() -> impl Iterator<Item = Plan> {
     (0..20).map(|seed| Plan { fault: None, ..Plan::under_way(seed, FlushPolicy::Gather) })
 }
 
@@ -62,7 +62,7 @@ fn each_planted_bug_is_found() {
         (Bug::EarlyReuse, || Box::new(heavy())),
         (Bug::ForgottenOrphan, || Box::new(short())),
         (Bug::HalfContext, || Box::new(short())),
-        (Bug::JoinedFlush, || Box::new(late())),
+        (Bug::JoinedFlush, || Box::new(overlapping())),
         (Bug::JoinedFlush, || Box::new(wrapping())),
         (Bug::SwallowedError, || Box::new(failing())),
     ];

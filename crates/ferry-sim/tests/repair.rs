@@ -26,7 +26,7 @@ const SAMPLE: usize = 40;
 type Keys = BTreeMap<Vec<u8>, Vec<u8>>;
 type Damage = fn(&mut Keys);
 /// What a path shows: inode, mode, links, and the file's blocks (`None`: cannot be read).
-type Shown = BTreeMap<String, (Ino, u32, u32, Vec<Option<Vec<u8>>>)>;
+type Listing = BTreeMap<String, (Ino, u32, u32, Vec<Option<Vec<u8>>>)>;
 
 fn env() -> Env {
     sim_env(1).0
@@ -93,7 +93,7 @@ fn volume() -> Arc<dyn BlockDevice> {
 struct Owner(AtomicU32);
 
 impl JournalClient for Owner {
-    fn stamped(&self, _seq: Seq) {}
+    fn durable_point(&self, _seq: Seq) {}
     fn failed(&self, error: &JournalError) {
         panic!("{error}");
     }
@@ -130,10 +130,10 @@ fn edit(device: &Arc<dyn BlockDevice>, damage: impl FnOnce(&mut Keys)) {
     journal.close().expect("closed");
 }
 
-fn shown(device: &Arc<dyn BlockDevice>) -> Shown {
+fn listing(device: &Arc<dyn BlockDevice>) -> Listing {
     let fs = mount(device, true);
     let me = InProcess::default();
-    let (mut shown, mut todo) = (Shown::new(), vec![(String::new(), ROOT)]);
+    let (mut listing, mut todo) = (Listing::new(), vec![(String::new(), ROOT)]);
     while let Some((path, dir)) = todo.pop() {
         let (mut names, mut at, mut more) = (Vec::new(), 2, true);
         while std::mem::take(&mut more) {
@@ -168,12 +168,12 @@ fn shown(device: &Arc<dyn BlockDevice>) -> Shown {
                 }
                 _ => {}
             }
-            shown.insert(path, (ino, attr.mode, attr.nlink, blocks));
+            listing.insert(path, (ino, attr.mode, attr.nlink, blocks));
         }
     }
     fs.detach();
     fs.close().expect("closed");
-    shown
+    listing
 }
 
 fn repaired(device: &Arc<dyn BlockDevice>) -> Report {
@@ -268,7 +268,7 @@ fn a_repair_may_be_killed_anywhere() {
         let device: Arc<dyn BlockDevice> = traced.clone();
         let report = repaired(&device);
         assert!(report.clean && report.repaired > 0, "{name}: {:#?}", report.findings);
-        let expected = shown(&device);
+        let expected = listing(&device);
         let mut rng = SimRng::new(7);
         let mut points = traced.flush_points();
         points.extend((0..SAMPLE).map(|_| rng.index(traced.trace_len() + 1)));
@@ -282,7 +282,7 @@ fn a_repair_may_be_killed_anywhere() {
             let image: Arc<dyn BlockDevice> = Arc::new(traced.crash_image(point, &mut rng));
             let report = repaired(&image);
             assert!(report.clean, "{name}, killed at {point}: {:#?}", report.findings);
-            assert!(shown(&image) == expected, "{name}, killed at {point}: another result");
+            assert!(listing(&image) == expected, "{name}, killed at {point}: another result");
             let report =
                 fsck(&image, FsckOptions { verify_data: true, ..FsckOptions::default() }, &env());
             assert!(report.expect("it can be checked").clean, "{name}, killed at {point}");
@@ -314,7 +314,7 @@ fn used(device: &SimDevice) -> Vec<u64> {
         .collect()
 }
 
-/// First copies of all blocks of the home store that hold something, each with the places of its
+/// First copies of all blocks of the home store that hold something, each with the offsets of its
 /// second copy and of its checksums.
 fn home_blocks(device: &Arc<SimDevice>) -> Vec<[u64; 4]> {
     let dyn_device: Arc<dyn BlockDevice> = device.clone();
@@ -329,8 +329,8 @@ fn home_blocks(device: &Arc<SimDevice>) -> Vec<[u64; 4]> {
         let between = each + BLOCK_SIZE as u64;
         let sum = |block: u64, copy: u64| first + each + copy * between + block * 4;
         let blocks = (0..each / BLOCK_SIZE as u64).map(|n| (n, first + n * BLOCK_SIZE as u64));
-        let blocks = blocks.filter(|(_, place)| used.contains(place));
-        out.extend(blocks.map(|(n, place)| [place, place + between, sum(n, 0), sum(n, 1)]));
+        let blocks = blocks.filter(|(_, block)| used.contains(block));
+        out.extend(blocks.map(|(n, block)| [block, block + between, sum(n, 0), sum(n, 1)]));
     }
     out
 }
@@ -347,10 +347,10 @@ fn poke(device: &Arc<SimDevice>, at: u64, bytes: &[u8]) {
 /// or another block of it with checksums that are right. What a check does not find, no work on the
 /// volume may meet.
 #[test]
-fn damage_that_a_check_does_not_find_harms_nobody() {
+fn damage_that_a_check_does_not_find_is_harmless() {
     let whole = snapshot(&volume());
     let blocks = home_blocks(&whole);
-    let known = shown(&(whole.clone() as Arc<dyn BlockDevice>));
+    let known = listing(&(whole.clone() as Arc<dyn BlockDevice>));
     let (mut found, mut unused) = (0, 0);
     for (n, [first, second, sum, other_sum]) in blocks.iter().copied().enumerate() {
         for forged in [false, true] {
@@ -387,7 +387,7 @@ fn damage_that_a_check_does_not_find_harms_nobody() {
                 }
             } else {
                 unused += 1;
-                assert!(shown(&device) == known, "{n}, {forged}");
+                assert!(listing(&device) == known, "{n}, {forged}");
             }
             let fs = mount(&device, false);
             for name in 0..60 {
@@ -405,7 +405,7 @@ fn damage_that_a_check_does_not_find_harms_nobody() {
 }
 
 #[test]
-fn whatever_its_blocks_hold_a_volume_is_repaired_or_left_alone() {
+fn a_volume_with_arbitrary_blocks_is_repaired_or_left_alone() {
     let (mut clean, mut left, mut refused) = (0, 0, 0);
     for seed in 0..6 {
         let device = Plan::draw(seed).first_life_crashed().expect("the run itself is sound");
@@ -436,7 +436,7 @@ fn whatever_its_blocks_hold_a_volume_is_repaired_or_left_alone() {
                         "{seed}, {n}: again {:#?}",
                         again.repairs
                     );
-                    shown(&image);
+                    listing(&image);
                     let fs = mount(&image, false);
                     fs.detach();
                     fs.close().expect("closed");

@@ -41,7 +41,7 @@ struct Session {
 }
 
 impl Session {
-    fn promise(&self, ino: Option<Ino>) -> EarlyAck {
+    fn ack(&self, ino: Option<Ino>) -> EarlyAck {
         let seq = Some(SessionSeq { session: self.id, seq: self.seq });
         EarlyAck { at: Timestamp::new(self.seq as i64, 5), ino, seq, reservation: None }
     }
@@ -51,7 +51,7 @@ impl Session {
         self.seq += 1;
         let block = rng.index(BLOCKS as usize) as u64;
         let contents = self.seq.to_le_bytes().repeat(BLOCK / 8);
-        let caller = InProcess { ack: Some(self.promise(None)), ..ME };
+        let caller = InProcess { ack: Some(self.ack(None)), ..ME };
         let (ino, fh) = self.file;
         caller
             .call(|cx| fs.write(cx, ino, fh, block * BLOCK as u64, &contents, false, false))
@@ -83,14 +83,14 @@ impl Session {
         let some = |names: &Names, rng: &mut SimRng| {
             names.keys().nth(rng.index(names.len())).cloned().unwrap()
         };
-        let call = |promise, act: &dyn Fn(&Cx<'_>) -> ferry_fs::Answer<()>| {
-            InProcess { ack: Some(promise), ..ME }.call(|cx| act(cx)).unwrap();
+        let call = |ack, act: &dyn Fn(&Cx<'_>) -> ferry_fs::Answer<()>| {
+            InProcess { ack: Some(ack), ..ME }.call(|cx| act(cx)).unwrap();
         };
         match rng.index(6) {
             0 if names.len() > 3 => {
                 let (old, new) = (some(&names, rng), some(&names, rng));
                 let (a, b) = (old.as_bytes(), new.as_bytes());
-                call(self.promise(None), &|cx| {
+                call(self.ack(None), &|cx| {
                     fs.rename(cx, self.dir, a, self.dir, b, RenameFlags::default())
                 });
                 if old != new {
@@ -100,7 +100,7 @@ impl Session {
             }
             1 if names.len() > 3 => {
                 let name = some(&names, rng);
-                call(self.promise(None), &|cx| fs.unlink(cx, self.dir, name.as_bytes()));
+                call(self.ack(None), &|cx| fs.unlink(cx, self.dir, name.as_bytes()));
                 names.remove(&name);
             }
             2 if names.len() > 3 => {
@@ -108,13 +108,13 @@ impl Session {
                 let (ino, _) = names[&name];
                 let mode = 0o600 + (self.seq as u32 & 0o77);
                 let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
-                call(self.promise(None), &|cx| fs.setattr(cx, ino, None, &set).map(drop));
+                call(self.ack(None), &|cx| fs.setattr(cx, ino, None, &set).map(drop));
                 names.insert(name, (ino, mode));
             }
             _ => {
                 let ino = self.numbers.next().unwrap();
                 let name = format!("made by {}", self.seq);
-                call(self.promise(Some(ino)), &|cx| {
+                call(self.ack(Some(ino)), &|cx| {
                     let made = fs.mknod(cx, self.dir, name.as_bytes(), libc::S_IFREG | 0o644, 0)?;
                     assert_eq!(made.attr.unwrap().ino, ino);
                     fs.forget(ino, 1);

@@ -62,7 +62,7 @@ unsafe fn numbers(fds: *const c_int, n: usize) -> Option<Vec<c_int>> {
     match (n, fds.is_null()) {
         (0, _) => Some(Vec::new()),
         (_, true) => None,
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         (_, false) => Some(unsafe { std::slice::from_raw_parts(fds, n) }.to_vec()),
     }
 }

@@ -142,7 +142,7 @@ fn debug_shows_what_is_stored() {
     assert_eq!((of("home-map"), of("start"), of("end")), (2, 1, 1));
     assert!(log.iter().filter(|one| one["type"] == "record").all(|one| one["state"] == "whole"));
     assert!(
-        log.iter().any(|one| one["kind"] == "stamp")
+        log.iter().any(|one| one["kind"] == "durable_point")
             && log.iter().any(|one| one["keys"].as_u64() > Some(3))
     );
 

@@ -1,15 +1,38 @@
 //! The check proper: takes every key of the view in order, judges what can be judged on the spot,
 //! and keeps what needs the whole (names, blocks in use) in compact tables.
 
-use super::inode::Current;
 use super::report::{Code, Finding, Findings, Holdings, Losses};
 use super::space::Space;
 use super::tree::Tree;
 use super::verify::Verifier;
 use ferry_fs::api::Ino;
-use ferry_fs::keys::{self, BLOCK, BadRecord, Counters, INO_END, Key, Number, Segment};
+use ferry_fs::keys::{
+    self, BLOCK, BadRecord, Counters, INO_END, InodeRecord, Key, Number, Segment,
+};
 use ferry_journal::Geometry;
 use std::collections::HashSet;
+
+/// The names of one hash in the directory being read, and their disambiguators.
+#[derive(Default)]
+pub(super) struct SameHash {
+    pub(super) hash: u64,
+    pub(super) names: Vec<(u8, Box<[u8]>)>,
+}
+
+/// The inode whose keys are being read.
+pub(super) struct Current {
+    pub(super) ino: Ino,
+    /// `None`: keys without a record.
+    pub(super) record: Option<InodeRecord>,
+    pub(super) has_xattrs: bool,
+    pub(super) names: u64,
+    pub(super) blocks: u64,
+    /// Where the next extent may start, in bytes.
+    pub(super) extent_end: u64,
+    pub(super) same_hash: SameHash,
+    /// Keys that cannot belong to this inode were reported.
+    pub(super) misfit_reported: bool,
+}
 
 /// How a volume turns a name into the 54 bits at the top of its cookie.
 pub(super) type NameHash<'c> = &'c dyn Fn(&[u8]) -> u64;
@@ -24,7 +47,7 @@ pub(super) struct Checker<'c> {
     pub(super) verifier: Option<Verifier>,
     home_segments: HashSet<u32>,
     counters: Option<Counters>,
-    /// Blocks said to be promised.
+    /// Unwritten blocks, as the stored counter says.
     reserved: u64,
     pub(super) current: Option<Current>,
     /// Extents behind a file's end: allowed while an intent says that they are being removed.
@@ -117,10 +140,10 @@ impl<'c> Checker<'c> {
         }
         self.tree.judge(&mut self.findings);
         self.judge_counters();
-        let promised = self.holdings.reserved_bytes / BLOCK;
-        if self.reserved != promised {
+        let unwritten = self.holdings.reserved_bytes / BLOCK;
+        if self.reserved != unwritten {
             let what =
-                format!("{} blocks are said to be promised, there are {promised}", self.reserved);
+                format!("{} blocks count as unwritten, there are {unwritten}", self.reserved);
             self.findings.add(Finding::new(Code::ReservedCount, what));
         }
         for (index, used) in self.space.rest() {

@@ -1,6 +1,6 @@
 //! What belongs to one inode: its record, attributes, names and extents, as they come in key order.
 
-use super::check::{Checker, hex};
+use super::check::{Checker, Current, SameHash, hex};
 use super::report::{Code, Finding, LostRange};
 use super::space::Misplaced;
 use ferry_fs::api::{Ino, NAME_MAX, SYMLINK_MAX, XATTR_SIZE_MAX};
@@ -15,28 +15,6 @@ pub(super) const SIZE_MAX: u64 = i64::MAX as u64;
 pub(super) const WINDOW: u64 = WINDOW_BLOCKS * BLOCK;
 /// Names whose hash is equal, at most.
 const SAME_HASH_MAX: usize = 256;
-
-/// The names of one hash in the directory being read, and their disambiguators.
-#[derive(Default)]
-struct SameHash {
-    hash: u64,
-    names: Vec<(u8, Box<[u8]>)>,
-}
-
-/// The inode whose keys are being read.
-pub(super) struct Current {
-    ino: Ino,
-    /// `None`: keys without a record.
-    record: Option<InodeRecord>,
-    has_xattrs: bool,
-    names: u64,
-    blocks: u64,
-    /// Where the next extent may start, in bytes.
-    extent_end: u64,
-    same_hash: SameHash,
-    /// Keys that cannot belong to this inode were reported.
-    misfit_reported: bool,
-}
 
 impl Current {
     fn new(ino: Ino, record: Option<InodeRecord>) -> Self {
@@ -250,7 +228,7 @@ impl Checker<'_> {
                 let what = format!(
                     "an extent of {blocks} blocks is said to start at block {block} of the volume"
                 );
-                self.findings.add(Finding::new(Code::ExtentPlace, what).of(ino).at(offset));
+                self.findings.add(Finding::new(Code::ExtentLocation, what).of(ino).at(offset));
                 return;
             }
             Err(Misplaced::Shared { first, blocks }) => {

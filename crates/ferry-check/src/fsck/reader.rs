@@ -15,8 +15,8 @@ pub(super) struct Reader {
     /// Nearly every block is going to be read.
     all: bool,
     end: u64,
-    piece: AlignedBuf,
-    /// First block in `piece`, and how many are.
+    buffer: AlignedBuf,
+    /// First block in `buffer`, and how many are.
     from: u64,
     len: u64,
     failed: Option<u64>,
@@ -29,7 +29,7 @@ impl Reader {
             device: device.clone(),
             all,
             end: device.capacity() / BLOCK,
-            piece: AlignedBuf::zeroed(BLOCK as usize),
+            buffer: AlignedBuf::zeroed(BLOCK as usize),
             from: 0,
             len: 0,
             failed: None,
@@ -64,16 +64,16 @@ impl Reader {
             }
         }
         let at = ((dev - self.from) * BLOCK) as usize;
-        Ok(&self.piece[at..at + (count * BLOCK) as usize])
+        Ok(&self.buffer[at..at + (count * BLOCK) as usize])
     }
 
     fn load(&mut self, dev: u64, blocks: u64) -> io::Result<()> {
         let bytes = (blocks * BLOCK) as usize;
-        if self.piece.len() != bytes {
-            self.piece = AlignedBuf::zeroed(bytes);
+        if self.buffer.len() != bytes {
+            self.buffer = AlignedBuf::zeroed(bytes);
         }
         self.len = 0;
-        self.device.read(dev * BLOCK, &mut self.piece)?;
+        self.device.read(dev * BLOCK, &mut self.buffer)?;
         (self.from, self.len) = (dev, blocks);
         Ok(())
     }
@@ -86,7 +86,7 @@ mod tests {
     use ferry_device::MemDevice;
 
     #[test]
-    fn blocks_are_the_devices_in_whatever_order() {
+    fn the_reader_returns_the_devices_blocks_in_any_order() {
         let device: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(1000 * BLOCK));
         for block in 0..1000 {
             let mut buf = AlignedBuf::zeroed(BLOCK as usize);

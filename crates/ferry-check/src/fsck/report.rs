@@ -13,7 +13,7 @@ macro_rules! codes {
         pub enum Code { $($(#[$doc])* $id,)* }
 
         impl Code {
-            /// Every code.
+            /// Every code, in the order of this list.
             pub const ALL: &'static [Code] = &[$(Code::$id,)*];
             /// The stable, machine-readable name.
             pub fn name(self) -> &'static str {
@@ -39,7 +39,7 @@ codes! {
     /// The log cannot be followed to its end.
     Log = "log",
         "the log is damaged before its durable end: changes that were acknowledged as durable cannot be read",
-        "copy the volume aside; then run `ferry fsck --repair`, which cuts the log there, and compare what was changed last with a backup";
+        "copy the volume first; then run `ferry fsck --repair`, which cuts the log there, and compare what was changed last with a backup";
     /// The device cannot read a block of the log that is needed.
     LogUnreadable = "log-unreadable",
         "the device cannot read a block of the log that is needed: it may hold changes that were acknowledged as durable",
@@ -47,7 +47,7 @@ codes! {
     /// The home store cannot be read.
     HomeStore = "home-store",
         "the store of all names and attributes is damaged; what lies behind the damage was not checked",
-        "copy the volume aside; then run `ferry fsck --repair`, which keeps all that can be read and says what is lost";
+        "copy the volume first; then run `ferry fsck --repair`, which keeps all that can be read and says what is lost";
     /// One of the two slots of the home map is bad.
     HomeMap = "home-map",
         "one of the two copies of the map that says where names and attributes are stored is damaged; the other one is in use and nothing is lost",
@@ -84,9 +84,9 @@ codes! {
     InodeCount = "inode-count",
         "df -i shows a wrong number; no file is harmed",
         "run `ferry fsck --repair`; nothing is urgent";
-    /// The count of promised blocks is wrong.
+    /// The count of unwritten blocks is wrong.
     ReservedCount = "reserved-count",
-        "space counts as promised that is not, or the other way round; no file is harmed",
+        "the count of space that fallocate took and nobody wrote is wrong; no file is harmed",
         "run `ferry fsck --repair`; nothing is urgent";
     /// There is no root directory.
     NoRoot = "no-root",
@@ -169,13 +169,13 @@ codes! {
         "data is stored behind the end of the file; it is not shown but takes space",
         "run `ferry fsck --repair`: the file then ends behind that data; look whether it belongs there";
     /// An extent points outside of the segments, or across two.
-    ExtentPlace = "extent-place",
+    ExtentLocation = "extent-location",
         "contents are said to be where no data can be: reading them fails or shows other bytes",
         "run `ferry fsck --repair`, which marks the range as lost; then restore the file from a backup";
     /// A block belongs to two extents.
     BlockShared = "block-shared",
-        "two files, or two places of one, claim the same block: at least one of them has lost its contents",
-        "run `ferry fsck --repair`: who has the right checksum keeps it; then restore the other from a backup";
+        "two files, or two ranges of one, claim the same block: at least one of them has lost its contents",
+        "run `ferry fsck --repair`: the file whose checksum is right keeps it; then restore the other from a backup";
     /// A block count is wrong.
     BlockCount = "block-count",
         "du shows a wrong number; the contents are not harmed",
@@ -221,9 +221,9 @@ impl fmt::Display for Code {
 /// One thing that is wrong.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// Which kind.
+    /// The kind of damage.
     pub code: Code,
-    /// What exactly.
+    /// What exactly is wrong, for people.
     pub what: String,
     /// The inode it concerns.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -325,15 +325,15 @@ pub struct Holdings {
     pub files: u64,
     /// Inodes without a name that wait to be reclaimed (not damage).
     pub orphans: u64,
-    /// Directory entries.
+    /// Directory entries in all directories.
     pub names: u64,
-    /// Extended attributes.
+    /// Extended attributes of all inodes.
     pub xattrs: u64,
     /// Extents with data.
     pub extents: u64,
     /// Bytes that extents with data take.
     pub data_bytes: u64,
-    /// Bytes that were promised and not written.
+    /// Bytes of unwritten extents.
     pub reserved_bytes: u64,
     /// Bytes of files that an earlier repair had to give up: reading them fails.
     pub lost_bytes: u64,
@@ -389,7 +389,7 @@ pub struct Repair {
     /// A path that leads there now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// What is gone for good.
+    /// What is lost for good.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
     /// What to do.
@@ -414,7 +414,7 @@ impl Repair {
         self.ino = Some(ino);
         self
     }
-    /// This is gone.
+    /// This is lost.
     pub(super) fn losing(mut self, lost: impl Into<String>) -> Self {
         self.lost = Some(lost.into());
         self.advice = self.advice.or(Some("restore it from a backup if it is missed"));
@@ -448,12 +448,12 @@ impl fmt::Display for Repair {
 /// A range of a file that cannot be read any more, and that a repair has marked so.
 #[derive(Clone, Debug, Serialize)]
 pub struct LostRange {
-    /// The file.
+    /// The file that has the range.
     pub ino: Ino,
     /// A path that leads there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// First byte.
+    /// First byte of the range in the file.
     pub file_offset: u64,
     /// Bytes, in whole blocks.
     pub bytes: u64,

@@ -277,14 +277,14 @@ fn each_damage_has_its_code() {
         (
             "outside",
             |v| v.data(F, 0, FIRST_BLOCK + SEGMENT_BLOCKS * 8, 4),
-            &[ExtentPlace, SegmentLive],
+            &[ExtentLocation, SegmentLive],
         ),
         (
             "across",
             |v| v.data(F, 0, FIRST_BLOCK + SEGMENT_BLOCKS - 1, 4),
-            &[ExtentPlace, SegmentLive],
+            &[ExtentLocation, SegmentLive],
         ),
-        ("before", |v| v.data(F, 0, 3, 4), &[ExtentPlace, SegmentLive]),
+        ("before", |v| v.data(F, 0, 3, 4), &[ExtentLocation, SegmentLive]),
         (
             "shared block",
             |v| {
@@ -323,7 +323,7 @@ fn each_damage_has_its_code() {
             &[SegmentRecord],
         ),
         ("entries", |v| v.record(ROOT, &dir(ROOT, 3, 4)), &[DirectorySize]),
-        ("promises", |v| drop(v.0.remove(&keys::reserved())), &[ReservedCount]),
+        ("unwritten count", |v| drop(v.0.remove(&keys::reserved())), &[ReservedCount]),
         (
             "no root",
             |v| {
@@ -358,7 +358,7 @@ fn each_damage_has_its_code() {
 }
 
 #[test]
-fn codes_have_distinct_names_and_texts() {
+fn finding_codes_have_distinct_names_and_texts() {
     let names: std::collections::BTreeSet<_> = Code::ALL.iter().map(|code| code.name()).collect();
     assert_eq!(names.len(), Code::ALL.len());
     assert!(Code::ALL.iter().all(|code| !code.means().is_empty() && !code.advice().is_empty()));

@@ -8,12 +8,12 @@ use ferry_fs::keys::InodeRecord;
 /// Index of no row.
 const NONE: u32 = u32::MAX;
 
-/// An inode.
+/// What the check keeps of one inode.
 struct Row {
     ino: Ino,
     parent: Ino,
     nlink: u32,
-    /// Names found.
+    /// Names that were found for it.
     names: u32,
     /// Directories among the names found in it.
     subdirs: u32,
@@ -33,7 +33,7 @@ enum Reach {
     Lost,
 }
 
-/// A name.
+/// A name: from a directory to an inode.
 struct Edge {
     ino: Ino,
     dir: u32,
@@ -112,7 +112,7 @@ impl Tree {
         }
     }
 
-    /// Inodes added.
+    /// Number of inodes added so far.
     pub(super) fn inodes(&self) -> u64 {
         self.rows.len() as u64
     }

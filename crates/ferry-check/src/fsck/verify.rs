@@ -18,7 +18,7 @@ impl Verifier {
         Self(Reader::new(device, true))
     }
 
-    /// Checks an extent whose place is known to be on the device.
+    /// Checks an extent whose blocks are known to be on the device.
     pub(super) fn check(
         &mut self,
         ino: Ino,
@@ -27,13 +27,13 @@ impl Verifier {
         crcs: &[u32],
         findings: &mut Findings,
     ) {
-        for (i, piece) in crcs.chunks(READ_BLOCKS as usize).enumerate() {
+        for (i, chunk) in crcs.chunks(READ_BLOCKS as usize).enumerate() {
             let first = i as u64 * READ_BLOCKS;
-            self.check_piece(ino, offset + first * BLOCK, block + first, piece, findings);
+            self.check_blocks(ino, offset + first * BLOCK, block + first, chunk, findings);
         }
     }
 
-    fn check_piece(
+    fn check_blocks(
         &mut self,
         ino: Ino,
         offset: u64,
@@ -46,7 +46,7 @@ impl Verifier {
             // Each on its own: one bad block costs no other.
             Err(_) if crcs.len() > 1 => {
                 for (i, crc) in (0..).zip(crcs.chunks(1)) {
-                    self.check_piece(ino, offset + i * BLOCK, block + i, crc, findings);
+                    self.check_blocks(ino, offset + i * BLOCK, block + i, crc, findings);
                 }
                 return;
             }

@@ -2,8 +2,8 @@
 //! what it is; this file says where to look, and, for a mirror, the newest generation, so that a
 //! stale side that is found alone is known as stale.
 //!
-//! It is replaced as a whole (a new file, renamed). Whoever has it open owns the volume, as with a
-//! volume in a single file.
+//! It is replaced as a whole (a new file, renamed). The process that has it open owns the volume,
+//! as with a volume in a single file.
 
 use super::error::CompositeError;
 use super::header::hex;
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_data_is_read_back() {
         let descriptor = Descriptor {
             set: *b"0123456789abcdef",
             kind: Kind::Stripe,

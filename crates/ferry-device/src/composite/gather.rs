@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_part_tells_and_every_failure_is_known() {
+    fn the_last_part_completes_the_request_and_reports_every_failure() {
         let outcome = wait_for(3, |gather| {
             gather.arrive(2, Err(io::Error::from_raw_os_error(libc::EIO)));
             gather.arrive(0, Ok(()));

@@ -13,9 +13,9 @@ pub const COMPONENTS_MAX: usize = 32;
 /// Most sides of a mirror.
 pub const SIDES_MAX: usize = 16;
 /// Where the two copies of the header are, in bytes.
-pub(super) const HEADER_PLACES: [u64; 2] = [0, HEAD_LEN / 2];
+pub(super) const HEADER_OFFSETS: [u64; 2] = [0, HEAD_LEN / 2];
 /// Where the two slots of the write-intent map are, in bytes.
-pub(super) const MAP_PLACES: [u64; 2] = [BLOCK_SIZE as u64, 2 * BLOCK_SIZE as u64];
+pub(super) const MAP_OFFSETS: [u64; 2] = [BLOCK_SIZE as u64, 2 * BLOCK_SIZE as u64];
 
 const MAGIC: [u8; 8] = *b"FERRYCMP";
 const VERSION: u32 = 1;
@@ -123,8 +123,8 @@ impl ComponentHeader {
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
         let mut newest: Option<Self> = None;
         let mut failed = None;
-        for place in HEADER_PLACES {
-            match dev.read(place, &mut block) {
+        for offset in HEADER_OFFSETS {
+            match dev.read(offset, &mut block) {
                 Err(error) => failed = Some(error),
                 Ok(()) => {
                     let copy = Self::decode(&block);
@@ -143,8 +143,8 @@ impl ComponentHeader {
     /// Writes both copies, one after the other, so that one of them is whole at any time.
     pub fn write(&self, dev: &dyn BlockDevice) -> io::Result<()> {
         let block = self.encode();
-        for place in HEADER_PLACES {
-            dev.write(place, &block)?;
+        for offset in HEADER_OFFSETS {
+            dev.write(offset, &block)?;
             dev.flush()?;
         }
         Ok(())
@@ -221,16 +221,16 @@ mod tests {
         header().write(&dev).expect("writable");
         assert_eq!(ComponentHeader::read(&dev).expect("readable"), Some(header()));
         let newer = ComponentHeader { generation: 4, active: vec![7], ..header() };
-        dev.write(HEADER_PLACES[0], &newer.encode()).expect("writable");
+        dev.write(HEADER_OFFSETS[0], &newer.encode()).expect("writable");
         assert_eq!(ComponentHeader::read(&dev).expect("readable"), Some(newer.clone()));
         let mut torn = newer.encode();
         torn[100] ^= 1;
-        dev.write(HEADER_PLACES[0], &torn).expect("writable");
+        dev.write(HEADER_OFFSETS[0], &torn).expect("writable");
         assert_eq!(ComponentHeader::read(&dev).expect("readable"), Some(header()));
     }
 
     #[test]
-    fn a_header_that_cannot_be_is_none() {
+    fn an_impossible_header_is_refused() {
         let changes: [fn(&mut ComponentHeader); 5] = [
             |h| h.slot = 2,
             |h| h.unit = 3 << 20,

@@ -7,7 +7,7 @@ use super::kind::Kind;
 /// is written or read ahead in bulk (2 to 4 MiB) should touch many.
 pub const STRIPE_CHUNK: u64 = 512 << 10;
 
-/// The places of a composite's bytes.
+/// Where a composite's bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
     /// Where each component begins, and where the last one ends.
@@ -21,7 +21,7 @@ pub(super) enum Layout {
 
 /// A part of a transfer that lies on one component without a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct Slice {
     pub component: usize,
     /// First byte on the component.
     pub offset: u64,
@@ -33,8 +33,7 @@ pub(super) struct Piece {
 impl Layout {
     /// For components of these lengths, in bytes.
     ///
-    /// # Panics
-    /// For a mirror, which has no places to choose.
+    /// # Panics For a mirror, where nothing is to choose.
     pub fn new(kind: Kind, lens: &[u64], chunk: u64) -> Self {
         match kind {
             Kind::Linear => {
@@ -58,17 +57,17 @@ impl Layout {
         }
     }
 
-    /// The piece that begins at `offset`, at most `len` bytes long.
-    fn piece(&self, offset: u64, len: u64) -> Piece {
+    /// The slice that begins at `offset`, at most `len` bytes long.
+    fn slice(&self, offset: u64, len: u64) -> Slice {
         match self {
             Self::Linear(starts) => {
                 let component = starts.partition_point(|start| *start <= offset) - 1;
                 let len = len.min(starts[component + 1] - offset);
-                Piece { component, offset: offset - starts[component], len, at: 0 }
+                Slice { component, offset: offset - starts[component], len, at: 0 }
             }
             Self::Stripe { components, chunk, .. } => {
                 let (number, within) = (offset / chunk, offset % chunk);
-                Piece {
+                Slice {
                     component: (number % components) as usize,
                     offset: number / components * chunk + within,
                     len: len.min(chunk - within),
@@ -78,26 +77,26 @@ impl Layout {
         }
     }
 
-    /// The pieces of a range inside the composite, in order.
-    pub fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> {
+    /// The slices of a range inside the composite, in order.
+    pub fn slices(&self, offset: u64, len: u64) -> impl Iterator<Item = Slice> {
         let mut at = 0;
         std::iter::from_fn(move || {
             if at == len {
                 return None;
             }
-            let piece = Piece { at, ..self.piece(offset + at, len - at) };
-            at += piece.len;
-            Some(piece)
+            let slice = Slice { at, ..self.slice(offset + at, len - at) };
+            at += slice.len;
+            Some(slice)
         })
     }
 
     /// The range as one range of each component that it touches: component, offset, length.
     pub fn extents(&self, offset: u64, len: u64) -> Vec<(usize, u64, u64)> {
         let mut extents: Vec<(usize, u64, u64)> = Vec::new();
-        for piece in self.pieces(offset, len) {
-            match extents.iter_mut().find(|(component, ..)| *component == piece.component) {
-                Some((_, _, len)) => *len += piece.len,
-                None => extents.push((piece.component, piece.offset, piece.len)),
+        for slice in self.slices(offset, len) {
+            match extents.iter_mut().find(|(component, ..)| *component == slice.component) {
+                Some((_, _, len)) => *len += slice.len,
+                None => extents.push((slice.component, slice.offset, slice.len)),
             }
         }
         extents
@@ -109,7 +108,7 @@ mod tests {
     use super::*;
 
     fn flat(layout: &Layout, offset: u64, len: u64) -> Vec<(usize, u64, u64)> {
-        layout.pieces(offset, len).map(|p| (p.component, p.offset, p.len)).collect()
+        layout.slices(offset, len).map(|p| (p.component, p.offset, p.len)).collect()
     }
 
     #[test]

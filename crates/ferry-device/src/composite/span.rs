@@ -4,7 +4,7 @@ use super::component::{Component, flush_and_wait, flush_each, host_free, slowest
 use super::gather::Gather;
 use super::header::COMPONENTS_MAX;
 use super::kind::Kind;
-use super::layout::{Layout, Piece};
+use super::layout::{Layout, Slice};
 use crate::buffer::AlignedBuf;
 use crate::device::{BlockDevice, ComponentState, ComponentStats, Io, IoDone, check_range};
 use crate::timing::FlushTiming;
@@ -36,17 +36,17 @@ impl SpanDevice {
         if let Err(error) = check_range(self.layout.capacity(), offset, buf.len() as u64) {
             return done(Err(error));
         }
-        let pieces: Vec<Piece> = self.layout.pieces(offset, buf.len() as u64).collect();
-        if let [piece] = pieces[..] {
-            let request = self.components[piece.component].write_request(piece.offset, buf, done);
-            return batches[piece.component].push(request);
+        let slices: Vec<Slice> = self.layout.slices(offset, buf.len() as u64).collect();
+        if let [slice] = slices[..] {
+            let request = self.components[slice.component].write_request(slice.offset, buf, done);
+            return batches[slice.component].push(request);
         }
-        let gather = Gather::new(pieces.len(), Box::new(move |outcome| done(outcome.result())));
-        for piece in pieces {
-            let part = Arc::new(copy_of(&buf, piece));
-            let done = gather.part(piece.component);
-            batches[piece.component].push(self.components[piece.component].write_request(
-                piece.offset,
+        let gather = Gather::new(slices.len(), Box::new(move |outcome| done(outcome.result())));
+        for slice in slices {
+            let part = Arc::new(copy_of(&buf, slice));
+            let done = gather.part(slice.component);
+            batches[slice.component].push(self.components[slice.component].write_request(
+                slice.offset,
                 part,
                 done,
             ));
@@ -63,11 +63,11 @@ impl SpanDevice {
     }
 }
 
-/// The bytes of one piece. A request has a buffer of its own, so a transfer that spans components
+/// The bytes of one slice. A request has a buffer of its own, so a transfer that spans components
 /// is copied: at memory's speed, and only where it does.
-fn copy_of(buf: &AlignedBuf, piece: Piece) -> AlignedBuf {
-    let mut part = AlignedBuf::zeroed(piece.len as usize);
-    part.copy_from_slice(&buf[piece.at as usize..(piece.at + piece.len) as usize]);
+fn copy_of(buf: &AlignedBuf, slice: Slice) -> AlignedBuf {
+    let mut part = AlignedBuf::zeroed(slice.len as usize);
+    part.copy_from_slice(&buf[slice.at as usize..(slice.at + slice.len) as usize]);
     part
 }
 
@@ -78,26 +78,26 @@ impl BlockDevice for SpanDevice {
 
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
         check_range(self.layout.capacity(), offset, buf.len() as u64)?;
-        for piece in self.layout.pieces(offset, buf.len() as u64) {
-            let component = &self.components[piece.component];
-            if piece.len == buf.len() as u64 {
-                return component.read(piece.offset, buf);
+        for slice in self.layout.slices(offset, buf.len() as u64) {
+            let component = &self.components[slice.component];
+            if slice.len == buf.len() as u64 {
+                return component.read(slice.offset, buf);
             }
-            let mut part = AlignedBuf::zeroed(piece.len as usize);
-            component.read(piece.offset, &mut part)?;
-            buf[piece.at as usize..(piece.at + piece.len) as usize].copy_from_slice(&part);
+            let mut part = AlignedBuf::zeroed(slice.len as usize);
+            component.read(slice.offset, &mut part)?;
+            buf[slice.at as usize..(slice.at + slice.len) as usize].copy_from_slice(&part);
         }
         Ok(())
     }
 
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
         check_range(self.layout.capacity(), offset, buf.len() as u64)?;
-        for piece in self.layout.pieces(offset, buf.len() as u64) {
-            let component = &self.components[piece.component];
-            if piece.len == buf.len() as u64 {
-                return component.write(piece.offset, buf);
+        for slice in self.layout.slices(offset, buf.len() as u64) {
+            let component = &self.components[slice.component];
+            if slice.len == buf.len() as u64 {
+                return component.write(slice.offset, buf);
             }
-            component.write(piece.offset, &copy_of(buf, piece))?;
+            component.write(slice.offset, &copy_of(buf, slice))?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::descriptor::{Descriptor, DescriptorFile, is_descriptor};
 use super::error::CompositeError;
 use super::header::{
-    COMPONENTS_MAX, ComponentHeader, HEAD_LEN, HEADER_PLACES, MAP_PLACES, SIDES_MAX, io_error,
+    COMPONENTS_MAX, ComponentHeader, HEAD_LEN, HEADER_OFFSETS, MAP_OFFSETS, SIDES_MAX, io_error,
     random_set,
 };
 use super::kind::Kind;
@@ -316,10 +316,10 @@ fn prepare(device: &FileDevice, header: &ComponentHeader) -> io::Result<()> {
         Kind::Mirror => clean_map(&header.set, header.len, header.unit),
         _ => AlignedBuf::zeroed(BLOCK_SIZE),
     };
-    MAP_PLACES.into_iter().try_for_each(|place| device.write(place, &map))?;
+    MAP_OFFSETS.into_iter().try_for_each(|offset| device.write(offset, &map))?;
     // Whole or not at all: a header of an earlier life must not be the one that is found.
     let zeros = AlignedBuf::zeroed(BLOCK_SIZE);
-    HEADER_PLACES.into_iter().try_for_each(|place| device.write(place, &zeros))?;
+    HEADER_OFFSETS.into_iter().try_for_each(|offset| device.write(offset, &zeros))?;
     device.flush()?;
     header.write(device)
 }

@@ -30,7 +30,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn no_flush_succeeds_beside_one_that_fails_or_behind_it() {
+    fn no_flush_succeeds_during_or_after_a_failed_one() {
         let flushes = CachedFlushes::default();
         flushes.flush(|| Ok(())).unwrap();
         let (begun, wait) = mpsc::channel();

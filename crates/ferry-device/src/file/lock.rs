@@ -1,4 +1,4 @@
-//! Who owns a volume: one writer or several readers, and the pid of whoever is in the way.
+//! Ownership of a volume: one writer or several readers. A refused process learns the owner's pid.
 //!
 //! The lock belongs to the open file description, so it lasts as long as any process has it open
 //! (through fork and exec too), and another handle in the same process is refused like a stranger.
@@ -6,12 +6,12 @@
 //! dropped when the process closes *any* descriptor of the file, and a pid written into the volume
 //! can be stale. So the range itself says it: every holder locks `pid` bytes that start at
 //! [`LOCK_START`]. All ranges share the first byte, so they exclude each other as one lock would,
-//! and whoever is refused reads the pid off the length of the lock in the way. Lock and pid are one
+//! and a refused process reads the pid off the length of the lock in the way. Lock and pid are one
 //! and cannot disagree.
 //!
 //! The lock of a killed process lives on until the device is through with the writes that it had in
-//! flight; that is as it must be, and short. Who comes in between waits for it rather than report a
-//! holder that is no more.
+//! flight; that is as it must be, and short. A process that comes in between waits for it rather
+//! than report a holder that is no more.
 
 use super::sys::{self, RangeLock};
 use std::fs::{self, File};
@@ -44,7 +44,7 @@ pub(super) fn acquire(file: &File, exclusive: bool) -> io::Result<Result<(), Hol
         if sys::try_lock(file, lock)? {
             return Ok(Ok(()));
         }
-        // Nobody may be in the way any more by the time we ask who it is: then try again at once.
+        // The owner may have left before we ask for its pid: then try again at once.
         if let Some(other) = sys::conflicting_lock(file, lock)? {
             let pid = u32::try_from(other.len).unwrap_or_default();
             let holder = Holder { pid, writing: other.kind == libc::F_WRLCK };
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dying_are_told_from_the_living() {
+    fn a_dying_process_is_recognized() {
         assert!(!is_dying(std::process::id()));
         assert!(is_dying(u32::MAX));
         assert!(!stat_is_dying(&stat("S", 0x40_0040, 0)));

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-/// Largest size of a volume in bytes: what `off_t` and the place of the ownership lock allow.
+/// Largest size of a volume in bytes: what `off_t` and the offset of the ownership lock allow.
 const SIZE_MAX: u64 = (1 << 62) - BLOCK_SIZE as u64;
 
 /// Threads that read what is asked for at once.
@@ -258,7 +258,7 @@ impl BlockDevice for FileDevice {
         if !is_unsupported(&result) {
             return result;
         }
-        // Hosts that copy on write cannot promise space. Going on is what one asks for who puts a
+        // Hosts that copy on write cannot reserve space. To go on is what a user wants who puts a
         // volume there.
         if !self.warned_no_allocate.swap(true, Ordering::Relaxed) {
             tracing::warn!(path = %self.path.display(), "the host cannot reserve space: a full host shows at the write");
@@ -324,7 +324,7 @@ fn is_block_device(file: &File, path: &Path) -> Result<bool, DeviceError> {
     Ok(file.metadata().map_err(|e| failed("examine", path, e))?.file_type().is_block_device())
 }
 
-/// Takes ownership or names who has it.
+/// Takes ownership or names the owner.
 fn own(file: &File, path: &Path, mode: OpenMode) -> Result<(), DeviceError> {
     match lock::acquire(file, mode == OpenMode::ReadWrite).map_err(|e| failed("lock", path, e))? {
         Ok(()) => Ok(()),
@@ -376,7 +376,7 @@ fn bypass_page_cache(file: &File) -> io::Result<bool> {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             sys::set_direct(file, false).map(|()| false)
         }
-        // Any other failure is one of the block: whoever needs the block will see it.
+        // Any other failure is one of the block: the reader of that block will see it.
         _ => Ok(true),
     }
 }

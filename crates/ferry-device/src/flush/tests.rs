@@ -114,7 +114,7 @@ enum Way {
     Call,
 }
 
-/// Writes and flushes a few times; whoever is told "durable" must be right.
+/// Writes and flushes a few times; what it is told to be durable must be so.
 fn writer(ledger: &Ledger, shared: &Arc<FlushCoordinator>, way: Way, writes: std::ops::Range<u64>) {
     for write in writes {
         ledger.complete(write);

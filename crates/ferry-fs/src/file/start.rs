@@ -18,7 +18,7 @@ impl DataStore {
         inodes: Arc<dyn InodeSource>,
     ) -> Result<(), FsError> {
         let (used, blocks) = self.table.load(&journal)?;
-        self.space.stamped(journal.stamped());
+        self.space.stamped(journal.durable_point());
         self.space.start(&used, &recovered.home_segments, blocks, self.options.read_only);
         let once = self.journal.set(Arc::downgrade(&journal)).is_ok()
             && self.inodes.set(Arc::downgrade(&inodes)).is_ok();

@@ -9,7 +9,7 @@ use crate::scrub::pace::Pace;
 use crate::scrub::report::{Damage, Part, ScrubReport};
 use crate::scrub::{ScrubProgress, Source, Watch};
 use ferry_device::AlignedBuf;
-use ferry_journal::{BadPlace, Journal, Value};
+use ferry_journal::{BadRange, Journal, Value};
 
 const BLOCK_BYTES: usize = BLOCK as usize;
 /// Blocks that are gathered before they are read: 4 MiB of memory for 512 MiB of data.
@@ -102,7 +102,7 @@ impl<'w> Walk<'w> {
             report.verified.log_bytes += bytes;
             pause(pace, &mut **watch, report, *total_bytes, bytes)
         });
-        found.into_iter().for_each(|bad| self.report.add(of_place(Part::Log, bad)));
+        found.into_iter().for_each(|bad| self.report.add(of_range(Part::Log, bad)));
         go_on
     }
 
@@ -114,7 +114,7 @@ impl<'w> Walk<'w> {
             report.verified.home_bytes += bytes;
             pause(pace, &mut **watch, report, *total_bytes, bytes)
         });
-        found.into_iter().for_each(|bad| self.report.add(of_place(Part::Home, bad)));
+        found.into_iter().for_each(|bad| self.report.add(of_range(Part::Home, bad)));
         go_on
     }
 
@@ -298,7 +298,7 @@ fn pause(
     watch.progress(&at) && pace.took(bytes).is_none_or(|time| watch.wait(time))
 }
 
-fn of_place(part: Part, bad: BadPlace) -> Damage {
+fn of_range(part: Part, bad: BadRange) -> Damage {
     let damage = Damage::of_part(part, format!("{}: {}", bad.what, bad.detail));
     Damage { length: Some(bad.len), device_offset: Some(bad.offset), ..damage }
 }

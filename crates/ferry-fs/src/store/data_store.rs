@@ -393,7 +393,7 @@ impl Drop for DataStore {
 }
 
 impl JournalClient for DataStore {
-    fn stamped(&self, seq: Seq) {
+    fn durable_point(&self, seq: Seq) {
         self.moves.stamped(seq);
         self.space.stamped(seq);
     }

@@ -206,7 +206,7 @@ struct Maker {
 }
 
 impl JournalClient for Maker {
-    fn stamped(&self, _seq: Seq) {}
+    fn durable_point(&self, _seq: Seq) {}
     fn failed(&self, _error: &JournalError) {}
     fn take_home_segment(&self) -> Option<u32> {
         let next = self.next.fetch_add(1, Ordering::Relaxed);

@@ -118,7 +118,7 @@ impl DataStore {
     /// Waits until all that was committed is stamped, and notes it.
     pub(crate) fn force_stamped(&self, journal: &Journal) -> Result<(), FsError> {
         let newest = self.space.newest_pending();
-        journal.force_stamped()?;
+        journal.force_durable_point()?;
         if let Some(seq) = newest {
             self.space.stamped(seq);
         }

@@ -237,52 +237,9 @@ impl Dispatcher {
                 };
                 Ok(AnswerBody::Out(read?))
             }
-            FuseOp::Write { fh, offset, data, append, kill_suidgid, sync, from } => {
-                // If this kernel alone changes the file system, it has chosen the offset itself,
-                // under the inode's lock; and the requests of one long asynchronous write may
-                // arrive in any order. Only with other clients must the file system find the end of
-                // the file.
-                let append = append && self.remote;
-                let write = |cx: &Cx<'_>| match from {
-                    WriteSource::Direct => {
-                        let write = DirectWriteArgs { ino, fh, offset, append, kill_suidgid };
-                        self.direct_writes.write(cx, write, data)
-                    }
-                    WriteSource::WriteBack => {
-                        let data = self.direct_writes.written_back(ino, offset, data);
-                        fs.write(cx, ino, fh, offset, &data, append, kill_suidgid)
-                    }
-                    WriteSource::Through => {
-                        fs.write(cx, ino, fh, offset, data, append, kill_suidgid)
-                    }
-                };
-                let clears_set_id = kill_suidgid && fs.loses_privileges(ino);
-                let write = |cx: &Cx<'_>| {
-                    if clears_set_id { self.clear_set_id(cx, ino, write) } else { write(cx) }
-                };
-                let n = if sync {
-                    let fs = Arc::clone(&self.fs);
-                    chain(cx, write, move |cx| fs.fsync(cx, ino, fh, false))?
-                } else {
-                    write(cx)?
-                };
-                Ok(encode::count(form, out, n)?)
-            }
+            op @ FuseOp::Write { .. } => self.write(cx, ino, op, out, form),
             FuseOp::Release { fh, flock_unlock } => {
-                if let Some(owner) = flock_unlock {
-                    let lock = FileLock {
-                        end: u64::MAX,
-                        kind: libc::F_UNLCK,
-                        owner,
-                        flock: true,
-                        ..FileLock::default()
-                    };
-                    // Whether it succeeds or not, the handle is released, and close(2) has
-                    // returned.
-                    let cx = Cx { park: &NoReply, ..*cx };
-                    let _unlocked = fs.setlk(&cx, ino, fh, &lock, false);
-                }
-                fs.release(cx, ino, fh);
+                self.release(cx, ino, fh, flock_unlock);
                 Ok(EMPTY)
             }
             FuseOp::Fsync { fh, data_only } => done(fs.fsync(cx, ino, fh, data_only)?),
@@ -320,6 +277,66 @@ impl Dispatcher {
             }
             _ => unreachable!("every other operation was served before"),
         }
+    }
+
+    fn write(
+        &self,
+        cx: &Cx<'_>,
+        ino: u64,
+        op: FuseOp<'_>,
+        out: &mut [u8],
+        form: AnswerForm,
+    ) -> Answer<AnswerBody> {
+        let FuseOp::Write { fh, offset, data, append, kill_suidgid, sync, from } = op else {
+            unreachable!("only a write comes here");
+        };
+        let fs = &*self.fs;
+        // If this kernel alone changes the file system, it has chosen the offset itself,
+        // under the inode's lock; and the requests of one long asynchronous write may
+        // arrive in any order. Only with other clients must the file system find the end of
+        // the file.
+        let append = append && self.remote;
+        let write = |cx: &Cx<'_>| match from {
+            WriteSource::Direct => {
+                let write = DirectWriteArgs { ino, fh, offset, append, kill_suidgid };
+                self.direct_writes.write(cx, write, data)
+            }
+            WriteSource::WriteBack => {
+                let data = self.direct_writes.written_back(ino, offset, data);
+                fs.write(cx, ino, fh, offset, &data, append, kill_suidgid)
+            }
+            WriteSource::Through => fs.write(cx, ino, fh, offset, data, append, kill_suidgid),
+        };
+        let clears_set_id = kill_suidgid && fs.loses_privileges(ino);
+        let write = |cx: &Cx<'_>| {
+            if clears_set_id { self.clear_set_id(cx, ino, write) } else { write(cx) }
+        };
+        let n = if sync {
+            let fs = Arc::clone(&self.fs);
+            chain(cx, write, move |cx| fs.fsync(cx, ino, fh, false))?
+        } else {
+            write(cx)?
+        };
+        Ok(encode::count(form, out, n)?)
+    }
+
+    /// Releases a handle, and the `flock` of this owner.
+    fn release(&self, cx: &Cx<'_>, ino: u64, fh: u64, flock_unlock: Option<u64>) {
+        let fs = &*self.fs;
+        if let Some(owner) = flock_unlock {
+            let lock = FileLock {
+                end: u64::MAX,
+                kind: libc::F_UNLCK,
+                owner,
+                flock: true,
+                ..FileLock::default()
+            };
+            // Whether it succeeds or not, the handle is released, and close(2) has
+            // returned.
+            let cx = Cx { park: &NoReply, ..*cx };
+            let _unlocked = fs.setlk(&cx, ino, fh, &lock, false);
+        }
+        fs.release(cx, ino, fh);
     }
 }
 

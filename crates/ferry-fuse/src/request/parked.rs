@@ -1,8 +1,8 @@
 //! Requests that wait. Whichever arrives first, the answer or an interrupt, completes the request.
 //!
-//! A parked request is an entry in a table, keyed by the kernel's number for it (`unique`); whoever
-//! removes the entry sends the answer. So a request is answered once, an answer after an interrupt
-//! is dropped, and ten thousand parked requests are ten thousand small entries.
+//! A parked request is an entry in a table, keyed by the kernel's number for it (`unique`); the
+//! thread that removes the entry sends the answer. So a request is answered once, an answer after
+//! an interrupt is dropped, and ten thousand parked requests are ten thousand small entries.
 //!
 //! The kernel sends INTERRUPT once. Any thread may read it before the request that it names has
 //! parked, even before the thread that read that request has looked at it. The table remembers such

@@ -113,17 +113,17 @@ impl DeviceWorker {
     }
 }
 
-/// Reads the kernel's first message, gives it to `answer`, and sends what `answer` returns. `gone`
+/// Reads the kernel's first message, gives it to `answer`, and sends what `answer` returns. `unmounted`
 /// makes the error if there is no such message.
 pub(crate) fn handshake<E>(
     device: &FuseDevice,
     answer: impl FnOnce(&InHeader, &[u8]) -> Result<Vec<u8>, E>,
-    gone: impl FnOnce() -> E,
+    unmounted: impl FnOnce() -> E,
 ) -> Result<(), E> {
     let (mut request, _) = buffers();
-    let Some(len) = device.receive(request.bytes()) else { return Err(gone()) };
+    let Some(len) = device.receive(request.bytes()) else { return Err(unmounted()) };
     let Ok((head, body)) = InHeader::read_from_prefix(&request.bytes()[..len]) else {
-        return Err(gone());
+        return Err(unmounted());
     };
     match answer(&head, body) {
         Ok(bytes) => {

@@ -103,8 +103,8 @@ pub(crate) struct UringQueues {
 }
 
 impl UringQueues {
-    /// Whether this process may create rings at all. Ask before INIT promises queues: the kernel
-    /// then waits for them.
+    /// Whether this process may create rings at all. Ask before INIT offers queues: the kernel then
+    /// waits for them.
     pub(crate) fn possible() -> bool {
         match builder().build(1) {
             Ok(_) => true,

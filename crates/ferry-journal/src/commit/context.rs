@@ -93,7 +93,7 @@ pub struct Head {
 /// A sealed context.
 pub struct Context {
     pub seq: Seq,
-    /// Newest first.
+    /// Its layers, the newest first.
     pub layers: Vec<Arc<Layer>>,
     pub payload: u64,
     pub transactions: u64,

@@ -20,7 +20,7 @@ pub struct InFlight {
     pub kind: RecordKind,
     pub seq: Seq,
     /// The durable point that it carries.
-    pub stamp: Seq,
+    pub durable_point: Seq,
     pub end: Point,
     /// How many of its two parts (data, log) are not written yet.
     pub parts: u8,
@@ -71,7 +71,7 @@ pub struct Pipe {
     pub tail: u64,
     /// Durable point: the newest context that a durable record, or the home store, names as
     /// durable.
-    pub stamped: Seq,
+    pub durable_point: Seq,
     pub in_flight: VecDeque<InFlight>,
     /// Number of the oldest record in flight; numbers count records since the journal was opened.
     pub first_number: u64,
@@ -117,7 +117,7 @@ impl Pipe {
             next: end,
             end,
             tail,
-            stamped: end.seq,
+            durable_point: end.seq,
             in_flight: VecDeque::new(),
             first_number: 0,
             unsent: VecDeque::new(),
@@ -169,7 +169,7 @@ impl Pipe {
             id,
             prev: self.next.id,
             seq: seq.0,
-            stamp: 0,
+            durable_point: 0,
             body_len,
         };
         self.next = Point { seq, position: self.next.position + blocks_for(body_len), id };
@@ -181,7 +181,7 @@ impl Pipe {
         self.in_flight.push_back(InFlight {
             kind: plan.kind,
             seq: Seq(plan.seq),
-            stamp: Seq(0),
+            durable_point: Seq(0),
             end: self.next,
             parts: 2,
             transactions: context.as_ref().map_or(0, |c| c.transactions),
@@ -197,8 +197,8 @@ impl Pipe {
 
     /// The durable point has moved to `seq`.
     pub fn advance_durable_point(&mut self, seq: Seq) {
-        if seq > self.stamped {
-            self.stamped = seq;
+        if seq > self.durable_point {
+            self.durable_point = seq;
             self.report_point = true;
             for (_, done) in self.point_waiters.extract_if(.., |(wanted, _)| *wanted <= seq) {
                 self.due.push((done, Ok(())));

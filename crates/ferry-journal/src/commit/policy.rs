@@ -58,7 +58,7 @@ pub enum FlushPolicy {
 }
 
 impl FlushPolicy {
-    /// Every policy.
+    /// Every policy, from the simplest on.
     pub const ALL: [Self; 4] = [Self::Each, Self::Delay, Self::Gather, Self::Adaptive];
 
     /// The name of the policy in options.
@@ -185,7 +185,7 @@ pub struct Dispatcher {
     /// Callers that the last commit released and that are expected back.
     expected: HashSet<Caller>,
     habits: HashMap<Caller, Habit>,
-    /// Crossings without a hold: still to come, and to come after the next hold in vain.
+    /// Commits without a hold: those still to come, and those to come after the next hold in vain.
     skip: u32,
     next_skip: u32,
     held_since: Option<Duration>,

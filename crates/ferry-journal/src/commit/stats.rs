@@ -25,7 +25,7 @@ pub struct JournalStats {
     pub space: SpaceStats,
     /// How long transactions waited for log space.
     pub space_waits: TimesStats,
-    /// Contexts sealed.
+    /// Contexts that were sealed.
     pub contexts: u64,
     /// Transactions in durable contexts.
     pub transactions: u64,

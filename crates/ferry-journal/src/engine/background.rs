@@ -98,7 +98,7 @@ impl Core {
             return Some(interval);
         }
         let durable = self.durable();
-        if self.stamped() < durable && self.space.try_take(LOG_BLOCK as u64, true) {
+        if self.durable_point() < durable && self.space.try_take(LOG_BLOCK as u64, true) {
             self.write_durable_point(durable, Box::new(|_| ()));
             return Some(interval);
         }
@@ -115,8 +115,8 @@ impl Core {
 
     /// The durable point: the newest context that a durable record, or the home store, names as
     /// durable.
-    pub fn stamped(&self) -> Seq {
-        Seq(self.stamped.load(Ordering::Acquire))
+    pub fn durable_point(&self) -> Seq {
+        Seq(self.durable_point.load(Ordering::Acquire))
     }
 
     /// Work that durable contexts make necessary.

@@ -49,7 +49,7 @@ pub struct Core {
     pub merging: Mutex<()>,
     pub hold_timer: HoldTimer,
     pub durable: AtomicU64,
-    pub stamped: AtomicU64,
+    pub durable_point: AtomicU64,
     /// When the newest context was sealed, in nanoseconds of the clock.
     pub sealed_at: AtomicU64,
     pub failed: OnceLock<JournalError>,
@@ -123,7 +123,7 @@ impl Core {
             merging: Mutex::new(()),
             hold_timer: HoldTimer::default(),
             durable: AtomicU64::new(end.seq.0),
-            stamped: AtomicU64::new(end.seq.0),
+            durable_point: AtomicU64::new(end.seq.0),
             sealed_at: AtomicU64::new(0),
             failed: OnceLock::new(),
             closed: AtomicBool::new(false),
@@ -310,8 +310,6 @@ impl Core {
             }
         }
     }
-
-    /// The statistics.
     pub fn stats(&self) -> JournalStats {
         let (used, durable, flush) = {
             let pipe = self.pipe.lock();

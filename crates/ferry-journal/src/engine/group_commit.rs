@@ -57,10 +57,10 @@ impl Core {
     /// already reserved.
     pub fn write_durable_point(self: &Arc<Self>, seq: Seq, done: Completion) {
         let mut pipe = self.pipe.lock();
-        let spare = pipe.point_reserved || pipe.stamped >= seq || self.failure().is_some();
+        let spare = pipe.point_reserved || pipe.durable_point >= seq || self.failure().is_some();
         match self.failure() {
             Some(error) => pipe.due.push((done, Err(error))),
-            None if pipe.stamped >= seq => pipe.due.push((done, Ok(()))),
+            None if pipe.durable_point >= seq => pipe.due.push((done, Ok(()))),
             None => {
                 pipe.point_reserved = true;
                 pipe.point_waiters.push((seq, done));
@@ -79,7 +79,7 @@ impl Core {
         let mut pipe = self.pipe.lock();
         match self.failure() {
             Some(error) => pipe.due.push((done, Err(error))),
-            None if pipe.stamped >= seq => pipe.due.push((done, Ok(()))),
+            None if pipe.durable_point >= seq => pipe.due.push((done, Ok(()))),
             None => pipe.point_waiters.push((seq, done)),
         }
         drop(pipe);
@@ -101,8 +101,9 @@ impl Core {
     /// The context that the durable-point record in flight, or the one asked for, covers.
     pub fn durable_point_in_flight(&self) -> Option<Seq> {
         let pipe = self.pipe.lock();
-        let stamp = pipe.in_flight.iter().find(|record| record.kind == RecordKind::Stamp);
-        stamp.map(|record| record.seq).or(pipe.point_reserved.then_some(pipe.end.seq))
+        let durable_point =
+            pipe.in_flight.iter().find(|record| record.kind == RecordKind::DurablePoint);
+        durable_point.map(|record| record.seq).or(pipe.point_reserved.then_some(pipe.end.seq))
     }
 
     /// Seals the open context if it is still `seq`.
@@ -141,7 +142,7 @@ impl Core {
         // The owner first: callers that wait for a durable point rely on what the owner does with
         // it.
         if std::mem::take(&mut pipe.report_point) {
-            return Some(Action::ReportDurablePoint(pipe.stamped));
+            return Some(Action::ReportDurablePoint(pipe.durable_point));
         }
         if !pipe.due.is_empty() {
             return Some(Action::Call(std::mem::take(&mut pipe.due)));
@@ -156,10 +157,10 @@ impl Core {
         if in_flight < self.options.log.buffers.clamp(1, IN_FLIGHT_MAX)
             && let Some(mut unsent) = pipe.unsent.pop_front()
         {
-            let stamp = pipe.end.seq;
-            unsent.plan.stamp = stamp.0;
+            let durable_point = pipe.end.seq;
+            unsent.plan.durable_point = durable_point.0;
             let at = (unsent.number - pipe.first_number) as usize;
-            pipe.in_flight[at].stamp = stamp;
+            pipe.in_flight[at].durable_point = durable_point;
             pipe.in_flight[at].sent_at = self.env.clock.monotonic();
             self.stats.note_in_flight(in_flight as u64 + 1);
             return Some(Action::Send(unsent));
@@ -218,12 +219,12 @@ impl Core {
 
     fn plan_durable_point(&self, pipe: &mut Pipe) {
         pipe.point_reserved = false;
-        if pipe.stamped >= pipe.end.seq {
+        if pipe.durable_point >= pipe.end.seq {
             self.space.release(LOG_BLOCK as u64);
             return;
         }
         let seq = pipe.end.seq;
-        let plan = pipe.plan(RecordKind::Stamp, seq, 0, self.env.entropy.next_u64());
+        let plan = pipe.plan(RecordKind::DurablePoint, seq, 0, self.env.entropy.next_u64());
         pipe.enqueue(plan, None, self.env.clock.monotonic());
     }
 
@@ -239,8 +240,8 @@ impl Core {
             }
             Action::Call(due) => due.into_iter().for_each(|(done, result)| done(result)),
             Action::ReportDurablePoint(seq) => {
-                self.client.stamped(seq);
-                self.stamped.store(seq.0, Ordering::Release);
+                self.client.durable_point(seq);
+                self.durable_point.store(seq.0, Ordering::Release);
             }
             Action::Send(unsent) => self.send(unsent),
         }
@@ -275,13 +276,13 @@ impl Core {
 
     fn write_record(self: &Arc<Self>, plan: &RecordPlan, number: u64, context: Option<&Context>) {
         let area = self.area();
-        let pieces = match context {
+        let chunks = match context {
             Some(c) => encode(&area, plan, &c.extents, Merge::all(&c.layers)),
             None => encode(&area, plan, &[], std::iter::empty()),
         };
-        let writes = Countdown::new(pieces.len() as u32);
-        let mut batch = Vec::with_capacity(pieces.len());
-        for (offset, buf) in pieces {
+        let writes = Countdown::new(chunks.len() as u32);
+        let mut batch = Vec::with_capacity(chunks.len());
+        for (offset, buf) in chunks {
             self.stats.log_bytes.fetch_add(buf.len() as u64, Ordering::Relaxed);
             let writes = writes.clone();
             let done =
@@ -361,8 +362,8 @@ impl Core {
         let record = pipe.in_flight.pop_front().expect("in_flight stay until they are durable");
         pipe.first_number += 1;
         pipe.end = record.end;
-        pipe.advance_durable_point(record.stamp);
-        if record.kind != RecordKind::Stamp {
+        pipe.advance_durable_point(record.durable_point);
+        if record.kind != RecordKind::DurablePoint {
             debug_assert_eq!(
                 record.seq.0,
                 self.durable().0 + 1,

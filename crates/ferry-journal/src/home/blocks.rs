@@ -17,11 +17,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 mod verify;
 
 /// Damaged blocks that are remembered, so that each is logged once.
-const TOLD_MAX: usize = 4096;
+const LOGGED_MAX: usize = 4096;
 
 type Unit = Arc<RwLock<Sums>>;
 
-/// Reads and writes blocks by the place of their first copy on the device.
+/// Reads and writes blocks by the offset of their first copy on the device.
 pub struct Pages {
     disk: Arc<Disk>,
     segments: Segments,
@@ -30,7 +30,7 @@ pub struct Pages {
     /// Held over every write of a page or a checksum.
     writing: Mutex<()>,
     ahead: Ahead,
-    /// Place of the file's first block.
+    /// Device offset of the file's first block.
     header: AtomicU64,
     /// The copy of it that counts.
     header_copy: AtomicU64,
@@ -38,8 +38,8 @@ pub struct Pages {
     read_only: AtomicBool,
     healed: AtomicU64,
     told: Mutex<HashSet<u64>>,
-    /// Copies of blocks that were needed and are not what was written, by their places; at most
-    /// [`TOLD_MAX`].
+    /// Copies of blocks that were needed and are not what was written, by their offsets; at most
+    /// [`LOGGED_MAX`].
     bad_copies: Mutex<BTreeSet<u64>>,
 }
 
@@ -101,8 +101,8 @@ impl Pages {
 
     /// The segment of unit 0.
     pub fn set_first(&self, first: Option<u32>) {
-        let place = first.map_or(u64::MAX, |segment| self.segments.place(segment));
-        self.header.store(place, Ordering::Release);
+        let offset = first.map_or(u64::MAX, |segment| self.segments.offset(segment));
+        self.header.store(offset, Ordering::Release);
     }
 
     /// A unit begins in this segment.
@@ -121,15 +121,15 @@ impl Pages {
             return unit.clone();
         }
         let loaded = Sums::load(&self.disk, &self.segments, segment);
-        for place in loaded.unreadable() {
-            self.note_bad_copy(*place);
-            self.tell(*place, "the device cannot read checksums");
+        for offset in loaded.unreadable() {
+            self.note_bad_copy(*offset);
+            self.tell(*offset, "the device cannot read checksums");
         }
         self.units.write().entry(segment).or_insert_with(|| Arc::new(RwLock::new(loaded))).clone()
     }
 
-    fn is_header(&self, place: u64) -> bool {
-        place == self.header.load(Ordering::Acquire)
+    fn is_header(&self, offset: u64) -> bool {
+        offset == self.header.load(Ordering::Acquire)
     }
 
     /// Reads blocks that somebody is going to ask for.
@@ -138,22 +138,22 @@ impl Pages {
     }
 
     /// Reads whole blocks that lie in one unit.
-    pub fn read(&self, place: u64, out: &mut AlignedBuf) -> Result<(), JournalError> {
-        let (segment, block) = self.segments.block_at(place);
+    pub fn read(&self, offset: u64, out: &mut AlignedBuf) -> Result<(), JournalError> {
+        let (segment, block) = self.segments.block_at(offset);
         let unit = self.unit(segment);
         let blocks = out.len() / BLOCK_SIZE;
         let agreed = unit.read().agreed(block, blocks).map(<[u32]>::to_vec);
         if let Some(sums) = agreed
-            && !self.is_header(place)
+            && !self.is_header(offset)
         {
             if sums.iter().all(|sum| *sum == NEVER) {
                 out.fill(0);
                 return Ok(());
             }
-            if self.ahead.copy(place, out) && matches(out, &sums) {
+            if self.ahead.copy(offset, out) && matches(out, &sums) {
                 return Ok(());
             }
-            if self.disk.read(place, out).is_ok() && matches(out, &sums) {
+            if self.disk.read(offset, out).is_ok() && matches(out, &sums) {
                 return Ok(());
             }
         }
@@ -165,14 +165,14 @@ impl Pages {
 
     /// Reads one block that may need its second copy.
     fn read_one(&self, unit: &Unit, segment: u32, block: u32) -> Result<AlignedBuf, JournalError> {
-        let (place, said) = {
+        let (offset, said) = {
             let sums = unit.read();
-            (sums.page_place(block, 0), sums.of(block))
+            (sums.page_offset(block, 0), sums.of(block))
         };
         if said == [NEVER; 2] {
             return Ok(AlignedBuf::zeroed(BLOCK_SIZE));
         }
-        if self.is_header(place) {
+        if self.is_header(offset) {
             return self.read_header(&unit.read(), block);
         }
         let both = self.read_both(&unit.read(), block)?;
@@ -181,7 +181,7 @@ impl Pages {
         }
         if said != [both.sum; 2] {
             for copy in (0..2).filter(|copy| said[*copy] != both.sum) {
-                self.note_bad_copy(unit.read().sum_place(Sums::index_of(block), copy as u64));
+                self.note_bad_copy(unit.read().sum_offset(Sums::index_of(block), copy as u64));
             }
             self.heal_sums(segment, Sums::index_of(block));
         }
@@ -194,9 +194,9 @@ impl Pages {
         let mut good: Option<(AlignedBuf, u32)> = None;
         let (mut bad, mut why) = (Vec::new(), Vec::new());
         for copy in 0..2 {
-            let place = sums.page_place(block, copy);
+            let offset = sums.page_offset(block, copy);
             let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
-            let problem = match self.disk.read(place, &mut buf) {
+            let problem = match self.disk.read(offset, &mut buf) {
                 Err(error) => error.to_string(),
                 Ok(()) => {
                     let sum = sum_of(&buf);
@@ -207,32 +207,32 @@ impl Pages {
                     "its checksum does not match".to_owned()
                 }
             };
-            bad.push(place);
+            bad.push(offset);
             why.push(problem);
         }
-        let Some((good, sum)) = good else { return Err(neither(sums.page_place(block, 0), &why)) };
+        let Some((good, sum)) = good else { return Err(neither(sums.page_offset(block, 0), &why)) };
         Ok(Both { good, sum, bad })
     }
 
     /// A copy of the header, as the database has it.
-    fn header_at(&self, place: u64) -> Result<AlignedBuf, String> {
+    fn header_at(&self, offset: u64) -> Result<AlignedBuf, String> {
         let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
-        self.disk.read(place, &mut buf).map_err(|error| error.to_string())?;
+        self.disk.read(offset, &mut buf).map_err(|error| error.to_string())?;
         header::unseal(&mut buf)
             .then_some(buf)
             .ok_or_else(|| "its checksum does not match".to_owned())
     }
 
     fn read_header(&self, sums: &Sums, block: u32) -> Result<AlignedBuf, JournalError> {
-        let places = [0, 1].map(|copy| sums.page_place(block, copy));
+        let offsets = [0, 1].map(|copy| sums.page_offset(block, copy));
         let used = self.header_copy.load(Ordering::Acquire) as usize;
-        let first = match self.header_at(places[used]) {
+        let first = match self.header_at(offsets[used]) {
             Ok(good) => return Ok(good),
             Err(why) => why,
         };
         let second =
-            self.header_at(places[1 - used]).map_err(|why| neither(places[0], &[first, why]))?;
-        self.tell(places[used], "the other copy is used");
+            self.header_at(offsets[1 - used]).map_err(|why| neither(offsets[0], &[first, why]))?;
+        self.tell(offsets[used], "the other copy is used");
         Ok(second)
     }
 
@@ -244,17 +244,17 @@ impl Pages {
         &self,
         commit: &dyn Fn(&[u8]) -> Option<u64>,
     ) -> Result<Option<AlignedBuf>, JournalError> {
-        let place = self.header.load(Ordering::Acquire);
-        if place == u64::MAX {
+        let offset = self.header.load(Ordering::Acquire);
+        if offset == u64::MAX {
             return Ok(None);
         }
-        let (segment, block) = self.segments.block_at(place);
+        let (segment, block) = self.segments.block_at(offset);
         let unit = self.unit(segment);
         if unit.read().of(block) == [NEVER; 2] {
             return Ok(None);
         }
-        let places = [0, 1].map(|copy| unit.read().page_place(block, copy));
-        let (used, good) = match places.map(|place| self.header_at(place)) {
+        let offsets = [0, 1].map(|copy| unit.read().page_offset(block, copy));
+        let (used, good) = match offsets.map(|offset| self.header_at(offset)) {
             [Ok(first), Ok(second)]
                 if first[..] != second[..] && commit(&second) > commit(&first) =>
             {
@@ -262,7 +262,7 @@ impl Pages {
             }
             [Ok(first), _] => (0, first),
             [Err(_), Ok(second)] => (1, second),
-            [Err(first), Err(second)] => return Err(neither(places[0], &[first, second])),
+            [Err(first), Err(second)] => return Err(neither(offsets[0], &[first, second])),
         };
         self.header_copy.store(used, Ordering::Release);
         let mut sealed = AlignedBuf::zeroed(BLOCK_SIZE);
@@ -270,15 +270,15 @@ impl Pages {
         header::seal(&mut sealed);
         let _writing = self.writing.lock();
         let mut wrote = false;
-        for place in places {
+        for offset in offsets {
             let mut there = AlignedBuf::zeroed(BLOCK_SIZE);
-            if self.disk.read(place, &mut there).is_ok() && there[..] == sealed[..] {
+            if self.disk.read(offset, &mut there).is_ok() && there[..] == sealed[..] {
                 continue;
             }
-            self.note_bad_copy(place);
-            self.tell(place, "the copies of the header differ");
+            self.note_bad_copy(offset);
+            self.tell(offset, "the copies of the header differ");
             if !self.read_only.load(Ordering::Acquire) {
-                self.disk.write(place, &sealed).map_err(io_error("home store"))?;
+                self.disk.write(offset, &sealed).map_err(io_error("home store"))?;
                 wrote = true;
             }
         }
@@ -296,21 +296,21 @@ impl Pages {
         if !unit.read().of(block).contains(&both.sum) {
             return;
         }
-        for &place in &both.bad {
-            self.note_bad_copy(place);
-            self.tell(place, "the other copy is used");
+        for &offset in &both.bad {
+            self.note_bad_copy(offset);
+            self.tell(offset, "the other copy is used");
             if !self.read_only.load(Ordering::Acquire)
-                && let Err(error) = self.disk.write(place, &both.good)
+                && let Err(error) = self.disk.write(offset, &both.good)
             {
-                tracing::warn!(place, %error, "a block of the home store could not be mended");
+                tracing::warn!(offset, %error, "a block of the home store could not be mended");
             }
         }
     }
 
-    fn note_bad_copy(&self, place: u64) {
+    fn note_bad_copy(&self, offset: u64) {
         let mut bad_copies = self.bad_copies.lock();
-        if bad_copies.len() < TOLD_MAX {
-            bad_copies.insert(place);
+        if bad_copies.len() < LOGGED_MAX {
+            bad_copies.insert(offset);
         }
     }
 
@@ -328,7 +328,7 @@ impl Pages {
                 sums.set(block, both.sum);
             }
         }
-        self.tell(sums.sum_place(index, 0), "a checksum differs from its copy");
+        self.tell(sums.sum_offset(index, 0), "a checksum differs from its copy");
         self.write_sums(&mut sums);
     }
 
@@ -337,19 +337,19 @@ impl Pages {
         if self.read_only.load(Ordering::Acquire) {
             return;
         }
-        for (place, buf) in sums.take_dirty() {
-            if let Err(error) = self.disk.write(place, &buf) {
-                sums.not_written(place);
-                tracing::warn!(place, %error, "checksums of the home store could not be mended");
+        for (offset, buf) in sums.take_dirty() {
+            if let Err(error) = self.disk.write(offset, &buf) {
+                sums.not_written(offset);
+                tracing::warn!(offset, %error, "checksums of the home store could not be mended");
             }
         }
     }
 
     /// Counts a block that is not as it was written (once, where it stays so), and says so once.
-    fn tell(&self, place: u64, what: &str) {
+    fn tell(&self, offset: u64, what: &str) {
         let new = {
             let mut told = self.told.lock();
-            told.len() < TOLD_MAX && told.insert(place)
+            told.len() < LOGGED_MAX && told.insert(offset)
         };
         if new || !self.read_only.load(Ordering::Acquire) {
             self.healed.fetch_add(1, Ordering::Relaxed);
@@ -358,7 +358,7 @@ impl Pages {
             return;
         }
         tracing::warn!(
-            place,
+            offset,
             what,
             "a block of the home store is damaged in one of its two copies"
         );
@@ -373,12 +373,12 @@ impl Pages {
     ) -> Result<(), JournalError> {
         let _writing = self.writing.lock();
         let mut writes: Vec<(u64, Arc<AlignedBuf>)> = Vec::new();
-        for (place, mut run) in runs {
-            let (segment, block) = self.segments.block_at(place);
+        for (offset, mut run) in runs {
+            let (segment, block) = self.segments.block_at(offset);
             let unit = self.unit(segment);
             let mut sums = unit.write();
             for (at, bytes) in (0..).zip(run.chunks_exact_mut(BLOCK_SIZE)) {
-                if self.is_header(place + u64::from(at) * BLOCK_SIZE as u64) {
+                if self.is_header(offset + u64::from(at) * BLOCK_SIZE as u64) {
                     header::seal(bytes);
                     sums.set(block + at, 1);
                 } else {
@@ -386,24 +386,24 @@ impl Pages {
                 }
             }
             let run = Arc::new(run);
-            writes.push((place, run.clone()));
+            writes.push((offset, run.clone()));
             if !is_planted(Bug::SingleCopy) {
-                writes.push((place + sums.distance(), run));
+                writes.push((offset + sums.distance(), run));
             }
         }
         for segment in of.unwrap_or_default() {
             let unit = self.units.read().get(segment).cloned();
             let dirty = unit.map(|unit| unit.write().take_dirty()).unwrap_or_default();
-            writes.extend(dirty.into_iter().map(|(place, buf)| (place, Arc::new(buf))));
+            writes.extend(dirty.into_iter().map(|(offset, buf)| (offset, Arc::new(buf))));
         }
         if writes.is_empty() {
             return Ok(());
         }
         Wait::until(|done: Completion| {
             let left = Countdown::new(writes.len() as u32);
-            let requests = writes.into_iter().map(|(place, buf)| {
+            let requests = writes.into_iter().map(|(offset, buf)| {
                 let left = left.clone();
-                self.disk.write_request("home store", place, buf, move |r| {
+                self.disk.write_request("home store", offset, buf, move |r| {
                     left.done(r.map_err(io_error("home store")))
                 })
             });

@@ -3,8 +3,8 @@
 //! The database never gives back what it once used, but at its end. So everything in it is copied,
 //! in the order of the keys, into a new file in free segments, which then takes the old one's place
 //! by one write of a map slot: whenever power is lost, either the old file counts or the new one,
-//! and both say the same. Whoever reads the old one may go on; its segments are free when nobody
-//! does. Redb's own compaction was the alternative: nobody may read meanwhile.
+//! and both say the same. Readers of the old one may go on; its segments are free when nobody does.
+//! Redb's own compaction was the alternative: nobody may read meanwhile.
 
 use super::batches::Batches;
 use super::database::{database, end};
@@ -110,8 +110,8 @@ impl Home {
     /// Segments of files that nobody reads any more.
     pub fn take_retired(&self) -> Vec<u32> {
         let mut retired = self.renewals.retired.lock();
-        let gone = retired.extract_if(.., |file| Arc::strong_count(file) == 1);
-        gone.flat_map(|file| [file.segments(), file.take_dropped()]).flatten().collect()
+        let unused = retired.extract_if(.., |file| Arc::strong_count(file) == 1);
+        unused.flat_map(|file| [file.segments(), file.take_dropped()]).flatten().collect()
     }
 }
 

@@ -57,7 +57,7 @@ pub fn ending<T>(database: T) {
     debug_assert!(ended.is_err(), "it panicked");
 }
 
-/// A block cannot be read. Returns if whoever called the database can bear an error of it.
+/// A block cannot be read. Returns if the caller of the database can handle an error.
 pub fn unreadable(error: JournalError) -> JournalError {
     if GUARD.get() == Guard::Reads {
         // Not `panic_any`: the panic hook has no part in this.

@@ -147,7 +147,7 @@ impl HomeMap {
         Ok(map)
     }
 
-    /// Place of one of the two slots.
+    /// Device offset of one of the two slots.
     pub fn slot_offset(geo: &Geometry, slot: u64) -> u64 {
         geo.home_map_offsets[slot as usize]
     }

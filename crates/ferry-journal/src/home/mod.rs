@@ -9,7 +9,7 @@
 //! store      the open store            compaction   a smaller store in its place
 //! view  batches  salvage  search       reading it, filling a new one, reading past damage
 //! database                             how redb is called
-//! file  file::verify                   the database's file, made of units
+//! file/                                the database's file, made of units
 //! blocks  blocks::verify  links        blocks in two copies; checksums of pages
 //! read_ahead  write_buffer  map  tree  what is in memory; the map of units; redb's trees without redb
 //! unit  segments  shape  state         layouts

@@ -18,7 +18,7 @@ pub const READ_MAX: u64 = 1 << 20;
 /// Bytes that nobody asked for are read, too, where that saves a read.
 const GAP_MAX: u64 = 16 * BLOCK_SIZE as u64;
 
-/// What was read ahead, by its place on the device.
+/// What was read ahead, by its offset on the device.
 #[derive(Default)]
 pub struct Ahead(Mutex<Waiting>);
 
@@ -26,17 +26,17 @@ pub struct Ahead(Mutex<Waiting>);
 struct Waiting {
     newer: BTreeMap<u64, AlignedBuf>,
     newer_bytes: usize,
-    /// Gone when there is as much of newer ones.
+    /// Dropped when there is as much of newer ones.
     older: BTreeMap<u64, AlignedBuf>,
 }
 
 impl Ahead {
     /// Copies blocks that wait here; `false` if not all of them do.
-    pub fn copy(&self, place: u64, out: &mut AlignedBuf) -> bool {
+    pub fn copy(&self, offset: u64, out: &mut AlignedBuf) -> bool {
         let waiting = self.0.lock();
-        let Some((from, piece)) = waiting.piece(place, out.len()) else { return false };
+        let Some((from, chunk)) = waiting.chunk(offset, out.len()) else { return false };
         let to = from + out.len();
-        out.copy_from_slice(&piece[from..to]);
+        out.copy_from_slice(&chunk[from..to]);
         true
     }
 
@@ -47,7 +47,7 @@ impl Ahead {
             let mut room = WAITING_MAX as u64;
             wanted.retain(|range| {
                 let len = range.end - range.start;
-                let new = len <= room && waiting.piece(range.start, len as usize).is_none();
+                let new = len <= room && waiting.chunk(range.start, len as usize).is_none();
                 room -= if new { len } else { 0 };
                 new
             });
@@ -58,31 +58,31 @@ impl Ahead {
         let mut reads = joined(wanted).into_iter().map(blank).collect::<Vec<_>>();
         let results = disk.read_many(&mut reads);
         let mut waiting = self.0.lock();
-        for ((place, piece), result) in reads.into_iter().zip(results) {
+        for ((offset, chunk), result) in reads.into_iter().zip(results) {
             if result.is_ok() {
-                waiting.add(place, piece);
+                waiting.add(offset, chunk);
             }
         }
     }
 }
 
 impl Waiting {
-    /// The piece with these bytes, and where in it they begin.
-    fn piece(&self, place: u64, len: usize) -> Option<(usize, &AlignedBuf)> {
-        [&self.newer, &self.older].into_iter().find_map(|pieces| {
-            let (begin, piece) = pieces.range(..=place).next_back()?;
-            let from = (place - begin) as usize;
-            (from + len <= piece.len()).then_some((from, piece))
+    /// The buffer with these bytes, and where in it they begin.
+    fn chunk(&self, offset: u64, len: usize) -> Option<(usize, &AlignedBuf)> {
+        [&self.newer, &self.older].into_iter().find_map(|chunks| {
+            let (begin, chunk) = chunks.range(..=offset).next_back()?;
+            let from = (offset - begin) as usize;
+            (from + len <= chunk.len()).then_some((from, chunk))
         })
     }
 
-    fn add(&mut self, place: u64, piece: AlignedBuf) {
-        if self.newer_bytes + piece.len() > WAITING_MAX {
+    fn add(&mut self, offset: u64, chunk: AlignedBuf) {
+        if self.newer_bytes + chunk.len() > WAITING_MAX {
             self.older = std::mem::take(&mut self.newer);
             self.newer_bytes = 0;
         }
-        self.newer_bytes += piece.len();
-        if let Some(before) = self.newer.insert(place, piece) {
+        self.newer_bytes += chunk.len();
+        if let Some(before) = self.newer.insert(offset, chunk) {
             self.newer_bytes -= before.len();
         }
     }
@@ -130,17 +130,17 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_and_the_newest_stays() {
+    fn the_read_ahead_is_bounded_and_keeps_the_newest() {
         let mut waiting = Waiting::default();
-        let piece = WAITING_MAX / 4;
+        let chunk = WAITING_MAX / 4;
         for n in 0..100 {
-            waiting.add(n * piece as u64, AlignedBuf::zeroed(piece));
+            waiting.add(n * chunk as u64, AlignedBuf::zeroed(chunk));
             let bytes: usize =
                 waiting.newer.values().chain(waiting.older.values()).map(|p| p.len()).sum();
-            assert!(bytes <= 2 * WAITING_MAX && waiting.piece(n * piece as u64, piece).is_some());
+            assert!(bytes <= 2 * WAITING_MAX && waiting.chunk(n * chunk as u64, chunk).is_some());
         }
-        assert!(waiting.piece(0, 1).is_none());
-        // A piece that is read again counts once.
+        assert!(waiting.chunk(0, 1).is_none());
+        // A chunk that is read again counts once.
         for _ in 0..100 {
             waiting.add(0, AlignedBuf::zeroed(BLOCK_SIZE));
         }

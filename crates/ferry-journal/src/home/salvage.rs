@@ -8,7 +8,7 @@ use super::state::HomeState;
 use super::tables::{KEYS, META, META_POINT};
 use super::tree::{Header, Page, PageSource, Tree, Walk};
 use crate::types::Key;
-use crate::{BadPlace, JournalError, Step, Value};
+use crate::{BadRange, JournalError, Step, Value};
 use ferry_device::BLOCK_SIZE;
 use redb::TableHandle;
 use std::collections::{HashSet, VecDeque};
@@ -56,12 +56,12 @@ impl Salvage {
         let copy = file.salvage();
         let Some(header) = copy.header()? else { return Err(damaged(0, "there is no database")) };
         let Some(header) = Header::decode(&header) else {
-            return Err(damaged(copy.place(0), "both of the database's roots are damaged"));
+            return Err(damaged(copy.device_offset(0), "both of the database's roots are damaged"));
         };
         let mut problem = None;
         let tables = Walk::tables(&copy, &header, false, &mut |page| {
             if let (None, Some(detail)) = (&problem, &page.problem) {
-                problem = Some(damaged(page.place, detail.clone()));
+                problem = Some(damaged(page.device_offset, detail.clone()));
             }
         });
         let tree = |name: &str| tables.iter().find(|tree| *tree.name == *name.as_bytes());
@@ -111,7 +111,7 @@ impl Salvage {
                     let doubtful = page.doubtful;
                     if let Some(detail) = &page.problem {
                         self.ready.push_back(Found::Damage {
-                            offset: page.place,
+                            offset: page.device_offset,
                             detail: detail.clone(),
                         });
                     }
@@ -133,17 +133,17 @@ impl Salvage {
     }
 
     /// Pages that are not those which belong where they are.
-    pub fn verify(&self, found: &mut dyn FnMut(BadPlace)) {
+    pub fn verify(&self, found: &mut dyn FnMut(BadRange)) {
         let mut bad = |offset, detail| {
-            found(BadPlace { what: "home store", offset, len: BLOCK_SIZE as u64, detail });
+            found(BadRange { what: "home store", offset, len: BLOCK_SIZE as u64, detail });
         };
         if let Some(problem) = self.header.problem {
-            bad(self.copy.place(0), problem.to_owned());
+            bad(self.copy.device_offset(0), problem.to_owned());
         }
         for own in [true, false] {
             self.pages(own, &mut |page| {
                 if let Some(detail) = &page.problem {
-                    bad(page.place, detail.clone());
+                    bad(page.device_offset, detail.clone());
                 }
                 true
             });
@@ -182,7 +182,7 @@ fn state(file: &Arc<HomeFile>, tree: &Tree) -> Result<HomeState, JournalError> {
         {
             return Ok(state);
         }
-        problem = problem.or(page.problem.map(|detail| damaged(page.place, detail)));
+        problem = problem.or(page.problem.map(|detail| damaged(page.device_offset, detail)));
     }
     Err(problem.unwrap_or_else(|| damaged(0, "it does not say where the log goes on")))
 }

@@ -1,6 +1,6 @@
 //! Trees whose beginning is lost: found by looking at every page of the file.
 //!
-//! A page is named by its place and its checksum. So of any two pages it can be told whether one
+//! A page is named by its location and its checksum. So of any two pages it can be told whether one
 //! belongs below the other, and a tree whose pages all match is one that redb wrote, as of some
 //! commit. Pages of old commits stay where they are until redb needs the room: those of the last
 //! but one are all there.
@@ -9,7 +9,7 @@ use super::file::HomeFile;
 use super::shape::{BRANCH, LEAF};
 use super::state::HomeState;
 use super::tables::{KEYS, META, META_POINT};
-use super::tree::{DEPTH_MAX, Link, Node, PageSource, Tree, Widths, place};
+use super::tree::{DEPTH_MAX, Link, Node, PageSource, Tree, Widths, location};
 use super::unit::header::REGION_PAGES;
 use crate::types::Point;
 use ferry_device::BLOCK_SIZE;
@@ -63,7 +63,7 @@ pub struct Search<'f> {
 
 /// The blocks of the file that a page takes behind its first, as far as it uses them.
 fn inner_blocks(link: Link, len: usize) -> Range<u64> {
-    let first = place(link.number).map_or(0, |(offset, _)| offset / BLOCK);
+    let first = location(link.number).map_or(0, |(offset, _)| offset / BLOCK);
     first + 1..first + (len as u64).div_ceil(BLOCK).max(1)
 }
 
@@ -93,7 +93,7 @@ impl<'f> Search<'f> {
         }
         for [keys, meta] in tables {
             let state = meta.root.and_then(|link| search.state_at(link));
-            // Without a place in the log it is a part of a copy that was being made.
+            // Without a position in the log it is a part of a copy that was being made.
             let state = state.filter(|state| state.point != Point::default());
             if state.is_none() {
                 search.parts.extend(keys.root.map(|link| link.number));
@@ -132,7 +132,7 @@ impl<'f> Search<'f> {
     }
 
     fn state_at(&self, link: Link) -> Option<HomeState> {
-        let (offset, len) = place(link.number)?;
+        let (offset, len) = location(link.number)?;
         let mut bytes = Vec::new();
         self.file.page(offset, len, &mut bytes).ok()?;
         (Node { bytes: &bytes, widths: META_WIDTHS })
@@ -168,7 +168,7 @@ impl<'f> Search<'f> {
     }
 
     fn long_leaf(&self, link: Link) -> Option<Known> {
-        let (offset, len) = place(link.number).filter(|(_, len)| *len > BLOCK_SIZE)?;
+        let (offset, len) = location(link.number).filter(|(_, len)| *len > BLOCK_SIZE)?;
         let mut bytes = Vec::new();
         self.file.page(offset, len, &mut bytes).ok()?;
         let node = Node { bytes: &bytes, widths: VARYING };
@@ -202,7 +202,7 @@ impl<'f> Search<'f> {
 
     fn children(&self, number: u64) -> Vec<Link> {
         let mut bytes = Vec::new();
-        let read = place(number)
+        let read = location(number)
             .is_some_and(|(offset, len)| self.file.page(offset, len, &mut bytes).is_ok());
         if read { Node { bytes: &bytes, widths: VARYING }.children() } else { Vec::new() }
     }

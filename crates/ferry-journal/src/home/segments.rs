@@ -1,4 +1,4 @@
-//! Where segments are, and which unit's block a place is.
+//! Where segments are, and which unit's block an offset is.
 
 use crate::Geometry;
 use ferry_device::BLOCK_SIZE;
@@ -42,13 +42,13 @@ impl Segments {
     }
 
     /// First byte of a segment on the device.
-    pub fn place(&self, segment: u32) -> u64 {
+    pub fn offset(&self, segment: u32) -> u64 {
         self.offset + u64::from(segment) * self.len
     }
 
-    /// The segment, and the block within it, at a place on the device.
-    pub fn block_at(&self, place: u64) -> (u32, u32) {
-        let from = place - self.offset;
+    /// The segment, and the block within it, at an offset on the device.
+    pub fn block_at(&self, offset: u64) -> (u32, u32) {
+        let from = offset - self.offset;
         ((from / self.len) as u32, (from % self.len / BLOCK_SIZE as u64) as u32)
     }
 }

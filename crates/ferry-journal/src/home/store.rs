@@ -26,8 +26,7 @@ pub struct Renewals {
 
 /// The open home store.
 pub struct Home {
-    /// The database; `None` once the store is closed. Held over a checkpoint: nobody who reads
-    /// comes here.
+    /// The database; `None` once the store is closed. Held over a checkpoint: no reader needs it.
     pub(super) db: Mutex<Option<Database>>,
     /// The file that it is in. Changed with `db` held.
     pub(super) file: RwLock<Arc<HomeFile>>,
@@ -54,7 +53,7 @@ impl Home {
         file.settle()
     }
 
-    /// Opens it.
+    /// Opens the store as its last checkpoint left it.
     pub fn open(
         disk: &Arc<Disk>,
         geo: &Geometry,
@@ -115,9 +114,9 @@ impl Home {
         })
     }
 
-    /// Writes `changes` in one transaction, durable when it returns, with the place in the log that
-    /// is read next; readers are not held up. An error leaves the store as it was, and usable after
-    /// [`Home::reopen`] only.
+    /// Writes `changes` in one transaction, durable when it returns, with the position in the log
+    /// that is read next; readers are not held up. An error leaves the store as it was, and usable
+    /// after [`Home::reopen`] only.
     pub fn checkpoint<'c>(
         &self,
         changes: impl Iterator<Item = (&'c Key, &'c Change)>,

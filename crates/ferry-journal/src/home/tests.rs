@@ -34,7 +34,7 @@ fn page(content: u8) -> [u8; 4096] {
 
 /// A database that failed had cut the file off, and no map that says so is on the device.
 #[test]
-fn what_the_reloaded_map_names_is_not_given_back() {
+fn segments_in_the_reloaded_map_are_not_released() {
     let geo = geometry();
     let disk = Arc::new(Disk::new(Arc::new(MemDevice::new(9 * SEGMENT))));
     let file = HomeFile::format(&disk, &geo, &[0, 1, 2, 3]).unwrap();
@@ -58,7 +58,7 @@ fn what_the_reloaded_map_names_is_not_given_back() {
 
 /// redb makes room in its cache while threads read: they write, beside a checkpoint and its syncs.
 #[test]
-fn nothing_is_lost_of_what_threads_write_beside_syncs() {
+fn threads_that_write_beside_syncs_lose_nothing() {
     const PAGES: u64 = 6;
     let geo = geometry();
     let disk = Arc::new(Disk::new(Arc::new(MemDevice::new(9 * SEGMENT))));

@@ -63,7 +63,7 @@ impl Link {
 
     /// The page's first block in the file, and its checksum.
     fn known(self) -> Option<(u64, u128)> {
-        Some((place(self.number)?.0 / BLOCK, self.sum))
+        Some((location(self.number)?.0 / BLOCK, self.sum))
     }
 }
 
@@ -149,7 +149,7 @@ impl Header {
     pub fn commit(&self, file: &impl PageSource) -> Option<u64> {
         let is_there = |link: &Link| {
             let mut bytes = Vec::new();
-            let read = place(link.number)
+            let read = location(link.number)
                 .is_some_and(|(offset, len)| file.page(offset, len, &mut bytes).is_ok());
             read && Node { bytes: &bytes, widths: Widths::default() }.matches(link.sum)
         };
@@ -172,7 +172,7 @@ pub fn judge(page: &[u8], sum: u128) -> Option<Vec<(u64, u128)>> {
 }
 
 /// Where a page begins in the file, and its length, in bytes; `None`: no page of ours is so large.
-pub fn place(number: u64) -> Option<(u64, usize)> {
+pub fn location(number: u64) -> Option<(u64, usize)> {
     let Range { start, end } = page_at(number);
     (end - start <= BLOCK << ORDER_MAX).then_some((start, (end - start) as usize))
 }
@@ -182,7 +182,7 @@ pub struct Page {
     /// Blocks of the file.
     pub blocks: Range<u64>,
     /// Where it is on the device, in bytes.
-    pub place: u64,
+    pub device_offset: u64,
     /// Why it is not the page that belongs there.
     pub problem: Option<String>,
     /// It, or a page above it, is not the one that belongs there.
@@ -316,7 +316,7 @@ pub trait PageSource {
     /// Reads a page of the database's.
     fn page(&self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), JournalError>;
     /// Where a byte of the file is on the device; 0: nowhere.
-    fn place(&self, offset: u64) -> u64;
+    fn device_offset(&self, offset: u64) -> u64;
 }
 
 /// All pages of a tree, those of greater keys later.
@@ -380,7 +380,7 @@ impl<F: PageSource> Walk<F> {
 
     fn read(&self, step: Step) -> Page {
         let Step { link, twice, bounds, doubtful } = step;
-        let (offset, len) = place(link.number).unwrap_or((u64::MAX, BLOCK_SIZE));
+        let (offset, len) = location(link.number).unwrap_or((u64::MAX, BLOCK_SIZE));
         let blocks = offset / BLOCK..(offset / BLOCK).saturating_add(len as u64 / BLOCK);
         let mut bytes = Vec::new();
         let read = if twice { Ok(()) } else { self.file.page(offset, len, &mut bytes) };
@@ -390,12 +390,12 @@ impl<F: PageSource> Walk<F> {
             Ok(()) => None,
         };
         let (unreadable, problem) = match problem {
-            Some((place, detail)) => (Some(place), Some(detail)),
+            Some((device_offset, detail)) => (Some(device_offset), Some(detail)),
             None => (None, None),
         };
-        let place = unreadable.unwrap_or_else(|| self.file.place(offset));
+        let device_offset = unreadable.unwrap_or_else(|| self.file.device_offset(offset));
         let mut page =
-            Page { blocks, place, problem, doubtful, bounds, bytes, widths: self.widths };
+            Page { blocks, device_offset, problem, doubtful, bounds, bytes, widths: self.widths };
         if page.problem.is_none() && (twice || !page.node().matches(link.sum)) {
             page.problem = Some(if twice { TWICE } else { NOT_THE_ONE }.to_owned());
         }

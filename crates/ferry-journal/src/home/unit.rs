@@ -4,7 +4,7 @@
 //!  0            P               P+C           2P+C            2P+2C ≤ blocks of the segment
 //!  ├─ P blocks ──┼─ C checksums ──┼─ the same ──┼─ the same ─────┤
 //! ```
-//! No stretch of damage shorter than P blocks has both copies of anything. A checksum block holds 4
+//! No range of damage shorter than P blocks has both copies of anything. A checksum block holds 4
 //! bytes for each of 1024 blocks: 0 if it was never written, else its CRC32C, where 1 also stands
 //! for 0. Committed pages are never written in place, so neither are their checksums' values: a
 //! write of a checksum block that is torn, or is lost, harms only what no committed page needs. So
@@ -12,7 +12,7 @@
 //! is good if either copy of it matches either copy of its checksum.
 
 use super::segments::{SUMS, Segments, unit_blocks};
-use crate::BadPlace;
+use crate::BadRange;
 use crate::bytes::u32_at;
 use crate::disk::Disk;
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
@@ -43,7 +43,7 @@ pub struct Sums {
     second: HashMap<u32, u32>,
     /// Checksum blocks that differ from the device's.
     dirty: BTreeSet<u32>,
-    /// Copies of checksum blocks that the device could not read, by their places.
+    /// Copies of checksum blocks that the device could not read, by their offsets.
     unreadable: Vec<u64>,
 }
 
@@ -51,7 +51,7 @@ impl Sums {
     fn empty(segments: &Segments, segment: u32) -> Self {
         let (pages, sums) = unit_blocks(segments.len);
         let first = vec![NEVER; pages as usize].into_boxed_slice();
-        let base = segments.place(segment);
+        let base = segments.offset(segment);
         let (second, dirty, unreadable) = (HashMap::new(), BTreeSet::new(), Vec::new());
         Self { base, pages, sums, first, second, dirty, unreadable }
     }
@@ -70,7 +70,7 @@ impl Sums {
         for index in 0..sums.sums as u32 {
             let [a, b] = [0, 1].map(|copy| {
                 let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
-                disk.read(sums.sum_place(index, copy), &mut buf).ok().map(|()| buf)
+                disk.read(sums.sum_offset(index, copy), &mut buf).ok().map(|()| buf)
             });
             for copy in [&a, &b]
                 .into_iter()
@@ -79,7 +79,7 @@ impl Sums {
                 .map(|(_, copy)| copy)
             {
                 sums.dirty.insert(index);
-                sums.unreadable.push(sums.sum_place(index, copy));
+                sums.unreadable.push(sums.sum_offset(index, copy));
             }
             for block in sums.covered(index) {
                 let at = (block as usize % SUMS) * 4;
@@ -107,19 +107,19 @@ impl Sums {
     }
 
     /// Holds both copies of the checksum blocks that are not waiting to be written against memory.
-    pub fn verify(&self, disk: &Disk, found: &mut dyn FnMut(BadPlace)) -> u64 {
+    pub fn verify(&self, disk: &Disk, found: &mut dyn FnMut(BadRange)) -> u64 {
         let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
         let mut read = 0;
         for index in (0..self.sums as u32).filter(|index| !self.dirty.contains(index)) {
             for copy in 0..2 {
-                let place = self.sum_place(index, copy);
+                let offset = self.sum_offset(index, copy);
                 read += BLOCK;
-                let detail = match disk.read(place, &mut buf) {
+                let detail = match disk.read(offset, &mut buf) {
                     Err(error) => format!("the device cannot read checksums: {error}"),
                     Ok(()) if self.is_copy(index, copy as usize, &buf) => continue,
                     Ok(()) => "checksums are not what they were".to_owned(),
                 };
-                found(BadPlace { what: "home store", offset: place, len: BLOCK, detail });
+                found(BadRange { what: "home store", offset, len: BLOCK, detail });
             }
         }
         read
@@ -131,13 +131,13 @@ impl Sums {
             .all(|block| self.of(block)[copy] == u32_at(buf, block as usize % SUMS * 4))
     }
 
-    /// Place of a copy of a checksum block on the device.
-    pub fn sum_place(&self, index: u32, copy: u64) -> u64 {
+    /// Device offset of a copy of a checksum block.
+    pub fn sum_offset(&self, index: u32, copy: u64) -> u64 {
         self.base + copy * self.distance() + (self.pages + u64::from(index)) * BLOCK
     }
 
-    /// Place of a block's copy on the device.
-    pub fn page_place(&self, block: u32, copy: u64) -> u64 {
+    /// Device offset of a block's copy.
+    pub fn page_offset(&self, block: u32, copy: u64) -> u64 {
         self.base + copy * self.distance() + u64::from(block) * BLOCK
     }
 
@@ -170,14 +170,14 @@ impl Sums {
     }
 
     /// Copies of checksum blocks that the device could not read, and that were not written since,
-    /// by their places.
+    /// by their offsets.
     pub fn unreadable(&self) -> &[u64] {
         &self.unreadable
     }
 
-    /// What [`Sums::take_dirty`] gave for `place` did not get there.
-    pub fn not_written(&mut self, place: u64) {
-        let at = (place - self.base) % self.distance() / BLOCK - self.pages;
+    /// What [`Sums::take_dirty`] gave for `offset` did not get there.
+    pub fn not_written(&mut self, offset: u64) {
+        let at = (offset - self.base) % self.distance() / BLOCK - self.pages;
         self.dirty.insert(at as u32);
     }
 
@@ -192,7 +192,7 @@ impl Sums {
                 for (block, entry) in self.covered(index).zip(buf.chunks_exact_mut(4)) {
                     entry.copy_from_slice(&self.of(block)[copy as usize].to_le_bytes());
                 }
-                out.push((self.sum_place(index, copy), buf));
+                out.push((self.sum_offset(index, copy), buf));
             }
         }
         out

@@ -5,7 +5,7 @@
 //!
 //! Not only checkpoints write: while a thread reads, redb may make room in its cache by writing
 //! what the last commit, or the one under way, has put there. So blocks may come while others are
-//! under way to the device, also newer ones of the same place.
+//! under way to the device, also newer ones of the same offset.
 
 use crate::JournalError;
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
@@ -18,8 +18,8 @@ const BLOCKS_MAX: usize = 2048;
 /// Longest write, in blocks.
 const RUN_MAX: usize = 256;
 
-/// The blocks, by their place on the device in bytes. A block never changes: a newer one takes its
-/// place.
+/// The blocks, by their offset on the device in bytes. A block never changes: a newer one replaces
+/// it.
 type Blocks = BTreeMap<u64, Arc<[u8]>>;
 
 /// What any thread may write and read.
@@ -32,9 +32,9 @@ pub struct WriteBuffer {
 
 impl WriteBuffer {
     /// Takes whole blocks. `true` when it is time to write them.
-    pub fn put(&self, place: u64, bytes: &[u8]) -> bool {
+    pub fn put(&self, offset: u64, bytes: &[u8]) -> bool {
         let mut blocks = self.blocks.write();
-        for (at, block) in (place..).step_by(BLOCK_SIZE).zip(bytes.chunks_exact(BLOCK_SIZE)) {
+        for (at, block) in (offset..).step_by(BLOCK_SIZE).zip(bytes.chunks_exact(BLOCK_SIZE)) {
             blocks.insert(at, block.into());
         }
         blocks.len() >= BLOCKS_MAX
@@ -47,14 +47,14 @@ impl WriteBuffer {
     /// at it.
     pub fn read_through(
         &self,
-        place: u64,
+        offset: u64,
         out: &mut AlignedBuf,
         read: impl FnOnce(&mut AlignedBuf) -> Result<(), JournalError>,
     ) -> Result<(), JournalError> {
         let here: Vec<(usize, Arc<[u8]>)> = {
             let blocks = self.blocks.read();
-            let range = blocks.range(place..place + out.len() as u64);
-            range.map(|(at, block)| ((at - place) as usize, block.clone())).collect()
+            let range = blocks.range(offset..offset + out.len() as u64);
+            range.map(|(at, block)| ((at - offset) as usize, block.clone())).collect()
         };
         if here.len() * BLOCK_SIZE < out.len() {
             read(out)?;
@@ -65,12 +65,12 @@ impl WriteBuffer {
         Ok(())
     }
 
-    /// Forgets everything.
+    /// Forgets all blocks: they are not written any more.
     pub fn clear(&self) {
         self.blocks.write().clear();
     }
 
-    /// Hands the blocks to `write`, as few long pieces. When it has written them, they are not here
+    /// Hands the blocks to `write`, as few long chunks. When it has written them, they are not here
     /// any more, but those that came meanwhile.
     pub fn drain<E>(
         &self,
@@ -80,21 +80,21 @@ impl WriteBuffer {
         let taken = self.blocks.read().clone();
         write(runs(&taken))?;
         let mut blocks = self.blocks.write();
-        for (place, written) in taken {
-            if blocks.get(&place).is_some_and(|there| Arc::ptr_eq(there, &written)) {
-                blocks.remove(&place);
+        for (offset, written) in taken {
+            if blocks.get(&offset).is_some_and(|there| Arc::ptr_eq(there, &written)) {
+                blocks.remove(&offset);
             }
         }
         Ok(())
     }
 }
 
-/// The blocks as few long pieces.
+/// The blocks as few long chunks.
 fn runs(blocks: &Blocks) -> Vec<(u64, AlignedBuf)> {
-    let places: Vec<u64> = blocks.keys().copied().collect();
+    let offsets: Vec<u64> = blocks.keys().copied().collect();
     let next_to = |a: &u64, b: &u64| a + BLOCK_SIZE as u64 == *b;
     let mut runs = Vec::new();
-    for run in places.chunk_by(next_to).flat_map(|run| run.chunks(RUN_MAX)) {
+    for run in offsets.chunk_by(next_to).flat_map(|run| run.chunks(RUN_MAX)) {
         let mut buf = AlignedBuf::zeroed(run.len() * BLOCK_SIZE);
         for (block, into) in blocks.range(run[0]..).zip(buf.chunks_exact_mut(BLOCK_SIZE)) {
             into.copy_from_slice(block.1);
@@ -109,14 +109,14 @@ fn runs(blocks: &Blocks) -> Vec<(u64, AlignedBuf)> {
 mod tests {
     use super::*;
 
-    fn at(buffer: &WriteBuffer, place: u64) -> u8 {
+    fn at(buffer: &WriteBuffer, offset: u64) -> u8 {
         let mut out = AlignedBuf::zeroed(BLOCK_SIZE);
-        buffer.read_through(place, &mut out, |_| Ok(())).unwrap();
+        buffer.read_through(offset, &mut out, |_| Ok(())).unwrap();
         out[0]
     }
 
     #[test]
-    fn what_comes_while_others_are_written_stays() {
+    fn blocks_added_during_a_drain_stay_buffered() {
         const BLOCK: u64 = BLOCK_SIZE as u64;
         let buffer = WriteBuffer::default();
         buffer.put(0, &[1; 2 * BLOCK_SIZE]);
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!([0, 1, 7].map(|block| at(&buffer, block * BLOCK)), [0, 2, 3]);
         buffer.drain(|_| Err(())).unwrap_err();
         let written = buffer.drain(|runs| {
-            assert_eq!(runs.iter().map(|(place, _)| place / BLOCK).collect::<Vec<_>>(), [1, 7]);
+            assert_eq!(runs.iter().map(|(offset, _)| offset / BLOCK).collect::<Vec<_>>(), [1, 7]);
             Ok::<_, ()>(())
         });
         written.unwrap();

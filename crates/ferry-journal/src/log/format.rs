@@ -1,4 +1,4 @@
-//! The log on the device: constants, block stamps and record headers. `docs/format.md` draws them.
+//! The log on the device: constants, block headers and record headers. `docs/format.md` draws them.
 //!
 //! The log is a ring of 4 KiB blocks. A block's *position* counts blocks since the volume was made
 //! and never repeats: block `position % blocks` of the ring holds it, `position / blocks` is the
@@ -9,10 +9,10 @@ use ferry_device::BLOCK_SIZE;
 
 /// Bytes of a log block.
 pub const LOG_BLOCK: usize = BLOCK_SIZE;
-/// Bytes of the stamp at the start of each log block.
-pub const BLOCK_STAMP: usize = 48;
+/// Bytes of the header at the start of each log block.
+pub const BLOCK_HEADER: usize = 48;
 /// Bytes of a record that one block carries.
-pub const BLOCK_PAYLOAD: usize = LOG_BLOCK - BLOCK_STAMP;
+pub const BLOCK_PAYLOAD: usize = LOG_BLOCK - BLOCK_HEADER;
 /// Bytes of the header at the start of each record.
 pub const RECORD_HEADER: usize = 64;
 /// Bytes of a data extent's entry in a record.
@@ -35,19 +35,19 @@ pub const POSITION_END: u64 = 1 << 48;
 const BLOCK_MAGIC: u32 = u32::from_le_bytes(*b"FLB1");
 const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"FLR1");
 
-const _: () = assert!(BLOCK_STAMP + BLOCK_PAYLOAD == 4096 && RECORD_HEADER < BLOCK_PAYLOAD);
+const _: () = assert!(BLOCK_HEADER + BLOCK_PAYLOAD == 4096 && RECORD_HEADER < BLOCK_PAYLOAD);
 const _: () = assert!(CONTEXT_MAX < u32::MAX as u64);
 
 /// What a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum RecordKind {
-    /// A context whose data extents recovery verifies while no newer stamp covers it.
+    /// A context whose data extents recovery verifies while no newer durable point covers it.
     Context = 1,
     /// A context whose data was durable before its record was written.
     ContextAfterData = 2,
-    /// Nothing but a durable stamp.
-    Stamp = 3,
+    /// Nothing but a durable point.
+    DurablePoint = 3,
 }
 
 impl RecordKind {
@@ -55,13 +55,13 @@ impl RecordKind {
         match n {
             1 => Some(Self::Context),
             2 => Some(Self::ContextAfterData),
-            3 => Some(Self::Stamp),
+            3 => Some(Self::DurablePoint),
             _ => None,
         }
     }
 }
 
-/// The stamp of one block.
+/// The header of one block.
 ///
 /// | bytes | |
 /// |---|---|
@@ -73,7 +73,7 @@ impl RecordKind {
 /// | 40..44 | number of this block within the record |
 /// | 44..48 | zero |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockStamp {
+pub struct BlockHeader {
     /// The volume's id.
     pub volume_id: [u8; 16],
     /// The block's position.
@@ -84,8 +84,8 @@ pub struct BlockStamp {
     pub index: u32,
 }
 
-impl BlockStamp {
-    /// Writes the stamp into the first bytes of `block`.
+impl BlockHeader {
+    /// Writes the header into the first bytes of `block`.
     pub fn encode(&self, block: &mut [u8]) {
         block[0..4].copy_from_slice(&BLOCK_MAGIC.to_le_bytes());
         block[8..24].copy_from_slice(&self.volume_id);
@@ -93,24 +93,24 @@ impl BlockStamp {
         block[32..40].copy_from_slice(&self.record_id.to_le_bytes());
         block[40..44].copy_from_slice(&self.index.to_le_bytes());
         block[44..48].fill(0);
-        let crc = crc32c::crc32c(&block[8..BLOCK_STAMP]);
+        let crc = crc32c::crc32c(&block[8..BLOCK_HEADER]);
         block[4..8].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// The stamp of `block`, if it is whole and possible.
+    /// The header of `block`, if it is whole and possible.
     pub fn decode(block: &[u8]) -> Option<Self> {
         if u32_at(block, 0) != BLOCK_MAGIC
-            || u32_at(block, 4) != crc32c::crc32c(&block[8..BLOCK_STAMP])
+            || u32_at(block, 4) != crc32c::crc32c(&block[8..BLOCK_HEADER])
         {
             return None;
         }
-        let stamp = Self {
+        let header = Self {
             volume_id: block[8..24].try_into().expect("16 bytes"),
             position: u64_at(block, 24),
             record_id: u64_at(block, 32),
             index: u32_at(block, 40),
         };
-        (stamp.position < POSITION_END).then_some(stamp)
+        (header.position < POSITION_END).then_some(header)
     }
 }
 
@@ -123,8 +123,8 @@ impl BlockStamp {
 /// | 6..8 | kind |
 /// | 8..16 | id, random |
 /// | 16..24 | id of the record before it |
-/// | 24..32 | number of the context (of the newest one before it, for a stamp) |
-/// | 32..40 | durable stamp: newest context known durable when this was written |
+/// | 24..32 | number of the context (of the newest one before it, for a durable point) |
+/// | 32..40 | durable point: newest context known durable when this was written |
 /// | 40..44 | bytes of the body |
 /// | 44..48 | keys in it |
 /// | 48..52 | data extents in it |
@@ -139,10 +139,10 @@ pub struct RecordHeader {
     pub id: u64,
     /// The id of the record before it.
     pub prev: u64,
-    /// Number of the context, or of the newest one before a stamp.
+    /// Number of the context, or of the newest one before a durable point.
     pub seq: u64,
     /// Newest context known durable when it was written.
-    pub stamp: u64,
+    pub durable_point: u64,
     /// Bytes of the body.
     pub body_len: u32,
     /// Keys in the body.
@@ -163,7 +163,7 @@ impl RecordHeader {
         out[8..16].copy_from_slice(&self.id.to_le_bytes());
         out[16..24].copy_from_slice(&self.prev.to_le_bytes());
         out[24..32].copy_from_slice(&self.seq.to_le_bytes());
-        out[32..40].copy_from_slice(&self.stamp.to_le_bytes());
+        out[32..40].copy_from_slice(&self.durable_point.to_le_bytes());
         out[40..44].copy_from_slice(&self.body_len.to_le_bytes());
         out[44..48].copy_from_slice(&self.keys.to_le_bytes());
         out[48..52].copy_from_slice(&self.extents.to_le_bytes());
@@ -187,14 +187,14 @@ impl RecordHeader {
             id: u64_at(bytes, 8),
             prev: u64_at(bytes, 16),
             seq: u64_at(bytes, 24),
-            stamp: u64_at(bytes, 32),
+            durable_point: u64_at(bytes, 32),
             body_len: u32_at(bytes, 40),
             keys: u32_at(bytes, 44),
             extents: u32_at(bytes, 48),
             body_crc: u32_at(bytes, 52),
         };
         // Nobody knows a context durable before it was written.
-        (header.seq < POSITION_END && header.stamp <= header.seq).then_some(header)
+        (header.seq < POSITION_END && header.durable_point <= header.seq).then_some(header)
     }
 
     /// Blocks of log that the record fills.

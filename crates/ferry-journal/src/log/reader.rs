@@ -1,6 +1,8 @@
 //! Reads the ring block by block and record by record.
 
-use super::format::{BLOCK_STAMP, BlockStamp, LOG_BLOCK, RECORD_HEADER, RecordHeader, RecordKind};
+use super::format::{
+    BLOCK_HEADER, BlockHeader, LOG_BLOCK, RECORD_HEADER, RecordHeader, RecordKind,
+};
 use super::record::{Body, append_payload, decode_body};
 use super::ring::LogArea;
 use crate::disk::Disk;
@@ -26,12 +28,12 @@ pub struct ChainRecord {
 }
 
 /// No block of the log that was ever written is like this, nor what a crash leaves of one: its
-/// first sector is old or new, and both are a stamp, or zeros.
+/// first sector is old or new, and both are a block header, or zeros.
 fn is_strange(block: &[u8]) -> bool {
-    BlockStamp::decode(block).is_none() && block[..SECTOR].iter().any(|byte| *byte != 0)
+    BlockHeader::decode(block).is_none() && block[..SECTOR].iter().any(|byte| *byte != 0)
 }
 
-/// Blocks of a piece that cannot be read, by their number in it.
+/// Blocks of a chunk that cannot be read, by their number in it.
 #[derive(Default)]
 pub struct Failed(BTreeMap<usize, io::Error>);
 
@@ -41,14 +43,14 @@ impl Failed {
     }
 }
 
-/// Reads a piece; where the device fails, block by block, so that one bad block costs no other.
-pub fn read_blocks(disk: &Disk, offset: u64, piece: &mut AlignedBuf) -> Failed {
+/// Reads a chunk; where the device fails, block by block, so that one bad block costs no other.
+pub fn read_blocks(disk: &Disk, offset: u64, chunk: &mut AlignedBuf) -> Failed {
     let mut failed = Failed::default();
-    if disk.read(offset, piece).is_ok() {
+    if disk.read(offset, chunk).is_ok() {
         return failed;
     }
     let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-    for (i, part) in piece.chunks_exact_mut(BLOCK_SIZE).enumerate() {
+    for (i, part) in chunk.chunks_exact_mut(BLOCK_SIZE).enumerate() {
         match disk.read(offset + (i * BLOCK_SIZE) as u64, &mut block) {
             Ok(()) => part.copy_from_slice(&block),
             Err(error) => drop(failed.0.insert(i, error)),
@@ -57,14 +59,14 @@ pub fn read_blocks(disk: &Disk, offset: u64, piece: &mut AlignedBuf) -> Failed {
     failed
 }
 
-/// Reads blocks of the ring, in larger pieces.
+/// Reads blocks of the ring, in larger chunks.
 pub struct Reader<'a> {
     disk: &'a Disk,
     area: &'a LogArea,
     /// First position that counts; the ring holds as many blocks from there on as it has.
     tail: u64,
-    piece: AlignedBuf,
-    /// Positions in `piece`.
+    chunk: AlignedBuf,
+    /// Positions in `chunk`.
     from: u64,
     to: u64,
     /// Blocks that could not be read, by position, so that each is tried once.
@@ -74,7 +76,7 @@ pub struct Reader<'a> {
 /// What the ring holds behind the log's end.
 pub struct Behind {
     /// Newest context that a record there says was durable.
-    pub stamp: u64,
+    pub durable_point: u64,
     /// Newest context that is named there.
     pub newest: u64,
     /// Positions of blocks that were never written so.
@@ -86,7 +88,7 @@ pub struct Behind {
 impl Behind {
     /// What is missing, if something is: a context after `end` was durable.
     pub fn missing(&self, end: Point) -> Option<String> {
-        (self.stamp > end.seq.0)
+        (self.durable_point > end.seq.0)
             .then(|| format!("context {} was durable and is not whole", end.seq.0 + 1))
     }
 }
@@ -94,8 +96,8 @@ impl Behind {
 impl<'a> Reader<'a> {
     /// Reads what lies from `tail` on.
     pub fn new(disk: &'a Disk, area: &'a LogArea, tail: u64) -> Self {
-        let (piece, unreadable) = (AlignedBuf::zeroed(LOG_BLOCK), BTreeMap::new());
-        Self { disk, area, tail, piece, from: 0, to: 0, unreadable }
+        let (chunk, unreadable) = (AlignedBuf::zeroed(LOG_BLOCK), BTreeMap::new());
+        Self { disk, area, tail, chunk, from: 0, to: 0, unreadable }
     }
 
     fn limit(&self) -> u64 {
@@ -109,18 +111,18 @@ impl<'a> Reader<'a> {
             self.fill(position, n.min(self.area.run(position)).min(self.limit() - position));
         }
         if let Some(source) = self.unreadable.get(&position) {
-            let offset = self.area.place(position);
+            let offset = self.area.offset(position);
             return Err(JournalError::Unreadable { what: "log", offset, source: source.clone() });
         }
         let at = (position - self.from) as usize * LOG_BLOCK;
-        Ok(&self.piece[at..at + LOG_BLOCK])
+        Ok(&self.chunk[at..at + LOG_BLOCK])
     }
 
     fn fill(&mut self, position: u64, blocks: u64) {
-        if self.piece.len() != blocks as usize * LOG_BLOCK {
-            self.piece = AlignedBuf::zeroed(blocks as usize * LOG_BLOCK);
+        if self.chunk.len() != blocks as usize * LOG_BLOCK {
+            self.chunk = AlignedBuf::zeroed(blocks as usize * LOG_BLOCK);
         }
-        let failed = read_blocks(self.disk, self.area.place(position), &mut self.piece);
+        let failed = read_blocks(self.disk, self.area.offset(position), &mut self.chunk);
         (self.from, self.to) = (position, position + blocks);
         let failed = failed.0.into_iter().map(|(i, error)| (position + i as u64, Arc::new(error)));
         self.unreadable.extend(failed);
@@ -130,12 +132,12 @@ impl<'a> Reader<'a> {
     pub fn header(&mut self, position: u64) -> Result<Option<RecordHeader>, JournalError> {
         let volume_id = self.area.volume_id;
         let block = self.block(position)?;
-        let Some(stamp) = BlockStamp::decode(block) else { return Ok(None) };
-        if stamp.volume_id != volume_id || stamp.position != position || stamp.index != 0 {
+        let Some(at_start) = BlockHeader::decode(block) else { return Ok(None) };
+        if at_start.volume_id != volume_id || at_start.position != position || at_start.index != 0 {
             return Ok(None);
         }
-        let header = RecordHeader::decode(&block[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER]);
-        Ok(header.filter(|h| h.id == stamp.record_id))
+        let header = RecordHeader::decode(&block[BLOCK_HEADER..BLOCK_HEADER + RECORD_HEADER]);
+        Ok(header.filter(|h| h.id == at_start.record_id))
     }
 
     /// The record that follows `before`, or `None` where the chain ends.
@@ -151,7 +153,7 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         let expected =
-            if header.kind == RecordKind::Stamp { before.seq.0 } else { before.seq.0 + 1 };
+            if header.kind == RecordKind::DurablePoint { before.seq.0 } else { before.seq.0 + 1 };
         if header.seq != expected {
             return Err(self.damaged(
                 before.position,
@@ -164,9 +166,9 @@ impl<'a> Reader<'a> {
             let volume_id = self.area.volume_id;
             let position = before.position + index;
             let want =
-                BlockStamp { volume_id, position, record_id: header.id, index: index as u32 };
+                BlockHeader { volume_id, position, record_id: header.id, index: index as u32 };
             match self.block(position) {
-                Ok(block) if BlockStamp::decode(block) != Some(want) => return Ok(None),
+                Ok(block) if BlockHeader::decode(block) != Some(want) => return Ok(None),
                 Ok(block) => append_payload(block, &mut payload),
                 // Where another block of it never arrived, nothing was acknowledged.
                 Err(error) => drop(unreadable.get_or_insert(error)),
@@ -193,9 +195,10 @@ impl<'a> Reader<'a> {
     /// A planted bug: whatever lies there counts, if it is whole.
     fn any_record(&mut self, before: Point) -> Result<Option<ChainRecord>, JournalError> {
         let block = self.block(before.position)?;
-        let stamp = BlockStamp::decode(block).filter(|stamp| stamp.index == 0);
-        let header = RecordHeader::decode(&block[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER]);
-        let (Some(_), Some(header)) = (stamp, header) else { return Ok(None) };
+        let durable_point =
+            BlockHeader::decode(block).filter(|durable_point| durable_point.index == 0);
+        let header = RecordHeader::decode(&block[BLOCK_HEADER..BLOCK_HEADER + RECORD_HEADER]);
+        let (Some(_), Some(header)) = (durable_point, header) else { return Ok(None) };
         if header.blocks() > self.limit() - before.position {
             return Ok(None);
         }
@@ -207,7 +210,7 @@ impl<'a> Reader<'a> {
         if crc32c::crc32c(body) != header.body_crc {
             return Ok(None);
         }
-        let seq = before.seq.0 + u64::from(header.kind != RecordKind::Stamp);
+        let seq = before.seq.0 + u64::from(header.kind != RecordKind::DurablePoint);
         let end =
             Point { seq: Seq(seq), position: before.position + header.blocks(), id: header.id };
         Ok(decode_body(&header, body).map(|body| ChainRecord {
@@ -234,7 +237,7 @@ impl<'a> Reader<'a> {
     /// What the records after `end` say of contexts.
     pub fn behind(&mut self, end: Point) -> Behind {
         let mut behind =
-            Behind { stamp: 0, newest: 0, strange: Vec::new(), unreadable: Vec::new() };
+            Behind { durable_point: 0, newest: 0, strange: Vec::new(), unreadable: Vec::new() };
         for position in end.position..self.limit() {
             match self.block(position) {
                 Ok(block) if is_strange(block) => behind.strange.push(position),
@@ -245,13 +248,13 @@ impl<'a> Reader<'a> {
                 }
             }
             let Ok(Some(header)) = self.header(position) else { continue };
-            behind.stamp = behind.stamp.max(header.stamp);
-            behind.newest = behind.newest.max(header.seq).max(header.stamp);
+            behind.durable_point = behind.durable_point.max(header.durable_point);
+            behind.newest = behind.newest.max(header.seq).max(header.durable_point);
         }
         behind
     }
 
     pub fn damaged(&self, position: u64, detail: String) -> JournalError {
-        JournalError::Damaged { what: "log", offset: self.area.place(position), detail }
+        JournalError::Damaged { what: "log", offset: self.area.offset(position), detail }
     }
 }

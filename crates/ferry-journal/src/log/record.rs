@@ -1,7 +1,7 @@
-//! Records: a context's bytes, spread over stamped blocks, and back.
+//! Records: a context's bytes, spread over log blocks, and back.
 
 use super::format::{
-    BLOCK_PAYLOAD, BLOCK_STAMP, BlockStamp, EXTENT_ENTRY, KEY_ENTRY, LOG_BLOCK, RECORD_HEADER,
+    BLOCK_HEADER, BLOCK_PAYLOAD, BlockHeader, EXTENT_ENTRY, KEY_ENTRY, LOG_BLOCK, RECORD_HEADER,
     RecordHeader, RecordKind,
 };
 use super::ring::LogArea;
@@ -12,13 +12,13 @@ use ferry_device::AlignedBuf;
 
 /// Flag of a key's entry: the key was removed.
 const REMOVED: u16 = 1;
-/// Longest piece of a record that is one write, in blocks.
-const PIECE_BLOCKS: u64 = 256;
+/// Longest chunk of a record that is one write, in blocks.
+const CHUNK_BLOCKS: u64 = 256;
 
 /// A data extent as the log names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExtentEntry {
-    /// Place on the device, in bytes.
+    /// Offset on the device, in bytes.
     pub offset: u64,
     /// Length in bytes.
     pub len: u32,
@@ -39,12 +39,12 @@ pub struct RecordPlan {
     pub id: u64,
     pub prev: u64,
     pub seq: u64,
-    pub stamp: u64,
+    pub durable_point: u64,
     /// Bytes of the body; what is encoded must come to exactly this.
     pub body_len: u64,
 }
 
-/// Encodes a record; the result is a list of writes, each a place on the device and its bytes.
+/// Encodes a record; the result is a list of writes, each an offset on the device and its bytes.
 pub fn encode<'a>(
     area: &LogArea,
     plan: &RecordPlan,
@@ -74,11 +74,11 @@ pub fn encode<'a>(
     out.finish(plan, keys, extents.len() as u32)
 }
 
-/// Spreads bytes over the payloads of stamped blocks.
+/// Spreads bytes over the payloads of log blocks.
 struct Writer {
-    pieces: Vec<(u64, AlignedBuf)>,
-    /// The piece being filled, and the next byte in it.
-    piece: usize,
+    chunks: Vec<(u64, AlignedBuf)>,
+    /// The chunk being filled, and the next byte in it.
+    chunk: usize,
     at: usize,
     written: u64,
     body_crc: u32,
@@ -87,15 +87,15 @@ struct Writer {
 impl Writer {
     fn new(area: &LogArea, plan: &RecordPlan) -> Self {
         let blocks = super::format::blocks_for(plan.body_len);
-        let mut pieces = Vec::new();
+        let mut chunks = Vec::new();
         let mut index = 0;
         while index < blocks {
             let position = plan.position + index;
-            let n = (blocks - index).min(area.run(position)).min(PIECE_BLOCKS);
+            let n = (blocks - index).min(area.run(position)).min(CHUNK_BLOCKS);
             let mut buf = AlignedBuf::zeroed(n as usize * LOG_BLOCK);
             for (i, block) in buf.chunks_exact_mut(LOG_BLOCK).enumerate() {
                 let i = i as u64;
-                BlockStamp {
+                BlockHeader {
                     volume_id: area.volume_id,
                     position: position + i,
                     record_id: plan.id,
@@ -103,10 +103,10 @@ impl Writer {
                 }
                 .encode(block);
             }
-            pieces.push((area.place(position), buf));
+            chunks.push((area.offset(position), buf));
             index += n;
         }
-        Self { pieces, piece: 0, at: BLOCK_STAMP + RECORD_HEADER, written: 0, body_crc: 0 }
+        Self { chunks, chunk: 0, at: BLOCK_HEADER + RECORD_HEADER, written: 0, body_crc: 0 }
     }
 
     fn put(&mut self, mut bytes: &[u8]) {
@@ -114,14 +114,14 @@ impl Writer {
         self.written += bytes.len() as u64;
         while !bytes.is_empty() {
             if self.at.is_multiple_of(LOG_BLOCK) {
-                if self.at == self.pieces[self.piece].1.len() {
-                    self.piece += 1;
+                if self.at == self.chunks[self.chunk].1.len() {
+                    self.chunk += 1;
                     self.at = 0;
                 }
-                self.at += BLOCK_STAMP;
+                self.at += BLOCK_HEADER;
             }
             let n = bytes.len().min(LOG_BLOCK - self.at % LOG_BLOCK);
-            self.pieces[self.piece].1[self.at..self.at + n].copy_from_slice(&bytes[..n]);
+            self.chunks[self.chunk].1[self.at..self.at + n].copy_from_slice(&bytes[..n]);
             self.at += n;
             bytes = &bytes[n..];
         }
@@ -134,15 +134,15 @@ impl Writer {
             id: plan.id,
             prev: plan.prev,
             seq: plan.seq,
-            stamp: plan.stamp,
+            durable_point: plan.durable_point,
             body_len: plan.body_len as u32,
             keys,
             extents,
             body_crc: self.body_crc,
         };
-        self.pieces[0].1[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER]
+        self.chunks[0].1[BLOCK_HEADER..BLOCK_HEADER + RECORD_HEADER]
             .copy_from_slice(&header.encode());
-        self.pieces
+        self.chunks
     }
 }
 
@@ -179,6 +179,6 @@ pub fn decode_body(header: &RecordHeader, mut body: &[u8]) -> Option<Body> {
 /// Copies the payloads of `blocks` (whole log blocks) to the end of `out`.
 pub fn append_payload(blocks: &[u8], out: &mut Vec<u8>) {
     for block in blocks.chunks_exact(LOG_BLOCK) {
-        out.extend_from_slice(&block[BLOCK_STAMP..BLOCK_STAMP + BLOCK_PAYLOAD]);
+        out.extend_from_slice(&block[BLOCK_HEADER..BLOCK_HEADER + BLOCK_PAYLOAD]);
     }
 }

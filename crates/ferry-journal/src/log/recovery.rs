@@ -5,10 +5,13 @@
 //! a block of an earlier cycle has another position, a block of another volume another id, a record
 //! that an earlier recovery cut off another predecessor. Where the chain ends, the rest of the ring
 //! is searched for a record that claims a context durable which was not found: then the end is
-//! damage, not the end of the log, and recovery refuses to lose what was promised. A block that the
-//! device cannot read is damage where the chain leads to it; anywhere else nothing is lost with it.
+//! damage, not the end of the log, and recovery refuses to lose what was acknowledged. A block that
+//! the device cannot read is damage where the chain leads to it; anywhere else nothing is lost with
+//! it.
 
-use super::format::{BLOCK_STAMP, BlockStamp, LOG_BLOCK, RECORD_HEADER, RecordHeader, RecordKind};
+use super::format::{
+    BLOCK_HEADER, BlockHeader, LOG_BLOCK, RECORD_HEADER, RecordHeader, RecordKind,
+};
 use super::reader::{ChainRecord, READ_BYTES, Reader, read_blocks};
 use super::record::ExtentEntry;
 use super::ring::LogArea;
@@ -56,7 +59,6 @@ pub struct Replay {
     pub changes: Changes,
     /// Where the log goes on.
     pub end: Point,
-    /// Contexts replayed.
     pub contexts: u64,
     /// Records of any kind found.
     pub records: u64,
@@ -64,10 +66,10 @@ pub struct Replay {
     pub bytes: u64,
     /// What was cut off because it is damaged, if that was to be accepted.
     pub damage: Option<LogDamage>,
-    /// Places behind the end of blocks that were never written so. They cost nothing, and must be
-    /// gone before the log comes to them: where it ends after a crash they would be damage.
+    /// Offsets of blocks behind the end that were never written so. They cost nothing, and must be
+    /// overwritten before the log comes to them: where it ends after a crash they would be damage.
     pub strange: Vec<u64>,
-    /// Places behind the end of blocks that the device cannot read. They cost nothing either; many
+    /// Offsets of blocks behind the end that the device cannot read. They cost nothing either; many
     /// a device reads them again once they are written.
     pub unreadable: Vec<u64>,
 }
@@ -87,31 +89,10 @@ pub fn replay(
     progress: Progress<'_>,
 ) -> Result<Replay, JournalError> {
     let mut reader = Reader::new(disk, area, start.position);
-    let mut found: Vec<ChainRecord> = Vec::new();
-    let mut end = start;
-    let (mut why, mut unreadable) = (None, None);
-    loop {
-        match reader.record(end) {
-            Ok(Some(record)) => {
-                end = record.end;
-                found.push(record);
-                let done = (end.position - start.position) * LOG_BLOCK as u64;
-                progress(done, area.blocks * LOG_BLOCK as u64, "of log read");
-            }
-            Ok(None) => break,
-            Err(JournalError::Unreadable { .. }) if at_rest => break,
-            Err(JournalError::Damaged { detail, .. }) if accept_damage => {
-                why = Some(detail);
-                break;
-            }
-            Err(JournalError::Unreadable { source, .. }) if accept_damage => {
-                (why, unreadable) =
-                    (Some(format!("the device cannot read it: {source}")), Some(source));
-                break;
-            }
-            Err(error) => return Err(error),
-        }
-    }
+    let Chain { mut found, cut } =
+        read_chain(&mut reader, area, start, at_rest, accept_damage, progress)?;
+    let end = found.last().map_or(start, |record| record.end);
+    let (why, unreadable) = cut.unzip();
     let behind = reader.behind(end);
     let mut damage = None;
     let strange = if at_rest { None } else { reader.strange(end) };
@@ -121,16 +102,18 @@ pub fn replay(
         }
         let (lost_from, lost_to) = (Seq(end.seq.0 + 1), Seq(behind.newest.max(end.seq.0 + 1)));
         damage = Some(LogDamage {
-            offset: area.place(end.position),
+            offset: area.offset(end.position),
             detail,
-            unreadable,
+            unreadable: unreadable.flatten(),
             lost_from,
             lost_to,
         });
     }
-    let newest_stamp =
-        found.iter().map(|f| f.header.stamp).fold(start.seq.0.max(behind.stamp), u64::max);
-    let keep = whole_prefix(disk, &found, newest_stamp);
+    let newest_point = found
+        .iter()
+        .map(|f| f.header.durable_point)
+        .fold(start.seq.0.max(behind.durable_point), u64::max);
+    let keep = whole_prefix(disk, &found, newest_point);
     if keep < found.len() {
         tracing::info!(
             cut = found.len() - keep,
@@ -138,12 +121,11 @@ pub fn replay(
         );
     }
     found.truncate(keep);
-    let places =
-        |positions: &[u64]| positions.iter().map(|position| area.place(*position)).collect();
-    let (strange, unreadable) = (places(&behind.strange), places(&behind.unreadable));
-    let changes = Changes::new();
+    let offsets =
+        |positions: &[u64]| positions.iter().map(|position| area.offset(*position)).collect();
+    let (strange, unreadable) = (offsets(&behind.strange), offsets(&behind.unreadable));
     let mut out = Replay {
-        changes,
+        changes: Changes::new(),
         end: start,
         contexts: 0,
         records: 0,
@@ -152,25 +134,72 @@ pub fn replay(
         strange,
         unreadable,
     };
-    let all = (found.last().map_or(start, |f| f.end).position - start.position) * LOG_BLOCK as u64;
-    for record in found {
-        progress(out.bytes, all, "of log put in order");
-        out.records += 1;
-        out.contexts += u64::from(record.header.kind != RecordKind::Stamp);
-        out.bytes += record.header.blocks() * LOG_BLOCK as u64;
-        out.end = record.end;
-        if out.changes.is_empty() {
-            out.changes = record.body.changes;
-        } else {
-            out.changes.extend(record.body.changes);
+    out.apply(found, start, progress);
+    Ok(out)
+}
+
+/// Records that follow each other.
+struct Chain {
+    found: Vec<ChainRecord>,
+    /// Damage that ends the chain: what is wrong, and the device's error if it cannot read it.
+    cut: Option<(String, Option<Arc<io::Error>>)>,
+}
+
+fn read_chain(
+    reader: &mut Reader<'_>,
+    area: &LogArea,
+    start: Point,
+    at_rest: bool,
+    accept_damage: bool,
+    progress: Progress<'_>,
+) -> Result<Chain, JournalError> {
+    let mut chain = Chain { found: Vec::new(), cut: None };
+    let mut end = start;
+    loop {
+        match reader.record(end) {
+            Ok(Some(record)) => {
+                end = record.end;
+                chain.found.push(record);
+                let done = (end.position - start.position) * LOG_BLOCK as u64;
+                progress(done, area.blocks * LOG_BLOCK as u64, "of log read");
+            }
+            Ok(None) => return Ok(chain),
+            Err(JournalError::Unreadable { .. }) if at_rest => return Ok(chain),
+            Err(JournalError::Damaged { detail, .. }) if accept_damage => {
+                return Ok(Chain { cut: Some((detail, None)), ..chain });
+            }
+            Err(JournalError::Unreadable { source, .. }) if accept_damage => {
+                let detail = format!("the device cannot read it: {source}");
+                return Ok(Chain { cut: Some((detail, Some(source))), ..chain });
+            }
+            Err(error) => return Err(error),
         }
     }
-    Ok(out)
+}
+
+impl Replay {
+    /// Merges the changes of these records, in order.
+    fn apply(&mut self, found: Vec<ChainRecord>, start: Point, progress: Progress<'_>) {
+        let end = found.last().map_or(start, |record| record.end);
+        let all = (end.position - start.position) * LOG_BLOCK as u64;
+        for record in found {
+            progress(self.bytes, all, "of log put in order");
+            self.records += 1;
+            self.contexts += u64::from(record.header.kind != RecordKind::DurablePoint);
+            self.bytes += record.header.blocks() * LOG_BLOCK as u64;
+            self.end = record.end;
+            if self.changes.is_empty() {
+                self.changes = record.body.changes;
+            } else {
+                self.changes.extend(record.body.changes);
+            }
+        }
+    }
 }
 
 /// What nothing in the ring has reached, as far as it can be read.
 pub struct Beyond {
-    /// A place in the log.
+    /// A point in the log.
     pub position: u64,
     /// The newest context that is named.
     pub seq: Seq,
@@ -189,14 +218,15 @@ pub fn beyond(disk: &Disk, area: &LogArea) -> Beyond {
             unreadable += 1;
             continue;
         };
-        let Some(stamp) = BlockStamp::decode(block).filter(|s| s.volume_id == area.volume_id)
+        let Some(of_block) = BlockHeader::decode(block).filter(|s| s.volume_id == area.volume_id)
         else {
             continue;
         };
-        position = position.max(stamp.position + 1);
-        if let Some(header) = RecordHeader::decode(&block[BLOCK_STAMP..BLOCK_STAMP + RECORD_HEADER])
+        position = position.max(of_block.position + 1);
+        if let Some(header) =
+            RecordHeader::decode(&block[BLOCK_HEADER..BLOCK_HEADER + RECORD_HEADER])
         {
-            seq = seq.max(header.seq).max(header.stamp);
+            seq = seq.max(header.seq).max(header.durable_point);
         }
     }
     Beyond { position, seq: Seq(seq), unreadable }
@@ -204,7 +234,7 @@ pub fn beyond(disk: &Disk, area: &LogArea) -> Beyond {
 
 /// Where the row of records in the ring begins that follow each other and lead to the newest
 /// context, the longest of such rows; `None`: there is no record.
-pub fn newest_row(disk: &Disk, area: &LogArea) -> Option<Point> {
+pub fn newest_chain(disk: &Disk, area: &LogArea) -> Option<Point> {
     let end = beyond(disk, area).position;
     let tail = end.saturating_sub(area.blocks);
     let mut reader = Reader::new(disk, area, tail);
@@ -212,7 +242,8 @@ pub fn newest_row(disk: &Disk, area: &LogArea) -> Option<Point> {
     let mut row: Option<(Point, Point)> = None;
     for position in tail..end {
         let Ok(Some(header)) = reader.header(position) else { continue };
-        let seq = Seq(header.seq.saturating_sub(u64::from(header.kind != RecordKind::Stamp)));
+        let seq =
+            Seq(header.seq.saturating_sub(u64::from(header.kind != RecordKind::DurablePoint)));
         let before = Point { seq, position, id: header.prev };
         let behind =
             Point { seq: Seq(header.seq), position: position + header.blocks(), id: header.id };
@@ -226,15 +257,15 @@ pub fn newest_row(disk: &Disk, area: &LogArea) -> Option<Point> {
     best.map(|(_, start)| start)
 }
 
-/// Records before the first context past `stamp` whose data is not what it says.
+/// Records before the first context past `durable_point` whose data is not what it says.
 ///
 /// Data that the device cannot read says nothing. The context counts: it may have been
 /// acknowledged, and if the log ended before it, all that it holds would be gone without a word. As
 /// it is, one range of one file reads as an error, or as what was written once the device can read
 /// it.
-fn whole_prefix(disk: &Disk, found: &[ChainRecord], stamp: u64) -> usize {
+fn whole_prefix(disk: &Disk, found: &[ChainRecord], durable_point: u64) -> usize {
     for (i, record) in found.iter().enumerate() {
-        if record.header.kind != RecordKind::Context || record.header.seq <= stamp {
+        if record.header.kind != RecordKind::Context || record.header.seq <= durable_point {
             continue;
         }
         for extent in &record.body.extents {
@@ -274,7 +305,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Milliseconds.
+    /// A clock that counts milliseconds.
     #[derive(Default)]
     struct Hand(AtomicU64);
 
@@ -288,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_told_once_an_interval() {
+    fn progress_is_reported_once_an_interval() {
         let clock = Arc::new(Hand::default());
         let mut due = due_every(TELL, clock.clone());
         let after = |ms: u64| {

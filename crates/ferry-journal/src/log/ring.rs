@@ -7,9 +7,9 @@ use crate::{Geometry, JournalError};
 use ferry_device::AlignedBuf;
 
 /// Bytes of the log written at a time when it is laid out.
-const ZERO_PIECE: u64 = 1 << 20;
+const ZERO_CHUNK: u64 = 1 << 20;
 
-/// The log's place on the device.
+/// Where the log is on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogArea {
     pub volume_id: [u8; 16],
@@ -26,8 +26,8 @@ impl LogArea {
         }
     }
 
-    /// Place of a block on the device, in bytes.
-    pub fn place(&self, position: u64) -> u64 {
+    /// Offset of a block on the device, in bytes.
+    pub fn offset(&self, position: u64) -> u64 {
         self.offset + position % self.blocks * LOG_BLOCK as u64
     }
 
@@ -40,7 +40,7 @@ impl LogArea {
 /// Writes zeros over a whole ring, so that the host never has to find space for it later and
 /// nothing in it looks like a record.
 pub fn lay_out(disk: &Disk, offset: u64, len: u64) -> Result<(), JournalError> {
-    let mut zeros = AlignedBuf::zeroed(ZERO_PIECE.min(len) as usize);
+    let mut zeros = AlignedBuf::zeroed(ZERO_CHUNK.min(len) as usize);
     let mut at = 0;
     while at < len {
         if len - at < zeros.len() as u64 {
@@ -52,7 +52,7 @@ pub fn lay_out(disk: &Disk, offset: u64, len: u64) -> Result<(), JournalError> {
     Ok(())
 }
 
-/// Makes records behind a cut unreadable: they promise contexts that are no longer there.
+/// Makes records behind a cut unreadable: they refer to contexts that are no longer there.
 pub fn erase_behind(
     disk: &Disk,
     area: &LogArea,
@@ -61,7 +61,7 @@ pub fn erase_behind(
 ) -> Result<(), JournalError> {
     let zeros = AlignedBuf::zeroed(LOG_BLOCK);
     for position in end.position..start.position + area.blocks {
-        disk.write(area.place(position), &zeros).map_err(io_error("log"))?;
+        disk.write(area.offset(position), &zeros).map_err(io_error("log"))?;
     }
     Ok(())
 }

@@ -13,17 +13,17 @@ use ferry_env::Env;
 /// Writes a block of the log that cannot be read, and that nobody needs. Where that does not help,
 /// the log works on: a record that comes to lie there cannot be read back after a crash, so people
 /// are told.
-fn rewrite(disk: &Disk, place: u64, zeros: &AlignedBuf) {
+fn rewrite(disk: &Disk, offset: u64, zeros: &AlignedBuf) {
     let mut back = AlignedBuf::zeroed(LOG_BLOCK);
-    match disk.write(place, zeros).and_then(|()| disk.read(place, &mut back)) {
+    match disk.write(offset, zeros).and_then(|()| disk.read(offset, &mut back)) {
         Ok(()) => {
             tracing::info!(
-                place,
+                offset,
                 "a block of the log could not be read, was not needed, and is written anew"
             )
         }
         Err(error) => tracing::warn!(
-            place,
+            offset,
             %error,
             "a block of the log cannot be read, although it was written anew: replace the disk, or move the log with `ferry tune --log-size`"
         ),
@@ -44,10 +44,10 @@ pub fn settle(
     if replayed.damage.is_some() {
         erase_behind(disk, area, start, end)?;
     } else {
-        for place in &replayed.strange {
-            disk.write(*place, &zeros).map_err(io_error("log"))?;
+        for offset in &replayed.strange {
+            disk.write(*offset, &zeros).map_err(io_error("log"))?;
         }
-        replayed.unreadable.iter().for_each(|place| rewrite(disk, *place, &zeros));
+        replayed.unreadable.iter().for_each(|offset| rewrite(disk, *offset, &zeros));
     }
     disk.flush_wait().map_err(io_error("log"))?;
     if end.position >= start.position + area.blocks {
@@ -56,12 +56,12 @@ pub fn settle(
         return Ok(());
     }
     let plan = RecordPlan {
-        kind: RecordKind::Stamp,
+        kind: RecordKind::DurablePoint,
         position: end.position,
         id: env.entropy.next_u64(),
         prev: end.id,
         seq: end.seq.0,
-        stamp: end.seq.0,
+        durable_point: end.seq.0,
         body_len: 0,
     };
     for (offset, buf) in encode(area, &plan, &[], std::iter::empty()) {

@@ -221,7 +221,7 @@ impl Space {
         self.word.load(Ordering::SeqCst) & (NEW_WAIT | URGENT_WAIT) != 0
     }
 
-    /// The statistics.
+    /// Counters of grants and waits.
     pub fn stats(&self) -> SpaceStats {
         let waiting = self.queues.lock().expect("no holder panics").in_turn().count() as u64;
         SpaceStats {
@@ -340,8 +340,8 @@ impl Space {
         self.pass(&mut queues);
     }
 
-    /// Serves, in turn, every waiter that fits; then publishes in the word and in `first_fits` who
-    /// waits for how much.
+    /// Serves, in turn, every waiter that fits; then publishes in the word and in `first_fits`
+    /// which waiter waits for how much.
     fn pass(&self, queues: &mut Queues) {
         self.passes.fetch_add(1, Ordering::Relaxed);
         match self.wake {

@@ -24,7 +24,7 @@ pub struct Layer {
 /// All that is below the changes still being collected, as of one moment.
 #[derive(Clone)]
 pub struct View {
-    /// Newest first.
+    /// The newest layer comes first.
     pub layers: Vec<Arc<Layer>>,
     pub home: Arc<HomeView>,
 }
@@ -69,7 +69,7 @@ type Source<'a> = std::iter::Peekable<btree_map::Range<'a, Key, Change>>;
 
 /// Walks several layers at once in the order of the keys; of equal keys, the newest layer's change.
 pub struct Merge<'a> {
-    /// Newest first.
+    /// The newest layer comes first.
     sources: Vec<Source<'a>>,
 }
 

@@ -68,24 +68,24 @@ impl Setup {
         Self { volume, device, bad, model: self.model.clone(), home: self.home.clone() }
     }
 
-    pub fn place(&self, segment: u32, block: u64) -> u64 {
+    pub fn offset(&self, segment: u32, block: u64) -> u64 {
         self.volume.geo.segments_offset + u64::from(segment) * SEGMENT + block * BLOCK
     }
 
-    pub fn block(&self, place: u64) -> AlignedBuf {
+    pub fn block(&self, offset: u64) -> AlignedBuf {
         let mut buf = AlignedBuf::zeroed(BLOCK as usize);
-        self.device.read(place, &mut buf).unwrap();
+        self.device.read(offset, &mut buf).unwrap();
         buf
     }
 
-    pub fn write(&self, place: u64, bytes: &AlignedBuf) {
-        self.device.write(place, bytes).unwrap();
+    pub fn write(&self, offset: u64, bytes: &AlignedBuf) {
+        self.device.write(offset, bytes).unwrap();
     }
 
-    pub fn garbage(&self, place: u64) {
+    pub fn garbage(&self, offset: u64) {
         let mut buf = AlignedBuf::zeroed(BLOCK as usize);
-        SimRng::new(place).fill(&mut buf);
-        self.write(place, &buf);
+        SimRng::new(offset).fill(&mut buf);
+        self.write(offset, &buf);
     }
 
     /// What of the log is in the home store.
@@ -97,8 +97,8 @@ impl Setup {
         self.device.write(self.volume.geo.log_offset, &zeros).unwrap();
     }
 
-    pub fn unreadable(&self, place: u64) {
-        self.bad.add_unreadable(place);
+    pub fn unreadable(&self, offset: u64) {
+        self.bad.add_unreadable(offset);
     }
 
     /// Opens and reads everything through a walk, then key by key.
@@ -108,16 +108,16 @@ impl Setup {
         journal.stats().home_blocks_healed
     }
 
-    /// Places of pages' first copies whose loss loses keys but not the store: leaves of the keys.
+    /// Offsets of pages' first copies whose loss loses keys but not the store: leaves of the keys.
     pub fn leaves(&self) -> Vec<u64> {
         let mut out = Vec::new();
         for &segment in &self.home {
             for block in 0..PAGES {
-                let place = self.place(segment, block);
-                let bytes = self.block(place);
+                let offset = self.offset(segment, block);
+                let bytes = self.block(offset);
                 let text = b"key 00";
                 if bytes[0] == 1 && bytes.windows(text.len()).any(|w| w == text) {
-                    out.push(place);
+                    out.push(offset);
                 }
             }
         }
@@ -130,7 +130,7 @@ impl Setup {
             let fork = self.fork();
             fork.garbage(leaf);
             if fork.check(reader()) > 0 {
-                [leaf, leaf + APART * BLOCK].into_iter().for_each(|place| self.garbage(place));
+                [leaf, leaf + APART * BLOCK].into_iter().for_each(|offset| self.garbage(offset));
                 return;
             }
         }
@@ -167,12 +167,12 @@ impl Setup {
     }
 
     /// Writes both copies of a block, and makes its checksums match.
-    pub fn forge(&self, place: u64, bytes: &AlignedBuf) {
-        let from = place - self.volume.geo.segments_offset;
+    pub fn forge(&self, offset: u64, bytes: &AlignedBuf) {
+        let from = offset - self.volume.geo.segments_offset;
         let (segment, block) = ((from / SEGMENT) as u32, (from % SEGMENT / BLOCK) as usize);
-        [place, place + APART * BLOCK].into_iter().for_each(|copy| self.write(copy, bytes));
+        [offset, offset + APART * BLOCK].into_iter().for_each(|copy| self.write(copy, bytes));
         for copy in 0..2 {
-            let sums = self.place(segment, PAGES + copy * APART);
+            let sums = self.offset(segment, PAGES + copy * APART);
             let mut buf = self.block(sums);
             buf[block * 4..block * 4 + 4].copy_from_slice(&crc32c::crc32c(bytes).to_le_bytes());
             self.write(sums, &buf);
@@ -212,24 +212,24 @@ pub fn wipe_log(setup: &Setup) {
 }
 
 /// First copies of all blocks of pages.
-pub fn places(setup: &Setup) -> Vec<u64> {
-    setup.home.iter().flat_map(|s| (0..PAGES).map(|b| setup.place(*s, b))).collect()
+pub fn offsets(setup: &Setup) -> Vec<u64> {
+    setup.home.iter().flat_map(|s| (0..PAGES).map(|b| setup.offset(*s, b))).collect()
 }
 
 pub fn header_of(setup: &Setup) -> u64 {
-    places(setup).into_iter().find(|place| setup.block(*place).starts_with(b"redb")).unwrap()
+    offsets(setup).into_iter().find(|offset| setup.block(*offset).starts_with(b"redb")).unwrap()
 }
 
-pub fn lose_both(setup: &Setup, place: u64) {
-    [place, place + APART * BLOCK].into_iter().for_each(|place| setup.garbage(place));
+pub fn lose_both(setup: &Setup, offset: u64) {
+    [offset, offset + APART * BLOCK].into_iter().for_each(|offset| setup.garbage(offset));
 }
 
 /// Leaves with this in them.
 pub fn leaves_with(setup: &Setup, text: &[u8]) -> Vec<u64> {
-    let mut places = places(setup);
-    places.retain(|place| {
-        let block = setup.block(*place);
+    let mut offsets = offsets(setup);
+    offsets.retain(|offset| {
+        let block = setup.block(*offset);
         block[0] == 1 && block.windows(text.len()).any(|bytes| bytes == text)
     });
-    places
+    offsets
 }

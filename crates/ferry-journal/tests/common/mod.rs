@@ -36,7 +36,7 @@ pub fn device_len(geo: &Geometry) -> u64 {
 /// Hands out segments and remembers what it was told.
 pub struct Owner {
     pub free: Mutex<Vec<u32>>,
-    pub stamped: AtomicU64,
+    pub durable_point: AtomicU64,
     pub failed: AtomicBool,
     /// How often a segment was asked for.
     pub asked: AtomicU64,
@@ -49,7 +49,7 @@ impl Owner {
         let free = (0..geo.segment_count).rev().filter(|s| !taken.contains(s)).collect();
         Arc::new(Self {
             free: Mutex::new(free),
-            stamped: AtomicU64::new(0),
+            durable_point: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             asked: AtomicU64::new(0),
             refuse: AtomicU64::new(0),
@@ -58,8 +58,8 @@ impl Owner {
 }
 
 impl JournalClient for Owner {
-    fn stamped(&self, seq: Seq) {
-        self.stamped.fetch_max(seq.0, Ordering::SeqCst);
+    fn durable_point(&self, seq: Seq) {
+        self.durable_point.fetch_max(seq.0, Ordering::SeqCst);
     }
     fn failed(&self, _error: &JournalError) {
         assert!(!self.failed.swap(true, Ordering::SeqCst), "told once");

@@ -99,14 +99,14 @@ pub mod record {
         pub id: u64,
         pub prev: u64,
         pub seq: u64,
-        pub stamp: u64,
+        pub durable_point: u64,
         pub body_len: u64,
     }
 
     /// Where the log is.
     pub struct LogArea;
 
-    /// One write, whose place is the context's number.
+    /// One write, whose offset is the context's number.
     pub fn encode(
         _area: &LogArea,
         plan: &RecordPlan,
@@ -238,8 +238,8 @@ pub mod disk {
                     drop(ledger);
                     return done(Err(io::Error::from_raw_os_error(5)));
                 }
-                // What the device promises: no flush succeeds that covers what is lost, whoever
-                // heard of it first.
+                // What the device guarantees: no flush succeeds that covers what is lost, whichever
+                // caller heard of it first.
                 if !covered.is_disjoint(&ledger.lost) {
                     drop(ledger);
                     return done(Err(io::Error::from_raw_os_error(5)));
@@ -356,7 +356,7 @@ pub mod core {
 
     pub struct Client;
     impl Client {
-        pub fn stamped(&self, _seq: Seq) {}
+        pub fn durable_point(&self, _seq: Seq) {}
         pub fn failed(&self, _error: &JournalError) {}
     }
 
@@ -383,7 +383,7 @@ pub mod core {
         pub pipe: Lock<Pipe>,
         pub hold_timer: HoldTimer,
         pub durable: AtomicU64,
-        pub stamped: AtomicU64,
+        pub durable_point: AtomicU64,
         pub sealed_at: AtomicU64,
         pub closed: AtomicBool,
         pub failed: OnceLock<JournalError>,
@@ -410,7 +410,7 @@ pub mod core {
                 )),
                 hold_timer: HoldTimer::default(),
                 durable: AtomicU64::new(0),
-                stamped: AtomicU64::new(0),
+                durable_point: AtomicU64::new(0),
                 sealed_at: AtomicU64::new(0),
                 closed: AtomicBool::new(false),
                 failed: OnceLock::new(),

@@ -19,14 +19,14 @@ fn worked(steps: u64) -> (tempfile::TempDir, String) {
 }
 
 #[test]
-fn what_was_done_verifies() {
+fn a_workload_verifies_after_it_ran() {
     let (dir, log) = worked(200);
     assert!(verify(dir.path(), &log).expect("nothing is wrong") > 10);
     assert!(verify(dir.path(), &format!("{log}begin t0/fi")).is_ok(), "a line cut short is none");
 }
 
 #[test]
-fn every_loss_is_seen() {
+fn verification_finds_every_lost_file() {
     let (dir, log) = worked(200);
     let mut names: Vec<_> = fs::read_dir(dir.path().join("t0"))
         .expect("made")
@@ -60,7 +60,7 @@ fn a_removed_file_that_comes_back_is_seen() {
 }
 
 #[test]
-fn what_was_begun_may_be_there_or_not() {
+fn an_unanswered_operation_may_or_may_not_survive() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     fs::create_dir(dir.path().join("t0")).expect("made");
     let path = dir.path().join("t0/file1");

@@ -1,7 +1,7 @@
 //! Crash simulation for as long as one wants, on all cores. A failure is shrunk, printed with its
 //! number, and ends the program with status 1.
 //!
-//! `random` runs the sequences of the seeds S, S + 1, …; `fifty` those of fifty operations; `late`
+//! `random` runs the sequences of the seeds S, S + 1, …; `fifty` those of fifty operations; `overlap`
 //! those in which many fsyncs are under way together, with each flush policy in turn; `wrapping`
 //! the same on a log of 4 MiB with long records; `enumerate` every sequence of N operations, from
 //! number N on. `--one` runs one number only, `--all` goes on after a failure. `--lie` shows that
@@ -16,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-const USAGE: &str = "usage: crash [random|fifty|late|wrapping] [--from SEED] [LIMITS]
+const USAGE: &str = "usage: crash [random|fifty|overlapping|wrapping] [--from SEED] [LIMITS]
        crash enumerate [--length N] [--from NUMBER] [LIMITS]
 LIMITS: [--seconds N] [--count N] [--one] [--all] [--lie]";
 
@@ -27,7 +27,7 @@ const PROGRESS: Duration = Duration::from_secs(10);
 enum Mode {
     Random,
     Fifty,
-    Late,
+    Overlap,
     Wrapping,
     Enumerate,
 }
@@ -48,7 +48,7 @@ fn parse(words: impl Iterator<Item = String>) -> Option<Args> {
         args.mode = match &*mode {
             "random" => Mode::Random,
             "fifty" => Mode::Fifty,
-            "late" => Mode::Late,
+            "overlapping" => Mode::Overlap,
             "wrapping" => Mode::Wrapping,
             "enumerate" => Mode::Enumerate,
             _ => return None,
@@ -81,12 +81,14 @@ fn simulate(args: &Args, env: &Env) -> Result<String, String> {
     let mut limits = args.limits;
     let on_device = |plan| Plan { flush_lies: args.flush_lies, ..plan };
     let done = match args.mode {
-        Mode::Random | Mode::Fifty | Mode::Late | Mode::Wrapping => {
+        Mode::Random | Mode::Fifty | Mode::Overlap | Mode::Wrapping => {
             let seed = args.from.unwrap_or_else(|| env.entropy.next_u64() >> 16);
             println!("random sequences from seed {seed}");
             let draw = match args.mode {
                 Mode::Fifty => Plan::fifty,
-                Mode::Late => |seed| Plan::under_way(seed, FlushPolicy::ALL[(seed % 4) as usize]),
+                Mode::Overlap => {
+                    |seed| Plan::under_way(seed, FlushPolicy::ALL[(seed % 4) as usize])
+                }
                 Mode::Wrapping => {
                     |seed| Plan::wrapping(seed, FlushPolicy::ALL[(seed % 4) as usize])
                 }

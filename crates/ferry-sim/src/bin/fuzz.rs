@@ -20,7 +20,7 @@ const USAGE: &str =
     "usage: fuzz [--seconds N] [--seed S] [--count N] [--one SEED] [--all] [--home]";
 /// Processor time of one step; one that takes longer hangs: the longest takes a few seconds.
 const STEP_TIME_MAX: Duration = Duration::from_secs(60);
-/// Whoever waits takes no processor time. On a busy machine a step may take long none the less.
+/// A step that waits takes no processor time. On a busy machine it may take long none the less.
 const STEP_WALL_MAX: Duration = Duration::from_secs(1200);
 /// How often a step is looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -106,7 +106,7 @@ fn child(options: &Options) -> ExitCode {
     };
     let tell = |line: &str| {
         let mut out = std::io::stdout().lock();
-        // Who started us is gone: then nobody wants to know.
+        // The parent process has ended: nobody wants to know.
         drop(writeln!(out, "{line}").and_then(|()| out.flush()));
     };
     for seed in (options.first..).take(usize::try_from(options.count).unwrap_or(usize::MAX)) {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What survives of a torn write is decided for each piece of this many bytes.
+/// What survives of a torn write is decided for each range of this many bytes.
 pub(super) const SECTOR_SIZE: usize = 512;
 /// Sectors in a block.
 pub(super) const SECTORS: usize = BLOCK_SIZE / SECTOR_SIZE;

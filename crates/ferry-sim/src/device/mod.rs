@@ -25,15 +25,15 @@ use trace::{Change, FlushEffect, Trace};
 /// What can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Reads.
+    /// Reads of one range.
     Read,
     /// Writes, both synchronous and submitted.
     Write,
     /// Flushes, both synchronous and submitted.
     Flush,
-    /// Discards.
+    /// Discards of one range.
     Discard,
-    /// Allocations.
+    /// Allocations of one range.
     Allocate,
 }
 
@@ -66,7 +66,6 @@ struct State {
     faults: Vec<Fault>,
     /// Operations asked for, by [`Op`].
     asked: [u64; 5],
-    /// Errors given.
     struck: u64,
     hold: bool,
     held: VecDeque<Held>,
@@ -199,7 +198,7 @@ impl SimDevice {
         self.state.lock().hold = hold;
     }
 
-    /// Completions held.
+    /// Number of completions that are held back.
     pub fn held(&self) -> usize {
         self.state.lock().held.len()
     }

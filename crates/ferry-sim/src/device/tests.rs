@@ -97,7 +97,7 @@ fn reads_see_writes_and_discards_at_once() {
 }
 
 #[test]
-fn what_was_flushed_survives_every_crash_and_the_rest_may_not() {
+fn flushed_writes_survive_every_crash_and_others_may_not() {
     let dev = SimDevice::new(8 * BLOCK);
     write(&dev, 0, 1);
     dev.flush().unwrap();
@@ -145,7 +145,7 @@ fn tears_are_between_sectors_and_writes_are_lost_independently() {
 }
 
 #[test]
-fn an_image_is_a_function_of_the_seed_and_can_crash_again() {
+fn a_crash_image_follows_from_the_seed_and_can_crash_again() {
     let dev = SimDevice::new(64 * BLOCK);
     let mut rng = SimRng::new(3);
     for n in 0..200_u64 {
@@ -172,7 +172,7 @@ fn an_image_is_a_function_of_the_seed_and_can_crash_again() {
 }
 
 #[test]
-fn an_earlier_life_shows_where_nothing_was_written() {
+fn blocks_that_were_never_written_may_hold_an_older_volume() {
     let dev = SimDevice::new(4 * BLOCK);
     dev.scribble(BLOCK, 2 * BLOCK, &mut SimRng::new(5));
     let old = read(&dev, 1);
@@ -253,7 +253,7 @@ fn submitted_requests_fail_as_well() {
 }
 
 #[test]
-fn a_failed_write_is_not_read_back_and_never_certain() {
+fn a_failed_write_is_not_read_back_and_may_survive_a_crash() {
     let dev = SimDevice::new(4 * BLOCK);
     dev.inject(Fault { op: Op::Write, after: 0, errno: EIO, sticky: false });
     assert_eq!(errno_of(dev.write(0, &block_of(1))), Some(EIO));
@@ -267,7 +267,7 @@ fn a_failed_write_is_not_read_back_and_never_certain() {
 }
 
 #[test]
-fn what_a_failed_flush_covered_is_not_saved_by_the_next() {
+fn writes_of_a_failed_flush_are_not_durable_after_the_next() {
     let dev = SimDevice::new(4 * BLOCK);
     write(&dev, 0, 1);
     dev.inject(Fault { op: Op::Flush, after: 0, errno: EIO, sticky: false });
@@ -293,7 +293,7 @@ fn a_lying_flush_makes_nothing_durable() {
 }
 
 #[test]
-fn held_requests_complete_in_the_order_they_are_released() {
+fn held_requests_complete_in_the_order_of_their_release() {
     let dev = SimDevice::new(4 * BLOCK);
     dev.set_hold(true);
     let first = submit_write(&dev, 0, 1);

@@ -167,8 +167,8 @@ impl Trace {
         let last_volatile = standings.iter().rposition(|&standing| standing != Standing::Durable);
         let fate = Fate::choose(rng);
         // In the order of issue: of two changes of one block the later one wins, if it survives.
-        // (The order of two that are in flight at once is not defined; who issues such a pair has
-        // lost already.)
+        // (The order of two that are in flight at once is not defined; a caller that issues such a
+        // pair has lost already.)
         for (n, standing) in standings.into_iter().enumerate() {
             let survival = match standing {
                 Standing::Durable => Survival::Whole,

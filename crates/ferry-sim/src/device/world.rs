@@ -20,7 +20,7 @@ impl SimRng {
         Self(std::array::from_fn(|_| splitmix64(&mut state)))
     }
 
-    /// Any number.
+    /// A number of 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let s = &mut self.0;
         let result = s[1].wrapping_mul(5).rotate_left(7).wrapping_mul(9);

@@ -1,16 +1,18 @@
 //! Populated volumes of several shapes.
 
-use super::mutate;
-use super::repaired::{Shown, shown};
+use super::repaired::{Snapshot, snapshot};
 use crate::device::{SimDevice, SimRng, sim_env};
+use crate::generator::Generator;
 use crate::model::{Model, Outcome};
-use crate::ops::{Generator, Op};
+use crate::ops::Op;
 use crate::world::{Opening, World};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_fs::volume::{LOG_MIN, read_superblock};
 use ferry_fs::{
     Filesystem, FsOptions, InProcess, LocalFs, MkfsOptions, ROOT, Superblock, XattrFlags, mkfs,
 };
+use ferry_journal::inspect::home_map;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,21 +27,21 @@ const MANY: u32 = 3000;
 pub struct Base {
     /// What it is, for people.
     pub name: &'static str,
-    /// The volume.
+    /// The volume as it is to be damaged.
     pub image: SimDevice,
     /// The same volume at an earlier time.
     pub old: SimDevice,
     /// Where everything is.
     pub superblock: Superblock,
     /// What it shows.
-    pub shown: Shown,
-    /// Places of blocks that hold something and may be damaged, in bytes.
+    pub snapshot: Snapshot,
+    /// Offsets of blocks that hold something and may be damaged, in bytes.
     pub used: Vec<u64>,
     /// The home store may be damaged.
     pub home: bool,
 }
 
-/// All shapes.
+/// A volume of each shape.
 pub struct Bases(Vec<Base>);
 
 impl Bases {
@@ -65,7 +67,7 @@ impl Bases {
         bases.push(many_names()?);
         if !home {
             for base in &mut bases {
-                let of_home = mutate::home::places(base);
+                let of_home = home_ranges(&base.image, &base.superblock);
                 base.used.retain(|at| !of_home.iter().any(|range| range.contains(at)));
                 base.home = false;
             }
@@ -157,7 +159,7 @@ fn many_names() -> Result<Base, String> {
 
 fn base(name: &'static str, image: SimDevice, old: SimDevice) -> Result<Base, String> {
     let copy: Arc<dyn BlockDevice> = Arc::new(image.crash_image(0, &mut SimRng::new(0)));
-    let shown = shown(&copy, None);
+    let snapshot = snapshot(&copy, None);
     let superblock = read_superblock(&copy).map_err(|error| error.to_string())?;
     let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
     let mut used = Vec::new();
@@ -167,5 +169,21 @@ fn base(name: &'static str, image: SimDevice, old: SimDevice) -> Result<Base, St
             used.push(at);
         }
     }
-    Ok(Base { name, image, old, superblock, shown, used, home: true })
+    Ok(Base { name, image, old, superblock, snapshot, used, home: true })
+}
+
+/// Where the home store is: its map, and its segments.
+fn home_ranges(image: &SimDevice, sb: &Superblock) -> Vec<Range<u64>> {
+    let device: Arc<dyn BlockDevice> = Arc::new(image.copy());
+    let [first, _] = home_map(&device, &sb.geometry());
+    let map = first.expect("a base is not damaged");
+    let segments = map.units.into_iter().flatten().chain(map.spare).map(|segment| {
+        let offset = sb.segments_offset + u64::from(segment) * sb.segment_len;
+        offset..offset + sb.segment_len
+    });
+    sb.home_map_offsets
+        .map(|slot| slot..slot + sb.home_map_len)
+        .into_iter()
+        .chain(segments)
+        .collect()
 }

@@ -33,11 +33,11 @@ pub fn run(bases: &Bases, seed: u64, step: &mut dyn FnMut(&str)) -> Result<Outco
     step("check");
     check(&device, seed)?;
     let copy = cut_off(Arc::new(image.copy()), damage.capacity);
-    let outcome = repaired::run(&copy, &base.shown, &mut SimRng::new(seed), step)?;
+    let outcome = repaired::run(&copy, &base.snapshot, &mut SimRng::new(seed), step)?;
     step("mount read-only");
     walk::read_only(&device, base.home, &mut rng);
     if image.trace_len() != 0 {
-        return Err("who only reads wrote to the volume".into());
+        return Err("a read-only mount wrote to the volume".into());
     }
     step("mount");
     walk::read_write(&device, base.home, &mut rng);

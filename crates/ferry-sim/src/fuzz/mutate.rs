@@ -1,7 +1,7 @@
 //! Damage of every kind in every area of a volume. Half of it comes with checksums put right, so
 //! that what makes no sense gets past them.
 
-pub mod home;
+mod home;
 mod keys;
 mod log;
 
@@ -50,12 +50,12 @@ fn read(device: &SimDevice, at: u64) -> AlignedBuf {
 
 fn read_long(device: &SimDevice, at: u64, len: usize) -> AlignedBuf {
     let mut buf = AlignedBuf::zeroed(len);
-    device.read(at, &mut buf).expect("the place is inside, and there are no faults");
+    device.read(at, &mut buf).expect("the block is inside, and there are no faults");
     buf
 }
 
 fn write(device: &SimDevice, at: u64, buf: &AlignedBuf) {
-    device.write(at, buf).expect("the place is inside, and there are no faults");
+    device.write(at, buf).expect("the block is inside, and there are no faults");
 }
 
 /// Changes some bytes.
@@ -127,7 +127,7 @@ fn superblock(device: &SimDevice, rng: &mut SimRng) {
         put_crc(&mut buf, 0..SUPERBLOCK_CRC, SUPERBLOCK_CRC);
     }
     match rng.below(3) {
-        0 => SUPERBLOCK_PLACES.iter().for_each(|place| write(device, *place, &buf)),
+        0 => SUPERBLOCK_PLACES.iter().for_each(|offset| write(device, *offset, &buf)),
         n => write(device, SUPERBLOCK_PLACES[n as usize - 1], &buf),
     }
 }

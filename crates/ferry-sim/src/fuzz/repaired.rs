@@ -14,11 +14,11 @@ use std::sync::Arc;
 const READ_BYTES: usize = 256 << 10;
 
 /// What an inode shows: its type, its size, and a checksum of its contents or its target.
-pub type Shown = BTreeMap<Ino, (u32, u64, u32)>;
+pub type Snapshot = BTreeMap<Ino, (u32, u64, u32)>;
 
 /// What can be read of the volume, as far as `known` says that it is there; of a volume that is
 /// sound, everything.
-pub fn shown(device: &Arc<dyn BlockDevice>, known: Option<&Shown>) -> Shown {
+pub fn snapshot(device: &Arc<dyn BlockDevice>, known: Option<&Snapshot>) -> Snapshot {
     let options = FsOptions {
         read_only: true,
         cache: CacheMode::Kernel,
@@ -26,19 +26,23 @@ pub fn shown(device: &Arc<dyn BlockDevice>, known: Option<&Shown>) -> Shown {
         background: false,
         ..FsOptions::default()
     };
-    let mut look =
-        Look { me: InProcess::default(), known, shown: Shown::new(), strange: BTreeSet::new() };
-    let Ok(fs) = LocalFs::open(device.clone(), options, sim_env(0).0) else { return look.shown };
+    let mut look = Look {
+        me: InProcess::default(),
+        known,
+        snapshot: Snapshot::new(),
+        strange: BTreeSet::new(),
+    };
+    let Ok(fs) = LocalFs::open(device.clone(), options, sim_env(0).0) else { return look.snapshot };
     look.everything(&fs);
     fs.detach();
     drop(fs.close());
-    look.shown
+    look.snapshot
 }
 
 struct Look<'k> {
     me: InProcess,
-    known: Option<&'k Shown>,
-    shown: Shown,
+    known: Option<&'k Snapshot>,
+    snapshot: Snapshot,
     /// Directories that are not known.
     strange: BTreeSet<Ino>,
 }
@@ -49,7 +53,7 @@ impl Look<'_> {
         while let Some(ino) = todo.pop() {
             let Ok((mut attr, _)) = self.me.call(|cx| fs.getattr(cx, ino, None)) else { continue };
             let kind = attr.mode & libc::S_IFMT;
-            if self.shown.contains_key(&ino) {
+            if self.snapshot.contains_key(&ino) {
                 continue;
             }
             if let Some(known) = self.known {
@@ -82,7 +86,8 @@ impl Look<'_> {
                 _ => Some(0),
             };
             if let Some(sum) = sum {
-                self.shown.insert(ino, (kind, if kind == libc::S_IFDIR { 0 } else { size }, sum));
+                self.snapshot
+                    .insert(ino, (kind, if kind == libc::S_IFDIR { 0 } else { size }, sum));
             }
         }
     }
@@ -149,12 +154,12 @@ fn all() -> FsckOptions<'static> {
 /// Repairs `device`, damaged from a volume that showed `sound`.
 pub fn run(
     device: &Arc<dyn BlockDevice>,
-    sound: &Shown,
+    sound: &Snapshot,
     rng: &mut SimRng,
     step: &mut dyn FnMut(&str),
 ) -> Result<Outcome, String> {
     step("look at what is left");
-    let mut left = shown(device, Some(sound));
+    let mut left = snapshot(device, Some(sound));
     left.retain(|ino, what| sound.get(ino) == Some(what));
     step("repair");
     let Ok(first) = repair(device, all(), &sim_env(rng.next_u64()).0) else {
@@ -167,7 +172,7 @@ pub fn run(
         return Ok(Outcome::Left);
     }
     step("look at what was repaired");
-    let now = shown(device, Some(sound));
+    let now = snapshot(device, Some(sound));
     // Where a block is claimed twice, with its checksum, one claim loses, and nothing says that it
     // is the wrong one. Where a record counts more blocks than there are, holes are taken for what
     // is gone. Where its size is impossible, a hole at the end is gone.

@@ -123,13 +123,13 @@ impl Walk<'_> {
         let Ok(fh) = self.open(ino, libc::O_RDONLY) else { return };
         let mut out = vec![0; READ_BYTES];
         let end = attr.size.saturating_sub(READ_BYTES as u64 / 2);
-        let mut places: Vec<u64> = (0..attr.size)
+        let mut offsets: Vec<u64> = (0..attr.size)
             .step_by(READ_BYTES)
             .take(READS_MAX as usize)
             .chain([end, 1 << 40, i64::MAX as u64])
             .collect();
-        places.push(self.rng.below(attr.size.max(1)));
-        for at in places {
+        offsets.push(self.rng.below(attr.size.max(1)));
+        for at in offsets {
             self.ask(|cx| self.fs.read(cx, ino, fh, at, &mut out));
         }
         let mut at = 0;
@@ -245,9 +245,9 @@ impl Walk<'_> {
         let exchange = self.rng.chance(1, 2);
         let flags = RenameFlags { no_replace: false, exchange, whiteout: false };
         self.ask(|cx| self.fs.rename(cx, dir, &one, ROOT, &two, flags));
-        let gone = self.rng.pick(&names).clone();
-        self.ask(|cx| self.fs.unlink(cx, dir, &gone));
-        self.ask(|cx| self.fs.rmdir(cx, dir, &gone));
+        let removed = self.rng.pick(&names).clone();
+        self.ask(|cx| self.fs.unlink(cx, dir, &removed));
+        self.ask(|cx| self.fs.rmdir(cx, dir, &removed));
         self.ask(|cx| self.fs.fsyncdir(cx, dir, 0, false));
     }
 }

@@ -31,13 +31,13 @@ impl Run {
         match op {
             Op::Fsync(which, _) => {
                 let ino = self.model.which(which).expect("it is there");
-                self.history.promised(ino, &self.model.above(ino));
+                self.history.fsync_answered(ino, &self.model.above(ino));
             }
             Op::FsyncDir(path) => {
                 let ino = self.model.resolve(path).expect("it is there");
-                self.history.promised(ino, &self.model.above(ino));
+                self.history.fsync_answered(ino, &self.model.above(ino));
             }
-            Op::Sync => self.history.promised_all(),
+            Op::Sync => self.history.sync_answered(),
             _ => {}
         }
     }
@@ -104,7 +104,7 @@ fn an_fsync_needs_the_directories_above() {
 }
 
 #[test]
-fn unsynced_bytes_are_old_or_new_but_never_foreign() {
+fn unsynced_bytes_are_old_or_new_but_never_those_of_another_file() {
     let run = Run::with(&[
         create(0),
         Op::Write(file(0), 0, 4),
@@ -128,7 +128,7 @@ fn unsynced_bytes_are_old_or_new_but_never_foreign() {
 }
 
 #[test]
-fn a_size_does_not_come_without_its_data() {
+fn a_size_is_not_durable_before_its_data() {
     let run =
         Run::with(&[create(0), Op::Write(file(0), 0, 3), Op::Truncate(file(0), 5), create(1)]);
     let data = crate::model::pattern(1, 3);
@@ -143,7 +143,7 @@ fn a_size_does_not_come_without_its_data() {
 }
 
 #[test]
-fn what_a_truncation_cut_off_does_not_come_back() {
+fn truncated_bytes_do_not_reappear() {
     let run = Run::with(&[
         create(0),
         Op::Write(file(0), 0, 4),
@@ -177,7 +177,7 @@ fn a_replacing_rename_brings_the_contents_along() {
 }
 
 #[test]
-fn a_whole_sync_promises_everything() {
+fn a_sync_makes_everything_durable() {
     let run = Run::with(&[create(0), Op::Write(file(0), 0, 9), create(1), Op::Sync]);
     assert_eq!(run.history.possible(40), 4..5);
     assert!(!run.allows(40, 4, &[(FILE, &[]), (FILE + 2, &[])]));

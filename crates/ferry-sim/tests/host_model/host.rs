@@ -62,8 +62,8 @@ impl Host {
         let at = self.open_path(path)?;
         match FileType::from_raw_mode(fs::fstat(&at)?.st_mode) {
             FileType::RegularFile | FileType::Directory => {
-                let place = Self::by_descriptor(&at);
-                Ok((at, place))
+                let path = Self::by_descriptor(&at);
+                Ok((at, path))
             }
             _ => Err(Errno::from_raw_os_error(REFUSED)),
         }
@@ -104,8 +104,8 @@ impl Host {
             }
             Op::LinkSlot { slot, path } => {
                 let (dir, last) = self.parent(path)?;
-                let place = Self::by_descriptor(self.slot(*slot)?);
-                fs::linkat(fs::CWD, place, &dir, last, AtFlags::SYMLINK_FOLLOW)?;
+                let path = Self::by_descriptor(self.slot(*slot)?);
+                fs::linkat(fs::CWD, path, &dir, last, AtFlags::SYMLINK_FOLLOW)?;
             }
             Op::Close(slot) => drop(self.slots[*slot].take().ok_or(Errno::BADF)?),
             Op::Mkdir(path, mode) => {
@@ -187,13 +187,13 @@ impl Host {
                 if FileType::from_raw_mode(fs::fstat(&at)?.st_mode) == FileType::Symlink {
                     return Err(Errno::from_raw_os_error(REFUSED));
                 }
-                let place = Self::by_descriptor(&at);
+                let path = Self::by_descriptor(&at);
                 match FileType::from_raw_mode(fs::fstat(&at)?.st_mode) {
                     FileType::RegularFile => {}
                     FileType::Directory => return Err(Errno::ISDIR),
                     _ => return Err(Errno::INVAL),
                 }
-                let file = fs::open(place, OFlags::WRONLY, Mode::empty())?;
+                let file = fs::open(path, OFlags::WRONLY, Mode::empty())?;
                 fs::ftruncate(&file, *size)?;
             }
             Op::TruncateSlot(slot, size) => fs::ftruncate(self.slot(*slot)?, *size)?,
@@ -216,29 +216,29 @@ impl Host {
                 return Ok(Outcome::Number(fs::seek(self.slot(*slot)?, to)?));
             }
             Op::SetXattr { path, number, len, create, replace } => {
-                let (_at, place) = self.attributed(path)?;
+                let (_at, path) = self.attributed(path)?;
                 let mut flags = XattrFlags::empty();
                 flags.set(XattrFlags::CREATE, *create);
                 flags.set(XattrFlags::REPLACE, *replace);
-                fs::setxattr(place, format!("user.{number}"), &pattern(n, *len as u64), flags)?;
+                fs::setxattr(path, format!("user.{number}"), &pattern(n, *len as u64), flags)?;
             }
             Op::GetXattr(path, number) => {
-                let (_at, place) = self.attributed(path)?;
+                let (_at, path) = self.attributed(path)?;
                 let mut out = vec![0; 4096];
-                let got = fs::getxattr(place, format!("user.{number}"), &mut out[..])?;
+                let got = fs::getxattr(path, format!("user.{number}"), &mut out[..])?;
                 out.truncate(got);
                 return Ok(Outcome::Bytes(out));
             }
             Op::ListXattr(path) => {
-                let (_at, place) = self.attributed(path)?;
+                let (_at, path) = self.attributed(path)?;
                 let mut out = vec![0; 4096];
-                let got = fs::listxattr(place, &mut out[..])?;
+                let got = fs::listxattr(path, &mut out[..])?;
                 let names = out[..got].split(|b| *b == 0).filter(|name| name.starts_with(b"user."));
                 return Ok(Outcome::Names(names.map(|name| (name.to_vec(), 0)).collect()));
             }
             Op::RemoveXattr(path, number) => {
-                let (_at, place) = self.attributed(path)?;
-                fs::removexattr(place, format!("user.{number}"))?;
+                let (_at, path) = self.attributed(path)?;
+                fs::removexattr(path, format!("user.{number}"))?;
             }
             // The host's devices are not what is tested.
             Op::Fsync(slot) => drop(self.slot(*slot)?),

@@ -15,7 +15,7 @@ use order::{Event, has_order};
 use std::sync::atomic::Ordering;
 use together::{Lie, Together};
 
-/// Sequences.
+/// Random sequences that are compared.
 const RUNS: u64 = if cfg!(debug_assertions) { 150 } else { 600 };
 /// Operations of each.
 const OPS: usize = 150;
@@ -121,27 +121,27 @@ fn run(ops: &[Op]) -> Result<(), String> {
 /// Leaves out what is not needed for a difference.
 fn shrink(mut ops: Vec<Op>, fails: &dyn Fn(&[Op]) -> Option<String>) -> (Vec<Op>, String) {
     let mut what = fails(&ops).expect("it failed before");
-    let mut piece = ops.len().div_ceil(2);
-    while piece > 0 {
+    let mut count = ops.len().div_ceil(2);
+    while count > 0 {
         let mut at = 0;
         let mut shrunk = false;
         while at < ops.len() {
             let mut fewer = ops.clone();
-            fewer.drain(at..(at + piece).min(ops.len()));
+            fewer.drain(at..(at + count).min(ops.len()));
             match fails(&fewer) {
                 Some(again) => (ops, what, shrunk) = (fewer, again, true),
-                None => at += piece,
+                None => at += count,
             }
         }
         if !shrunk {
-            piece /= 2;
+            count /= 2;
         }
     }
     (ops, what)
 }
 
 #[test]
-fn what_the_host_does_ferryfs_does() {
+fn ferryfs_gives_the_same_results_as_the_host() {
     rustix::process::umask(rustix::fs::Mode::empty());
     for seed in 0..RUNS {
         let ops = draw(&mut SimRng::new(seed), OPS);
@@ -170,7 +170,7 @@ impl System for Forgetful {
 
 /// Planted: a write that is acknowledged and not made.
 #[test]
-fn a_write_that_was_not_made_is_noticed() {
+fn a_comparison_with_the_host_finds_a_dropped_write() {
     rustix::process::umask(rustix::fs::Mode::empty());
     let noticed = (0..20).find_map(|seed| {
         let ops = draw(&mut SimRng::new(seed), OPS);
@@ -219,7 +219,7 @@ fn runs(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn what_runs_at_the_same_time_has_an_order() {
+fn concurrent_operations_have_a_sequential_order() {
     if let Some(what) = disorder(1, HISTORIES, Lie::None) {
         panic!("{what}");
     }
@@ -227,7 +227,7 @@ fn what_runs_at_the_same_time_has_an_order() {
 
 /// Planted: stale reads, writes in two halves, names that are not found.
 #[test]
-fn lies_have_no_order() {
+fn answers_that_contradict_each_other_have_no_order() {
     for lie in [Lie::StaleRead, Lie::HalfWrites, Lie::LostName] {
         assert!(disorder(1, 1000, lie).is_some(), "{lie:?}");
     }

@@ -126,8 +126,6 @@ impl Stat {
         (secs < CLOCK_FROM).then_some(secs as u64 * 1_000_000_000 + u64::from(nanos))
     }
 }
-
-/// An answer.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Outcome {
     Done,
@@ -160,7 +158,7 @@ impl fmt::Debug for Outcome {
     }
 }
 
-/// Somebody who does operations: FerryFS, or the host.
+/// Something that does operations: FerryFS, or the host.
 pub trait System {
     /// Does operation number `n`.
     fn run(&mut self, op: &Op, n: usize) -> Outcome;

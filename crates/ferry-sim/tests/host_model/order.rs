@@ -12,18 +12,18 @@ pub const DIRS: usize = 2;
 pub const FILES: usize = 2;
 
 /// A directory by its number, and a name.
-pub type Place = (usize, u8);
+pub type Entry = (usize, u8);
 
 /// One operation; files by their number, bytes by the tag that fills them.
 #[derive(Clone, Debug)]
 pub enum Op {
-    Create(Place),
-    Mkdir(Place),
-    Unlink(Place),
-    Rmdir(Place),
-    Rename { from: Place, to: Place, how: How },
-    Link(usize, Place),
-    Lookup(Place),
+    Create(Entry),
+    Mkdir(Entry),
+    Unlink(Entry),
+    Rmdir(Entry),
+    Rename { from: Entry, to: Entry, how: How },
+    Link(usize, Entry),
+    Lookup(Entry),
     List(usize),
     StatDir(usize),
     Stat(usize),
@@ -71,7 +71,7 @@ enum Node {
     Dir,
 }
 
-/// A state.
+/// A state that an order of operations leads to.
 #[derive(Clone, Debug, Hash)]
 pub struct State {
     nodes: BTreeMap<Ino, Node>,
@@ -105,7 +105,7 @@ impl State {
         Self { nodes, dirs, files, contents: std::array::from_fn(|_| contents.clone()) }
     }
 
-    fn at(&self, (dir, name): Place) -> Option<(Ino, Node)> {
+    fn at(&self, (dir, name): Entry) -> Option<(Ino, Node)> {
         let ino = *self.dirs[dir].get(&name)?;
         Some((ino, self.nodes[&ino]))
     }
@@ -121,26 +121,26 @@ impl State {
 
     fn apply(&mut self, op: &Op, told: &Answer) -> Result<Answer, i32> {
         match op {
-            Op::Create(place) => return self.make(*place, Node::File { nlink: 1 }, told),
-            Op::Mkdir(place) => return self.make(*place, Node::Dir, told),
-            Op::Unlink(place) => {
-                match self.at(*place).ok_or(libc::ENOENT)? {
+            Op::Create(entry) => return self.make(*entry, Node::File { nlink: 1 }, told),
+            Op::Mkdir(entry) => return self.make(*entry, Node::Dir, told),
+            Op::Unlink(entry) => {
+                match self.at(*entry).ok_or(libc::ENOENT)? {
                     (_, Node::Dir) => return Err(libc::EISDIR),
                     (ino, Node::File { .. }) => self.drop_name(ino),
                 }
-                self.dirs[place.0].remove(&place.1);
+                self.dirs[entry.0].remove(&entry.1);
             }
-            Op::Rmdir(place) => {
-                let (ino, node) = self.at(*place).ok_or(libc::ENOENT)?;
+            Op::Rmdir(entry) => {
+                let (ino, node) = self.at(*entry).ok_or(libc::ENOENT)?;
                 if node != Node::Dir {
                     return Err(libc::ENOTDIR);
                 }
                 self.nodes.remove(&ino);
-                self.dirs[place.0].remove(&place.1);
+                self.dirs[entry.0].remove(&entry.1);
             }
             Op::Rename { from, to, how } => self.rename(*from, *to, *how)?,
-            Op::Link(file, place) => {
-                if self.at(*place).is_some() {
+            Op::Link(file, entry) => {
+                if self.at(*entry).is_some() {
                     return Err(libc::EEXIST);
                 }
                 let ino = self.files[*file];
@@ -148,9 +148,9 @@ impl State {
                     return Err(libc::ENOENT);
                 };
                 *nlink += 1;
-                self.dirs[place.0].insert(place.1, ino);
+                self.dirs[entry.0].insert(entry.1, ino);
             }
-            Op::Lookup(place) => return Ok(Answer::Ino(self.at(*place).map(|(ino, _)| ino))),
+            Op::Lookup(entry) => return Ok(Answer::Ino(self.at(*entry).map(|(ino, _)| ino))),
             Op::List(dir) => return Ok(Answer::Names(self.dirs[*dir].clone())),
             Op::StatDir(dir) => {
                 let below =
@@ -185,14 +185,14 @@ impl State {
         Ok(Answer::Done)
     }
 
-    fn make(&mut self, place: Place, node: Node, told: &Answer) -> Result<Answer, i32> {
-        if self.at(place).is_some() {
+    fn make(&mut self, entry: Entry, node: Node, told: &Answer) -> Result<Answer, i32> {
+        if self.at(entry).is_some() {
             return Err(libc::EEXIST);
         }
         match told {
             Answer::Ino(Some(ino)) if !self.nodes.contains_key(ino) => {
                 self.nodes.insert(*ino, node);
-                self.dirs[place.0].insert(place.1, *ino);
+                self.dirs[entry.0].insert(entry.1, *ino);
                 Ok(told.clone())
             }
             _ => Err(0),
@@ -207,7 +207,7 @@ impl State {
         }
     }
 
-    fn rename(&mut self, from: Place, to: Place, how: How) -> Result<(), i32> {
+    fn rename(&mut self, from: Entry, to: Entry, how: How) -> Result<(), i32> {
         let (source, node) = self.at(from).ok_or(libc::ENOENT)?;
         let target = self.at(to);
         match (how, target) {
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_make_one_name_one_succeeds() {
+    fn of_two_creates_of_one_name_one_succeeds() {
         let start = State::new([10, 11], 0);
         let make = |thread, answer| event(thread, Op::Create((0, 3)), answer, 0, 9);
         let exists = Answer::Error(libc::EEXIST);

@@ -1,7 +1,7 @@
 //! Threads that work on the same few names and files of FerryFS at the same time, and what each was
 //! told when.
 
-use super::order::{Answer, DIRS, Event, FILES, How, Op, Place, State};
+use super::order::{Answer, DIRS, Entry, Event, FILES, How, Op, State};
 use ferry_device::{BlockDevice, MemDevice};
 use ferry_env::Env;
 use ferry_fs::{
@@ -90,7 +90,7 @@ pub fn draw(rng: &mut SimRng, count: usize, thread: usize, data: bool) -> Vec<Op
 }
 
 fn draw_one(rng: &mut SimRng, tag: u8, data: bool) -> Op {
-    let place = |rng: &mut SimRng| -> Place { (rng.index(DIRS), rng.below(3) as u8) };
+    let entry = |rng: &mut SimRng| -> Entry { (rng.index(DIRS), rng.below(3) as u8) };
     let file = if data { 0 } else { rng.index(FILES) };
     let offset = *rng.pick(&[0, 0, 100, 4096, 20_000, 65_535]);
     let len = *rng.pick(&[1, 2000, 4096, 10_000, 65_536, 65_536]);
@@ -108,16 +108,16 @@ fn draw_one(rng: &mut SimRng, tag: u8, data: bool) -> Op {
         };
     }
     match rng.below(20) {
-        0..3 => Op::Create(place(rng)),
-        3 | 4 => Op::Mkdir(place(rng)),
-        5 | 6 => Op::Unlink(place(rng)),
-        7 => Op::Rmdir(place(rng)),
+        0..3 => Op::Create(entry(rng)),
+        3 | 4 => Op::Mkdir(entry(rng)),
+        5 | 6 => Op::Unlink(entry(rng)),
+        7 => Op::Rmdir(entry(rng)),
         8..12 => {
             let how = *rng.pick(&[How::Replace, How::Replace, How::NoReplace, How::Exchange]);
-            Op::Rename { from: place(rng), to: place(rng), how }
+            Op::Rename { from: entry(rng), to: entry(rng), how }
         }
-        12 => Op::Link(file, place(rng)),
-        13 | 14 => Op::Lookup(place(rng)),
+        12 => Op::Link(file, entry(rng)),
+        13 | 14 => Op::Lookup(entry(rng)),
         15 | 16 => Op::List(rng.index(DIRS)),
         17 => Op::StatDir(rng.index(DIRS)),
         18 => Op::Stat(file),
@@ -229,8 +229,9 @@ impl Together {
         for dir in ground.dirs {
             for name in self.list(dir).expect("it is there").keys() {
                 let name = [b'0' + name];
-                let gone = self.me.call(|cx| self.fs.unlink(cx, dir, &name));
-                gone.or_else(|_| self.me.call(|cx| self.fs.rmdir(cx, dir, &name)))
+                let removed = self.me.call(|cx| self.fs.unlink(cx, dir, &name));
+                removed
+                    .or_else(|_| self.me.call(|cx| self.fs.rmdir(cx, dir, &name)))
                     .expect("it is there");
             }
             self.fs.forget(dir, 1);
@@ -275,26 +276,26 @@ impl Together {
 
     fn step(&self, ground: &Ground, op: &Op) -> Done<Answer> {
         let (fs, me) = (&self.fs, &self.me);
-        let at = |place: &Place| (ground.dirs[place.0], [b'0' + place.1]);
+        let at = |entry: &Entry| (ground.dirs[entry.0], [b'0' + entry.1]);
         match op {
-            Op::Create(place) => {
-                let (dir, name) = at(place);
+            Op::Create(entry) => {
+                let (dir, name) = at(entry);
                 let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
                 let (entry, opened) =
                     me.call(|cx| fs.create(cx, dir, &name, libc::S_IFREG | 0o644, flags))?;
                 self.release(entry.attr.ok_or(Errno(libc::EIO))?.ino, opened.fh);
                 return Ok(self.made(entry.attr));
             }
-            Op::Mkdir(place) => {
-                let (dir, name) = at(place);
+            Op::Mkdir(entry) => {
+                let (dir, name) = at(entry);
                 return Ok(self.made(me.call(|cx| fs.mkdir(cx, dir, &name, 0o755))?.attr));
             }
-            Op::Unlink(place) => {
-                let (dir, name) = at(place);
+            Op::Unlink(entry) => {
+                let (dir, name) = at(entry);
                 me.call(|cx| fs.unlink(cx, dir, &name))?;
             }
-            Op::Rmdir(place) => {
-                let (dir, name) = at(place);
+            Op::Rmdir(entry) => {
+                let (dir, name) = at(entry);
                 me.call(|cx| fs.rmdir(cx, dir, &name))?;
             }
             Op::Rename { from, to, how } => {
@@ -306,12 +307,12 @@ impl Together {
                 };
                 me.call(|cx| fs.rename(cx, from, &from_name, to, &to_name, flags))?;
             }
-            Op::Link(file, place) => {
-                let (dir, name) = at(place);
+            Op::Link(file, entry) => {
+                let (dir, name) = at(entry);
                 self.made(me.call(|cx| fs.link(cx, ground.files[*file].0, dir, &name))?.attr);
             }
-            Op::Lookup(place) => {
-                let (dir, name) = at(place);
+            Op::Lookup(entry) => {
+                let (dir, name) = at(entry);
                 return Ok(self.made(me.call(|cx| fs.lookup(cx, dir, &name))?.attr));
             }
             Op::List(dir) => return Ok(Answer::Names(self.list(ground.dirs[*dir])?)),

@@ -93,10 +93,10 @@ fn record(one: &LogRecord, (start, end): (Option<&LogStart>, Option<&LogEnd>)) -
         "kind": match header.kind {
             RecordKind::Context => "context",
             RecordKind::ContextAfterData => "context-after-data",
-            RecordKind::Stamp => "stamp",
+            RecordKind::DurablePoint => "durable_point",
         },
         "context": header.seq,
-        "stamp": header.stamp,
+        "durable_point": header.durable_point,
         "keys": header.keys,
         "extents": header.extents,
         "body_bytes": header.body_len,

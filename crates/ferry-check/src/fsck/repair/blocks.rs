@@ -1,12 +1,20 @@
 //! Which blocks of the device extents claim, and what is in them.
 
-use super::Reading;
 use crate::fsck::reader::Reader;
 use crate::fsck::report::Code;
 use ferry_fs::api::Ino;
 use ferry_fs::keys::{self, BLOCK, Extent, InodeRecord, Key};
 use ferry_journal::{Geometry, Journal, JournalError};
 use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// What a repair does about files' contents.
+#[derive(Clone, Copy)]
+pub(super) struct Reading {
+    /// Every block is read, and one that is not what it should be becomes lost.
+    pub(super) verify: bool,
+    /// So does one that the device cannot read.
+    pub(super) give_up: bool,
+}
 
 /// A set of device blocks: a bit for each block of the segments in which there are any.
 #[derive(Default)]
@@ -137,7 +145,7 @@ impl Blocks {
     /// file. A block that several claim goes to the first that is.
     ///
     /// What cannot be read may be read the next time: the extent keeps it, unless that is to be
-    /// given up, or another claims it or its place.
+    /// given up, or another claims it or its blocks.
     pub(super) fn judge(
         &mut self,
         reader: &mut Reader,
@@ -146,7 +154,7 @@ impl Blocks {
         Reading { verify, give_up }: Reading,
     ) -> Result<(), Code> {
         let Some(at) = self.locate(dev).filter(|_| self.holds_data(dev)) else {
-            return Err(Code::ExtentPlace);
+            return Err(Code::ExtentLocation);
         };
         let contested = self.contested.has(at);
         if (contested || suspect.is_some() || verify) && !reader.matches(dev, crc) {

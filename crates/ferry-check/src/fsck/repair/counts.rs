@@ -1,4 +1,4 @@
-//! Everything that is counted: links, names, inodes, promised blocks, blocks of segments. Each is
+//! Everything that is counted: links, names, inodes, unwritten blocks, blocks of segments. Each is
 //! corrected from what is there.
 
 use super::edits::Writer;
@@ -17,7 +17,7 @@ pub(super) fn run(
     geometry: &Geometry,
     home: &[u32],
 ) -> Result<(), JournalError> {
-    let mut used = Used { space: Space::new(geometry), promised: 0 };
+    let mut used = Used { space: Space::new(geometry), unwritten: 0 };
     let rows = Rows::load(journal, &mut |_| {}, &mut |extent| used.add(extent))?;
     for row in &rows.0 {
         mend_row(writer, row)?;
@@ -100,15 +100,17 @@ fn mend_counters(writer: &mut Writer<'_>, rows: &Rows) -> Result<(), JournalErro
 /// What extents take.
 struct Used {
     space: Space,
-    /// Blocks of promised extents.
-    promised: u64,
+    /// Blocks of unwritten extents.
+    unwritten: u64,
 }
 
 impl Used {
     fn add(&mut self, extent: &[u8]) {
         match Extent::decode(extent) {
             Ok(Extent::Data { block, crcs }) => drop(self.space.claim(block, crcs.len() as u64)),
-            Ok(Extent::Reserved { blocks }) => self.promised = self.promised.saturating_add(blocks),
+            Ok(Extent::Reserved { blocks }) => {
+                self.unwritten = self.unwritten.saturating_add(blocks)
+            }
             Ok(Extent::Lost { .. }) | Err(_) => {}
         }
     }
@@ -120,13 +122,13 @@ fn mend_space(
     used: Used,
     home: &[u32],
 ) -> Result<(), JournalError> {
-    let Used { mut space, promised } = used;
+    let Used { mut space, unwritten } = used;
     let stored = writer.get(&keys::reserved())?;
-    if stored.as_ref().map_or(Ok(0), |value| Number::decode(value).map(|n| n.0)) != Ok(promised) {
+    if stored.as_ref().map_or(Ok(0), |value| Number::decode(value).map(|n| n.0)) != Ok(unwritten) {
         let readable = stored.as_ref().is_none_or(|value| Number::decode(value).is_ok());
         let code = if readable { Code::ReservedCount } else { Code::BadRecord };
-        writer.say(Repair::new(code, format!("{promised} blocks count as promised now")));
-        writer.put(keys::reserved(), Number(promised).encode())?;
+        writer.say(Repair::new(code, format!("{unwritten} blocks count as unwritten now")));
+        writer.put(keys::reserved(), Number(unwritten).encode())?;
     }
     let home: HashSet<u32> = home.iter().copied().collect();
     let mut result = Ok(());

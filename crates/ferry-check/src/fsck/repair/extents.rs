@@ -1,13 +1,12 @@
 //! Extents: every block has one owner, lies where data can lie, and is mapped once. What cannot be
 //! told for certain becomes a lost range, which reads as an error; nothing is ever shown as zeros,
-//! or as another file's contents, in its place.
+//! or as another file's contents, instead.
 //!
 //! The unit of work is a window (`docs/format.md`: no extent crosses its border): its blocks are
 //! laid out in a table, each extent is entered, doubts are settled by reading, and if anything had
 //! to be changed the window's keys are written anew.
 
-use super::Reading;
-use super::blocks::Blocks;
+use super::blocks::{Blocks, Reading};
 use super::edits::{Change, Writer};
 use crate::fsck::inode::{SIZE_MAX, WINDOW};
 use crate::fsck::reader::Reader;
@@ -92,7 +91,7 @@ struct File {
     dropped: bool,
 }
 
-/// The pass.
+/// The state of the pass over all extents.
 struct Extents<'p, 'j> {
     writer: &'p mut Writer<'j>,
     blocks: &'p mut Blocks,
@@ -230,12 +229,12 @@ impl Extents<'_, '_> {
         let torn = !self.blocks.in_one_segment(block, crcs.len() as u64);
         for (i, &crc) in crcs.iter().enumerate() {
             let dev = block.saturating_add(i as u64);
-            let place = at + i;
-            let window = index + (place as u64 / WINDOW_BLOCKS);
+            let position = at + i;
+            let window = index + (position as u64 / WINDOW_BLOCKS);
             let window = file.windows.entry(window).or_insert_with(Window::new);
             window.dirty |= crosses || torn;
-            let slot = &mut window.slots[place % WINDOW_BLOCKS as usize];
-            let suspect = torn.then_some(Code::ExtentPlace);
+            let slot = &mut window.slots[position % WINDOW_BLOCKS as usize];
+            let suspect = torn.then_some(Code::ExtentLocation);
             let new = Slot::Data { dev, crc, suspect };
             *slot = match *slot {
                 Slot::Hole => new,

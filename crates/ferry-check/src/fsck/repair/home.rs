@@ -2,10 +2,10 @@
 //! store with keys that cannot be read is written anew from all that can be.
 
 use super::blocks::Blocks;
+use super::edits::Repairs;
 use super::{Segments, journal_options, open};
-use crate::fsck::bad_copies;
-use crate::fsck::repair::edits::Repairs;
 use crate::fsck::report::{Code, Repair};
+use crate::fsck::volume::bad_copies;
 use ferry_device::BlockDevice;
 use ferry_env::Env;
 use ferry_fs::keys::{self, Key};
@@ -46,16 +46,16 @@ pub(super) fn mend_copies(
     let read = |read_only| -> Result<BTreeSet<u64>, VolumeError> {
         let (options, client) = (journal_options(read_only, false), Arc::new(Segments::default()));
         let (journal, _) = Journal::open(dev.clone(), sb.geometry(), options, env.clone(), client)?;
-        let places = bad_copies(&journal, sb.home_map_offsets, true);
+        let offsets = bad_copies(&journal, sb.home_map_offsets, true);
         journal.close()?;
-        Ok(places)
+        Ok(offsets)
     };
     let bad = read(false)?;
     // Where the device refuses a write, or does not keep it, nothing is better than before.
     let left = if bad.is_empty() { BTreeSet::new() } else { read(true)? };
-    for place in bad.difference(&left) {
+    for offset in bad.difference(&left) {
         let what =
-            format!("wrote the block at byte {place} of the volume anew, from its other copy");
+            format!("wrote the block at byte {offset} of the volume anew, from its other copy");
         repairs.add(Repair::new(Code::HomeCopy, what).then("check the disk below"));
     }
     Ok(())
@@ -146,7 +146,7 @@ fn rewrite(
     Ok(true)
 }
 
-/// Space of the host is taken before anything is promised in it.
+/// The host's space is allocated before the volume counts on it.
 fn take_from_host(
     dev: &Arc<dyn BlockDevice>,
     sb: &Superblock,

@@ -66,7 +66,7 @@ impl Group {
     }
 }
 
-/// The pass.
+/// The state of the pass over all inodes.
 pub(super) struct Inodes<'p, 'j> {
     writer: &'p mut Writer<'j>,
     hash: &'p dyn Fn(&[u8]) -> u64,
@@ -168,14 +168,14 @@ impl Inodes<'_, '_> {
             group.names += 1;
             return Ok(());
         }
-        let shown = name.escape_ascii();
+        let escaped = name.escape_ascii();
         let impossible = name.len() > NAME_MAX
             || name == b"."
             || name == b".."
             || name.contains(&b'/')
             || name.contains(&0);
         if impossible {
-            let what = format!("removed the impossible name {shown} from the directory");
+            let what = format!("removed the impossible name {escaped} from the directory");
             let repair = Repair::new(Code::BadName, what).of(dir).losing("the name");
             self.writer.say(
                 repair.then("look into /lost+found for what it led to, if it had no other name"),
@@ -183,7 +183,7 @@ impl Inodes<'_, '_> {
             return self.writer.delete(key);
         }
         let Ok(dentry) = Dentry::decode(value) else {
-            let what = format!("removed the name {shown}, which led to nothing that can be read");
+            let what = format!("removed the name {escaped}, which led to nothing that can be read");
             let repair = Repair::new(Code::BadRecord, what).of(dir).losing("where the name led");
             self.writer.say(
                 repair.then("look into /lost+found for what it led to, if it had no other name"),
@@ -219,18 +219,18 @@ impl Inodes<'_, '_> {
         dentry: Dentry,
     ) -> Result<(), JournalError> {
         self.writer.delete(key)?;
-        let shown = name.escape_ascii();
+        let escaped = name.escape_ascii();
         match self.writer.room_for(dir, hash, name)? {
             Room::Free(free) => {
                 self.writer.say(
-                    Repair::new(code, format!("stored the name {shown} in its right place"))
+                    Repair::new(code, format!("stored the name {escaped} in its right place"))
                         .of(dir),
                 );
                 self.writer.put(free, dentry.encode().to_vec())
             }
             Room::Exists(ino) => {
                 let repair =
-                    Repair::new(code, format!("removed the second entry of the name {shown}"))
+                    Repair::new(code, format!("removed the second entry of the name {escaped}"))
                         .of(dir);
                 self.writer.say(if ino == dentry.ino {
                     repair
@@ -242,7 +242,8 @@ impl Inodes<'_, '_> {
                 Ok(())
             }
             Room::Full => {
-                let what = format!("removed the name {shown}, for which there is no position left");
+                let what =
+                    format!("removed the name {escaped}, for which there is no position left");
                 let repair = Repair::new(code, what)
                     .of(dir)
                     .losing(format!("this name of inode {}", dentry.ino));
@@ -375,12 +376,12 @@ impl Inodes<'_, '_> {
         };
         let inline = unknown.as_ref().is_some_and(|record| record.flags & INODE_INLINE != 0);
         if ino != ROOT && group.names == 0 && group.extents == 0 && !inline {
-            let gone = "whatever it was: no contents and no names of it are left";
+            let lost = "whatever it was: no contents and no names of it are left";
             return self.remove(
                 code,
                 ino,
                 "removed what was left of an inode without a readable record",
-                gone,
+                lost,
             );
         }
         let directory = ino == ROOT || group.names > 0;

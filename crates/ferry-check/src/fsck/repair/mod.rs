@@ -26,8 +26,8 @@ mod tree;
 
 use super::reader::Reader;
 use super::report::{Code, Repair, Report};
-use super::{FsckOptions, HOME_CACHE_BYTES, check, name_hash};
-use blocks::Blocks;
+use super::volume::{FsckOptions, HOME_CACHE_BYTES, check, name_hash};
+use blocks::{Blocks, Reading};
 use edits::{Repairs, Writer};
 use ferry_device::BlockDevice;
 use ferry_env::Env;
@@ -55,14 +55,14 @@ pub fn repair(
 ) -> Result<Report, VolumeError> {
     let (sb, used) = find_superblock(dev)?;
     let mut repairs = Repairs::default();
-    for place in rewrite_bad_copies(dev, used)? {
+    for offset in rewrite_bad_copies(dev, used)? {
         let what =
-            format!("wrote the copy of the superblock at byte {place} anew, from another one");
+            format!("wrote the copy of the superblock at byte {offset} anew, from another one");
         repairs.add(Repair::new(Code::SuperblockCopy, what).then("check the disk below"));
     }
-    if let Some(place) = mend_map_slot(dev, &sb.geometry())? {
+    if let Some(offset) = mend_map_slot(dev, &sb.geometry())? {
         let what = format!(
-            "wrote the copy of the home store's map at byte {place} anew, from the other one"
+            "wrote the copy of the home store's map at byte {offset} anew, from the other one"
         );
         repairs.add(Repair::new(Code::HomeMap, what).then("check the disk below"));
     }
@@ -137,15 +137,6 @@ fn open(
     }
     let options = journal_options(false, accept_damage);
     Ok(Journal::open(dev.clone(), sb.geometry(), options, env.clone(), client)?)
-}
-
-/// What a repair does about files' contents.
-#[derive(Clone, Copy)]
-struct Reading {
-    /// Every block is read, and one that is not what it should be becomes lost.
-    verify: bool,
-    /// So does one that the device cannot read.
-    give_up: bool,
 }
 
 /// One round of the passes over the keys.
@@ -237,7 +228,7 @@ impl Segments {
 }
 
 impl JournalClient for Segments {
-    fn stamped(&self, _seq: Seq) {}
+    fn durable_point(&self, _seq: Seq) {}
     fn failed(&self, _error: &JournalError) {}
     fn take_home_segment(&self) -> Option<u32> {
         let mut pool = self.0.lock();

@@ -4,7 +4,7 @@ use ferry_fs::api::{Ino, ROOT};
 use ferry_fs::keys::{self, Dentry, InodeRecord, Key};
 use ferry_journal::{Journal, JournalError};
 
-/// An inode.
+/// What the repair keeps of one inode.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) ino: Ino,
@@ -13,7 +13,7 @@ pub(super) struct Row {
     /// The directory that is to name it, if it is a directory; 0: none.
     pub(super) up: Ino,
     pub(super) nlink: u32,
-    /// Names found.
+    /// Names that were found for it.
     pub(super) names: u32,
     /// Directories among the names found in it.
     pub(super) subdirs: u32,
@@ -40,7 +40,7 @@ pub(super) fn kind_bits(mode: u32) -> u8 {
     ((mode & libc::S_IFMT) >> 12) as u8
 }
 
-/// A directory's.
+/// The type of a directory, as in [`Row::kind`].
 pub(super) const DIRECTORY: u8 = (libc::S_IFDIR >> 12) as u8;
 
 /// The table, ascending by number.

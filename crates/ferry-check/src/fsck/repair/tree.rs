@@ -87,21 +87,21 @@ fn mend_name(
     name: &[u8],
     dentry: Dentry,
 ) -> Result<(), JournalError> {
-    let shown = name.escape_ascii();
+    let escaped = name.escape_ascii();
     let Some(row) = rows.get(dentry.ino) else {
         let what = format!(
-            "removed the name {shown}, which led to inode {}: that does not exist",
+            "removed the name {escaped}, which led to inode {}: that does not exist",
             dentry.ino
         );
         let repair = Repair::new(Code::DanglingName, what).of(dir);
-        writer.say(repair.losing(format!("the file or directory {shown}")));
+        writer.say(repair.losing(format!("the file or directory {escaped}")));
         return writer.delete(key);
     };
     if row.kind == DIRECTORY {
         if row.ino == ROOT || row.up != dir || row.named {
             row.names -= 1;
             let what = format!(
-                "removed the name {shown} of directory {}, which has its place elsewhere",
+                "removed the name {escaped} of directory {}, which has its place elsewhere",
                 row.ino
             );
             writer.say(Repair::new(Code::DirectoryNames, what).of(dir));
@@ -112,7 +112,7 @@ fn mend_name(
     if row.kind != kind_bits(dentry.kind) {
         let kind = u32::from(row.kind) << 12;
         writer.say(
-            Repair::new(Code::DentryKind, format!("the entry {shown} says the right type now"))
+            Repair::new(Code::DentryKind, format!("the entry {escaped} says the right type now"))
                 .of(dir),
         );
         return writer.put(key.to_vec(), Dentry { ino: dentry.ino, kind }.encode().to_vec());
@@ -129,15 +129,15 @@ fn find_names(
     hash: &dyn Fn(&[u8]) -> u64,
     now: Timestamp,
 ) -> Result<(), JournalError> {
-    let Some(place) = lost_and_found(journal, writer, rows, hash, now)? else { return Ok(()) };
-    for &ino in lost.iter().filter(|ino| **ino != place) {
-        let Some(key) = writer.free_name(place, hash, &format!("#{ino}"))? else { continue };
+    let Some(dir) = lost_and_found(journal, writer, rows, hash, now)? else { return Ok(()) };
+    for &ino in lost.iter().filter(|ino| **ino != dir) {
+        let Some(key) = writer.free_name(dir, hash, &format!("#{ino}"))? else { continue };
         let Some(value) = writer.get(&keys::inode(ino))? else { continue };
         let Ok(mut record) = InodeRecord::decode(&value) else { continue };
         let kind = record.mode & libc::S_IFMT;
         let mut changes: Vec<Change> = vec![(key, Some(Dentry { ino, kind }.encode().to_vec()))];
         if kind == libc::S_IFDIR {
-            record.parent = place;
+            record.parent = dir;
             changes.push((keys::inode(ino), Some(record.encode())));
         } else if record.nlink == 0 {
             record.nlink = 1;

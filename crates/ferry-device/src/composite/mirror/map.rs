@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_nothing_else_is() {
+    fn reads_return_what_was_written_and_nothing_else() {
         let set = *b"0123456789abcdef";
         let dirty: Vec<bool> = (0..19).map(|i| i % 3 == 0 || i == 17).collect();
         let block = encode(&set, 5, 4 << 20, &dirty);

@@ -1,7 +1,7 @@
 //! Building a new side while the others are in use.
 //!
 //! From the start every write goes to the new side too. Then the worker copies from the front to
-//! the back, a piece at a time, with writers kept out of that piece's region (MIRROR-5). The new
+//! the back, a chunk at a time, with writers kept out of that chunk's region (MIRROR-5). The new
 //! side's id is in nobody's list before it is complete and durable: a rebuild that was interrupted
 //! leaves a side that counts for nothing.
 //!
@@ -64,8 +64,8 @@ impl Worker {
         let fresh = room.set(Arc::clone(&new.component)).is_ok();
         debug_assert!(fresh, "sides are added by the worker alone");
         self.headers.push(header);
-        // Whoever enters from now on writes to the new side too. Those who entered before must have
-        // ended, also where the others have a hole so far, which the copy skips.
+        // Writers that enter from now on write to the new side too. Those who entered before must
+        // have ended, also where the others have a hole so far, which the copy skips.
         self.shared.written.fetch_or(1 << target, Ordering::SeqCst);
         let all = 0..self.shared.regions.count();
         self.keep_out(all.clone());
@@ -73,7 +73,7 @@ impl Worker {
         Ok(Rebuild { target, new, at: 0, sources: 0, unreadable: Vec::new() })
     }
 
-    /// Copies the next piece, or completes the rebuild.
+    /// Copies the next chunk, or completes the rebuild.
     pub fn copy_some(&mut self) {
         let Some(rebuild) = &self.rebuild else { return };
         let mut at = rebuild.at;
@@ -91,7 +91,7 @@ impl Worker {
         let len = COPY_LEN.min(self.shared.capacity - at);
         let range = self.shared.regions.range(at, len);
         self.keep_out(range.clone());
-        let copied = self.copy_piece(at, len as usize);
+        let copied = self.copy_range(at, len as usize);
         self.shared.regions.unfreeze(range);
         if let (Err(error), Some(rebuild)) = (copied, &self.rebuild) {
             self.abort_rebuild_of(1 << rebuild.target, &error);
@@ -99,7 +99,7 @@ impl Worker {
     }
 
     /// MIRROR-6. With nobody to copy from it waits: a failure has not been judged.
-    fn copy_piece(&mut self, at: u64, len: usize) -> io::Result<()> {
+    fn copy_range(&mut self, at: u64, len: usize) -> io::Result<()> {
         let sources = self.sources();
         let Some(rebuild) = &mut self.rebuild else { return Ok(()) };
         if sources.is_empty() {
@@ -167,11 +167,11 @@ impl Worker {
         Ok(())
     }
 
-    /// The next piece in which some side may hold anything but zeros.
+    /// The next chunk in which some side may hold anything but zeros.
     fn next_data(&self, at: u64) -> u64 {
         let live = self.shared.live.load(Ordering::SeqCst);
         let next = self.shared.those(live).map(|(_, side)| side.next_data(at)).min().unwrap_or(at);
-        // Never back: the last piece may be a short one.
+        // Never back: the last chunk may be a short one.
         (next / COPY_LEN * COPY_LEN).max(at)
     }
 

@@ -2,7 +2,7 @@
 
 use super::super::component::Component;
 use super::super::error::CompositeError;
-use super::super::header::{COMPONENTS_MAX, ComponentHeader, MAP_PLACES, SIDES_MAX, io_error};
+use super::super::header::{COMPONENTS_MAX, ComponentHeader, MAP_OFFSETS, SIDES_MAX, io_error};
 use super::super::kind::Kind;
 use super::map;
 use super::regions::Regions;
@@ -77,7 +77,7 @@ pub(super) fn open(
     Ok((shared, Some(worker)))
 }
 
-/// The newest header, which says who has everything.
+/// The newest header. It says which sides have everything.
 fn newest(sides: &[Side], generation: u64) -> Result<ComponentHeader, CompositeError> {
     for (i, side) in sides.iter().enumerate() {
         if let Some(other) = sides[..i].iter().find(|other| other.header.id == side.header.id) {
@@ -116,9 +116,9 @@ fn assemble(
     let live = (1 << fresh.len()) - 1;
     let sides = [const { OnceLock::new() }; COMPONENTS_MAX];
     let mut headers = Vec::new();
-    for (place, side) in sides.iter().zip(fresh) {
+    for (slot, side) in sides.iter().zip(fresh) {
         headers.push(side.header);
-        place.get_or_init(|| Component::new(side.name, side.device));
+        slot.get_or_init(|| Component::new(side.name, side.device));
     }
     let shared = Shared {
         capacity: newest.len,
@@ -140,7 +140,7 @@ fn assemble(
 }
 
 impl Worker {
-    /// Makes it known who is in, and the sides equal.
+    /// Records which sides are active, and makes the sides equal.
     fn recover(&mut self, raise: bool) -> io::Result<()> {
         let dead = || io::Error::from_raw_os_error(libc::EIO);
         if raise {
@@ -181,8 +181,8 @@ impl Worker {
         for (_, side) in self.shared.those(self.shared.live.load(Ordering::SeqCst)) {
             let mut newest: Option<(u64, Vec<bool>)> = None;
             let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-            for place in MAP_PLACES {
-                if side.device().read(place, &mut block).is_err() {
+            for offset in MAP_OFFSETS {
+                if side.device().read(offset, &mut block).is_err() {
                     continue;
                 }
                 let found = map::decode(
@@ -211,14 +211,14 @@ impl Worker {
         let end = ((region as u64 + 1) * len).min(self.shared.capacity);
         let mut at = region as u64 * len;
         while at < end {
-            let piece = COMPARE_LEN.min(end - at);
-            self.make_piece_equal(at, piece as usize)?;
-            at += piece;
+            let len = COMPARE_LEN.min(end - at);
+            self.make_range_equal(at, len as usize)?;
+            at += len;
         }
         Ok(())
     }
 
-    fn make_piece_equal(&mut self, at: u64, len: usize) -> io::Result<()> {
+    fn make_range_equal(&mut self, at: u64, len: usize) -> io::Result<()> {
         let live = self.shared.live.load(Ordering::SeqCst);
         let mut from = AlignedBuf::zeroed(len);
         let whole = self.shared.those(live).find(|(_, side)| side.read(at, &mut from).is_ok());
@@ -245,7 +245,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What no side can read is left as it is: whoever reads it is told.
+    /// A block that no side can read is left as it is: its readers get the error.
     fn make_blocks_equal(&mut self, at: u64, len: usize) -> io::Result<()> {
         let mut from = AlignedBuf::zeroed(BLOCK_SIZE);
         let mut unreadable = 0_u64;

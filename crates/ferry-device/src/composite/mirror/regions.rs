@@ -1,5 +1,5 @@
-//! A mirror's regions: which may differ between the sides, who writes where, and keeping writers
-//! out for a moment.
+//! A mirror's regions: which may differ between the sides, which writers are in each, and keeping
+//! writers out for a moment.
 //!
 //! One word for each region, so that writers of different regions never meet. A writer enters every
 //! region that it writes to and leaves when all sides have completed it. It may enter where the
@@ -87,7 +87,7 @@ impl Regions {
 
     fn go(&self, i: usize) -> bool {
         let before = self.all[i].word.fetch_sub(1, Ordering::SeqCst);
-        debug_assert!(before & WRITERS > 0, "who leaves has entered");
+        debug_assert!(before & WRITERS > 0, "a writer enters before it leaves");
         before & FROZEN != 0 && before & WRITERS == 1
     }
 

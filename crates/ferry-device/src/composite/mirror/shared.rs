@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 
-/// Reads of neighbouring bytes go to the same side, in pieces of this many bytes, and pieces to
+/// Reads of neighbouring bytes go to the same side, in ranges of this many bytes, and ranges to
 /// each in turn.
 const READ_TURN: u64 = 1 << 20;
 /// Blocks that could not be read wait for repair, so many at most; more are repaired when they are
@@ -190,7 +190,8 @@ impl Shared {
         let last = sides.len() - 1;
         let mut buf = Some(buf);
         for (n, (i, side)) in sides.into_iter().enumerate() {
-            // Whoever hears of the end may reuse the buffer, so nothing here keeps a share of it.
+            // The caller may reuse the buffer once it is told of the end, so nothing here keeps a
+            // share of it.
             let share = if n == last { buf.take() } else { buf.clone() };
             let share = share.expect("taken by the last side only");
             side.device().submit(vec![side.write_request(offset, share, gather.part(i))]);

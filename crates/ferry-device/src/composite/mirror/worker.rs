@@ -3,7 +3,7 @@
 
 use super::super::component::{flush_and_wait, unflushed};
 use super::super::gather::wait_for;
-use super::super::header::{ComponentHeader, HEADER_PLACES, MAP_PLACES};
+use super::super::header::{ComponentHeader, HEADER_OFFSETS, MAP_OFFSETS};
 use super::map;
 use super::shared::{Job, NewSide, Observer, Shared, bits};
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
@@ -52,7 +52,7 @@ pub(super) struct Rebuild {
     pub unreadable: Vec<u64>,
 }
 
-/// Ends the process if the worker panics: whoever waits for it would wait for ever.
+/// Ends the process if the worker panics: its callers would wait for ever.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -137,7 +137,7 @@ impl Worker {
             };
             wanted[range].fill(true);
         }
-        // Who needs it is told when his turn comes.
+        // The request that needs it gets the error in its turn.
         if let Err(error) = self.mark_all(&wanted) {
             tracing::error!(%error, "no side of the mirror can be marked");
         }
@@ -177,9 +177,9 @@ impl Worker {
             let set = self.headers[0].set;
             let block =
                 map::encode(&set, self.map_sequence, self.shared.regions.region_len(), dirty);
-            let place = MAP_PLACES[(self.map_sequence % 2) as usize];
+            let offset = MAP_OFFSETS[(self.map_sequence % 2) as usize];
             let mask = self.shared.written.load(Ordering::SeqCst);
-            let mut failed = self.write_heads(mask, place, |_| None, &Arc::new(block));
+            let mut failed = self.write_heads(mask, offset, |_| None, &Arc::new(block));
             if durable && failed != mask {
                 failed |= self.flush_sides(mask & !failed);
             }
@@ -194,11 +194,11 @@ impl Worker {
     }
 
     /// Writes a block to the heads of these sides at the same time: the one that `own` makes, or
-    /// else `block`. Who failed.
+    /// else `block`. Returns the sides that failed.
     fn write_heads(
         &self,
         mask: u64,
-        place: u64,
+        offset: u64,
         own: impl Fn(usize) -> Option<AlignedBuf>,
         block: &Arc<AlignedBuf>,
     ) -> u64 {
@@ -208,22 +208,22 @@ impl Worker {
         let outcome = wait_for(mask.count_ones() as usize, |gather| {
             for (i, side) in self.shared.those(mask) {
                 let block = own(i).map_or_else(|| Arc::clone(block), Arc::new);
-                side.device().submit(vec![side.raw_write_request(place, block, gather.part(i))]);
+                side.device().submit(vec![side.raw_write_request(offset, block, gather.part(i))]);
             }
         });
         outcome.failed
     }
 
-    /// Makes all that these sides have been told durable, at the same time. Who failed; the caller
-    /// puts these out.
+    /// Makes all that these sides have been told durable, at the same time. Returns the sides that
+    /// failed; the caller puts these out.
     pub fn flush_sides(&self, mask: u64) -> u64 {
         let failed = flush_and_wait(&unflushed(self.shared.those(mask))).failed;
         self.shared.those(failed).for_each(|(_, side)| side.judged());
         failed
     }
 
-    /// MIRROR-3. Raises the generation with only `sides` in the list. Who failed; then it must be
-    /// raised again.
+    /// MIRROR-3. Raises the generation with only `sides` in the list. Returns the sides that
+    /// failed; then it must be raised again.
     pub fn raise(&mut self, sides: u64) -> u64 {
         self.generation += 1;
         let active: Vec<u64> = bits(sides).map(|i| self.headers[i].id).collect();
@@ -265,13 +265,13 @@ impl Worker {
         !self.unnoted
     }
 
-    /// Both copies, one after the other. Who failed.
+    /// Both copies, one after the other. Returns the sides that failed.
     pub fn write_headers(&self, sides: u64) -> u64 {
         let mut failed = 0;
-        for place in HEADER_PLACES {
+        for offset in HEADER_OFFSETS {
             let left = sides & !failed;
             let none = Arc::new(AlignedBuf::zeroed(BLOCK_SIZE));
-            failed |= self.write_heads(left, place, |i| Some(self.headers[i].encode()), &none);
+            failed |= self.write_heads(left, offset, |i| Some(self.headers[i].encode()), &none);
             failed |= self.flush_sides(left & !failed);
         }
         failed

@@ -110,7 +110,7 @@ fn emptied_segments_go_back_to_the_host() {
     let full = volume.dev.resident();
     volume.remove(5);
     volume.store.make_room().unwrap();
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     volume.store.space.reap_now();
     assert!(
         volume.dev.resident() + (120 << 20) < full,
@@ -142,14 +142,14 @@ fn a_file_whose_record_is_damaged_does_not_stop_the_cleaner() {
         volume.inodes.known.lock().remove(&bad);
     };
     put(b"no record");
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     for segment in volume.store.table.open_segments() {
         volume.store.table.close_segment(segment);
     }
     let before = volume.store.stats().cleaned_segments;
     for _ in 0..4 {
         volume.store.tidy().unwrap();
-        volume.journal.force_stamped().unwrap();
+        volume.journal.force_durable_point().unwrap();
     }
     assert!(volume.store.stats().cleaned_segments > before + 1);
     put(&whole);
@@ -301,7 +301,7 @@ fn resting() -> (Volume, Failing, Arc<Inode>) {
     let file = volume.create(5);
     volume.write(&file, 0, &pattern(1, 40 * 4096));
     volume.store.write_back_all().unwrap();
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     for segment in volume.store.table.open_segments() {
         volume.store.table.close_segment(segment);
     }
@@ -316,7 +316,7 @@ fn what_the_cleaner_was_moving_when_a_write_failed_stays_readable() {
     volume.store.clean_once().unwrap();
     assert!(volume.store.stats().moved_bytes > 0);
     assert!(volume.read(&file, 0, 40 * 4096) == pattern(1, 40 * 4096));
-    assert!(volume.journal.force_stamped().is_err());
+    assert!(volume.journal.force_durable_point().is_err());
     for block in 0..40 {
         volume.evict();
         let read = volume.read(&file, block * BLOCK, 4096);
@@ -337,7 +337,7 @@ fn what_the_cleaner_had_moved_when_a_flush_failed_stays_readable() {
         }
     }
     assert_eq!(volume.store.stats().moved_bytes, 2 * 40 * BLOCK);
-    assert!(volume.journal.force_stamped().is_err());
+    assert!(volume.journal.force_durable_point().is_err());
     volume.evict();
     assert!(volume.read(&file, 0, 40 * 4096) == pattern(1, 40 * 4096));
     assert_eq!(volume.store.stats().damaged_blocks, 0);
@@ -348,7 +348,7 @@ fn old_places_are_forgotten_when_the_new_ones_are_stamped() {
     let (volume, _, _) = resting();
     volume.store.clean_once().unwrap();
     assert_eq!(volume.store.moves.len(), 1);
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     assert_eq!(volume.store.moves.len(), 0);
 }
 

@@ -75,9 +75,9 @@ pub(crate) struct Client {
 }
 
 impl JournalClient for Client {
-    fn stamped(&self, seq: Seq) {
+    fn durable_point(&self, seq: Seq) {
         if let Some(store) = &*self.store.lock() {
-            store.stamped(seq);
+            store.durable_point(seq);
         }
     }
     fn failed(&self, error: &JournalError) {

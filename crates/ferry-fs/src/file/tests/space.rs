@@ -185,7 +185,7 @@ fn a_segment_that_was_closed_before_anything_was_written_to_it_is_free_again() {
     let (table, space) = (&volume.store.table, &volume.store.space);
     let free = |volume: &Volume| {
         volume.store.make_room().unwrap();
-        volume.journal.force_stamped().unwrap();
+        volume.journal.force_durable_point().unwrap();
         space.reap_now().0
     };
     let before = free(&volume);

@@ -103,11 +103,11 @@ fn what_is_free_goes_back_within_a_minute_and_not_before_the_volume_is_quiet() {
             volume.store.idle_work(&mut quiet, now).unwrap();
             // What the cleaner has moved becomes free when that is durable, as the journal's own
             // thread sees to.
-            volume.journal.force_stamped().unwrap();
+            volume.journal.force_durable_point().unwrap();
         }
     };
     let kept = leave_little(&volume);
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     volume.store.idle_work(&mut Quiet::default(), Duration::ZERO).unwrap();
     let before = segments_held(&volume, &held).len();
     rounds(19);
@@ -131,7 +131,7 @@ fn a_trim_gives_back_what_an_earlier_mount_has_left() {
     let kept = leave_little(&volume);
     volume.store.write_back_all().unwrap();
     // As after a crash: nobody has given anything back.
-    volume.journal.force_stamped().unwrap();
+    volume.journal.force_durable_point().unwrap();
     volume.reopen_on(host(Arc::clone(&volume.dev), Arc::clone(&held)));
     assert!(segments_held(&volume, &held).len() > fresh + 100);
     assert!(volume.store.trim().unwrap() > 100 * SEGMENT);

@@ -101,7 +101,7 @@ fn a_scrub_finds_exactly_what_is_damaged() {
     // Damage in what is not stamped yet would be taken for the log's end by whoever opens the
     // volume.
     world.fs.sync().unwrap();
-    world.fs.journal.force_stamped().unwrap();
+    world.fs.journal.force_durable_point().unwrap();
     let sound = offline(&world);
     assert!(sound.clean && sound.complete, "{sound:#?}");
     assert_eq!(sound.verified.data_bytes, 728 * BLOCK);
@@ -168,7 +168,7 @@ fn damage_beside_the_contents_is_found_too() {
     let world = World::new();
     filled(&world, ROOT, "file", 20);
     world.fs.sync().unwrap();
-    world.fs.journal.force_stamped().unwrap();
+    world.fs.journal.force_durable_point().unwrap();
     spoil(&world, SUPERBLOCK_PLACES[1]);
     let geometry = world.fs.superblock().geometry();
     spoil(&world, geometry.home_map_offsets[1]);
@@ -383,7 +383,7 @@ impl Watch for Meddler<'_> {
             let ino = filled(world, ROOT, name, 600);
             world.fs.forget(ino, 1);
             world.fs.sync().unwrap();
-            world.fs.journal.force_stamped().unwrap();
+            world.fs.journal.force_durable_point().unwrap();
             world.fs.data.clean_once().unwrap();
         }
         self.calls < 40

@@ -3,7 +3,7 @@
 use super::BLOCK;
 use crate::home::file::HomeFile;
 use crate::home::map::HomeMap;
-use crate::{BadPlace, Step};
+use crate::{BadRange, Step};
 use ferry_device::AlignedBuf;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ impl HomeFile {
     /// uses them is not known here. `false`: `step` ended it.
     pub fn verify(
         &self,
-        found: &mut dyn FnMut(BadPlace),
+        found: &mut dyn FnMut(BadRange),
         suspects: &mut Vec<Suspect>,
         step: Step<'_>,
     ) -> bool {
@@ -45,7 +45,7 @@ impl HomeFile {
                 let count = STEP_BLOCKS.min(blocks - at);
                 let (mut bad, mut read) = (Vec::new(), 0);
                 if at == 0 {
-                    read += self.pages.verify_sums(segment, &mut |place| bad.push(place));
+                    read += self.pages.verify_sums(segment, &mut |offset| bad.push(offset));
                 }
                 read += self.pages.suspects(segment, at, count, &mut |block| {
                     suspects.push(Suspect { unit, segment, block });
@@ -75,7 +75,7 @@ impl HomeFile {
         &self,
         suspects: &[Suspect],
         used: &dyn Fn(u64) -> bool,
-        found: &mut dyn FnMut(BadPlace),
+        found: &mut dyn FnMut(BadRange),
     ) {
         let each = self.unit_bytes() / BLOCK;
         // A block of checksums has those of many.
@@ -83,24 +83,24 @@ impl HomeFile {
         for suspect in suspects {
             let mut bad = Vec::new();
             if used(suspect.unit as u64 * each + u64::from(suspect.block)) {
-                self.pages.judge(suspect.segment, suspect.block, &mut |place| bad.push(place));
+                self.pages.judge(suspect.segment, suspect.block, &mut |offset| bad.push(offset));
             }
             if self.has(suspect.unit, suspect.segment) {
-                bad.into_iter().filter(|place| told.insert(place.offset)).for_each(&mut *found);
+                bad.into_iter().filter(|offset| told.insert(offset.offset)).for_each(&mut *found);
             }
         }
     }
 
-    fn verify_slot(&self, slot: u64, found: &mut dyn FnMut(BadPlace)) {
+    fn verify_slot(&self, slot: u64, found: &mut dyn FnMut(BadRange)) {
         let (offset, len) = (HomeMap::slot_offset(&self.geo, slot), self.geo.home_map_len);
         let mut buf = AlignedBuf::zeroed(len as usize);
         // No slot is being written now.
         let _one_at_a_time = self.syncing.lock();
         match self.disk.read(offset, &mut buf) {
-            Err(error) => found(BadPlace::unreadable("home map", offset, len, &error)),
+            Err(error) => found(BadRange::unreadable("home map", offset, len, &error)),
             Ok(()) => {
                 if let Err(detail) = HomeMap::decode(&buf, &self.geo) {
-                    found(BadPlace { what: "home map", offset, len, detail: detail.into() });
+                    found(BadRange { what: "home map", offset, len, detail: detail.into() });
                 }
             }
         }

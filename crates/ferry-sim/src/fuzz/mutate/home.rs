@@ -5,7 +5,6 @@ use super::{put_crc, read, read_long, replace, scramble, write};
 use crate::device::{SimDevice, SimRng};
 use crate::fuzz::bases::Base;
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
-use std::ops::Range;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Bytes of the header of the map's slot that its checksum covers.
@@ -20,7 +19,7 @@ struct Unit {
     /// Its number in the file; `None`: it holds nothing yet.
     number: Option<u64>,
     /// First byte of the segment.
-    place: u64,
+    offset: u64,
     /// Blocks of one copy, and of one copy of their checksums.
     pages: u64,
     sums: u64,
@@ -28,14 +27,14 @@ struct Unit {
 
 impl Unit {
     fn page(&self, block: u64, copy: u64) -> u64 {
-        self.place + (copy * (self.pages + self.sums) + block) * BLOCK
+        self.offset + (copy * (self.pages + self.sums) + block) * BLOCK
     }
 
-    /// Place of the block with a block's checksum, and where it is in it.
+    /// Offset of the block with a block's checksum, and where it is in it.
     fn sum(&self, block: u64, copy: u64) -> (u64, usize) {
         let entries = BLOCK / 4;
         let at = self.pages + copy * (self.pages + self.sums) + block / entries;
-        (self.place + at * BLOCK, (block % entries) as usize * 4)
+        (self.offset + at * BLOCK, (block % entries) as usize * 4)
     }
 
     /// Writes both copies of a block with checksums that are right.
@@ -45,11 +44,11 @@ impl Unit {
         }
         for copy in 0..2 {
             write(device, self.page(block, copy), &buf);
-            let (place, at) = self.sum(block, copy);
-            let mut sums = read(device, place);
+            let (offset, at) = self.sum(block, copy);
+            let mut sums = read(device, offset);
             let sum = crc32c::crc32c(&buf).max(1);
             sums[at..at + 4].copy_from_slice(&sum.to_le_bytes());
-            write(device, place, &sums);
+            write(device, offset, &sums);
         }
     }
 }
@@ -59,18 +58,9 @@ pub(super) fn segments(device: &SimDevice, base: &Base) -> Vec<u32> {
     units(device, base)
         .iter()
         .map(|unit| {
-            ((unit.place - base.superblock.segments_offset) / base.superblock.segment_len) as u32
+            ((unit.offset - base.superblock.segments_offset) / base.superblock.segment_len) as u32
         })
         .collect()
-}
-
-/// Where the home store is: its map, and its segments.
-pub fn places(base: &Base) -> Vec<Range<u64>> {
-    let sb = &base.superblock;
-    let slots = sb.home_map_offsets.map(|slot| slot..slot + sb.home_map_len);
-    let segments =
-        units(&base.image, base).into_iter().map(|unit| unit.place..unit.place + sb.segment_len);
-    slots.into_iter().chain(segments).collect()
 }
 
 fn units(device: &SimDevice, base: &Base) -> Vec<Unit> {
@@ -83,9 +73,9 @@ fn units(device: &SimDevice, base: &Base) -> Vec<Unit> {
             .iter()
             .rev()
             .fold(0, |n, b| n << 8 | u64::from(*b));
-        let place = sb.segments_offset + u64::from(segment) * sb.segment_len;
+        let offset = sb.segments_offset + u64::from(segment) * sb.segment_len;
         let number = (entry != u64::from(u32::MAX)).then(|| entry.wrapping_sub(1));
-        (entry != 0).then_some(Unit { number, place, pages: half - sums, sums })
+        (entry != 0).then_some(Unit { number, offset, pages: half - sums, sums })
     };
     (0..sb.segment_count).filter_map(unit).collect()
 }

@@ -30,8 +30,8 @@ fn cases() -> Vec<Case> {
             |v| v.put(keys::counters(), Counters { next_ino: 500, inodes: 6 }.encode()),
             &[],
         ),
-        ("promises", ReservedCount, |v| v.put(keys::reserved(), Number(77).encode()), &[]),
-        ("promises unreadable", BadRecord, |v| v.put(keys::reserved(), [9]), &[]),
+        ("unwritten count", ReservedCount, |v| v.put(keys::reserved(), Number(77).encode()), &[]),
+        ("unwritten count unreadable", BadRecord, |v| v.put(keys::reserved(), [9]), &[]),
         ("mark unreadable", BadRecord, |v| v.put(keys::mark(7), [9]), &[]),
         ("mark of a sync unreadable", BadRecord, |v| v.put(keys::synced(7), [9]), &[]),
         ("root gone", NoRoot, |v| v.remove(&keys::inode(ROOT)), &[]),
@@ -298,7 +298,7 @@ fn cases() -> Vec<Case> {
         ("extents beyond the size", ExtentBeyondEnd, |v| v.record("e", |r| r.size = 4096), &["/e"]),
         (
             "extent outside",
-            ExtentPlace,
+            ExtentLocation,
             |v| {
                 let (offset, _, crcs) = first_data(v, "e");
                 v.put(keys::extent(v.at("e"), offset), Extent::Data { block: 3, crcs }.encode());
@@ -405,11 +405,11 @@ fn cases() -> Vec<Case> {
 type Held<'s> = BTreeMap<&'s String, (Ino, &'s [Option<Vec<u8>>])>;
 
 /// What may not have changed.
-fn others<'s>(shown: &'s Shown, but: &[&str]) -> Held<'s> {
+fn others<'s>(snapshot: &'s Snapshot, but: &[&str]) -> Held<'s> {
     let harmed = |path: &str| {
         but.iter().any(|start| path == *start || path.starts_with(&format!("{start}/")))
     };
-    shown
+    snapshot
         .iter()
         .filter(|(path, _)| !harmed(path))
         .map(|(path, seen)| (path, (seen.ino, &seen.contents[..])))
@@ -418,7 +418,7 @@ fn others<'s>(shown: &'s Shown, but: &[&str]) -> Held<'s> {
 
 #[test]
 fn each_fault_is_found_and_repaired_and_costs_nothing_else() {
-    let sound = Volume::new().shown();
+    let sound = Volume::new().snapshot();
     let mut failed = Vec::new();
     for (name, code, damage, harmed) in cases() {
         let case = || {
@@ -428,8 +428,8 @@ fn each_fault_is_found_and_repaired_and_costs_nothing_else() {
             assert!(found.contains(&code), "{name}: {found:?}");
             let report = volume.repaired(name);
             assert!(report.repairs.iter().any(|r| r.code == code), "{name}: {:#?}", report.repairs);
-            let shown = volume.shown();
-            assert_eq!(others(&shown, harmed), others(&sound, harmed), "{name}");
+            let snapshot = volume.snapshot();
+            assert_eq!(others(&snapshot, harmed), others(&sound, harmed), "{name}");
             volume.works(name);
         };
         if std::panic::catch_unwind(case).is_err() {
@@ -449,7 +449,7 @@ fn numbers_in_use_are_not_handed_out_again() {
         let refused =
             LocalFs::open(volume.dev.clone(), FsOptions::default(), env()).err().expect("refused");
         assert!(refused.to_string().contains("ferry fsck --repair"), "{refused}");
-        assert!(volume.shown().contains_key("/d/f"), "it can be read");
+        assert!(volume.snapshot().contains_key("/d/f"), "it can be read");
         volume.repaired("numbers");
         volume.works("numbers");
     }
@@ -474,14 +474,14 @@ fn a_directory_that_counts_too_few_can_be_emptied() {
 
 #[test]
 fn either_superblock_is_written_anew_from_the_other() {
-    for place in SUPERBLOCK_PLACES {
+    for offset in SUPERBLOCK_PLACES {
         let volume = Volume::new();
-        let sound = volume.shown();
-        volume.spoil(place);
+        let sound = volume.snapshot();
+        volume.spoil(offset);
         assert_eq!(volume.codes(), BTreeSet::from([Code::SuperblockCopy]));
         let report = volume.repaired("superblock");
         assert_eq!((report.repaired, report.repairs[0].code), (1, Code::SuperblockCopy));
-        assert_eq!(volume.shown(), sound);
+        assert_eq!(volume.snapshot(), sound);
     }
 }
 
@@ -498,7 +498,7 @@ fn keys_of_unknown_types_stay() {
 
 /// What a mark says is there. Where something is lost nobody knows that any more.
 #[test]
-fn marks_stay_until_something_is_lost() {
+fn session_records_stay_unless_something_is_lost() {
     let volume = Volume::new();
     let marks = |volume: &Volume| mount(&volume.dev, true).sessions().unwrap();
     let synced = |volume: &Volume| mount(&volume.dev, true).durable_watermark(8).unwrap();
@@ -518,13 +518,17 @@ fn marks_stay_until_something_is_lost() {
     let said = report.repairs.last().unwrap();
     assert!(said.what.contains("marks of what 2 remote clients"), "{said:?}");
     assert_eq!((marks(&volume), synced(&volume), lockers(&volume)), (Vec::new(), 0, Vec::new()));
-    assert_eq!(mount(&volume.dev, true).evicted().unwrap().len(), 1, "who was evicted stays so");
+    assert_eq!(
+        mount(&volume.dev, true).evicted().unwrap().len(),
+        1,
+        "an evicted session stays evicted"
+    );
 }
 
 #[test]
 fn a_block_that_is_not_what_was_written_is_marked_as_lost_if_one_wants() {
     let volume = Volume::new();
-    let sound = volume.shown();
+    let sound = volume.snapshot();
     let mut bad = 0;
     volume.edit(|v| bad = first_data(v, "e").1 + 7);
     volume.spoil(bad * BLOCK);
@@ -541,7 +545,7 @@ fn a_block_that_is_not_what_was_written_is_marked_as_lost_if_one_wants() {
 
     let mut expected = sound;
     expected.get_mut("/e").unwrap().contents[7] = None;
-    assert_eq!(volume.shown(), expected, "EIO there, and nowhere else");
+    assert_eq!(volume.snapshot(), expected, "EIO there, and nowhere else");
     let fs = mount(&volume.dev, false);
     let me = InProcess::default();
     let ino = expected["/e"].ino;
@@ -559,7 +563,7 @@ fn a_block_that_is_not_what_was_written_is_marked_as_lost_if_one_wants() {
     fs.detach();
     fs.close().unwrap();
     expected.get_mut("/e").unwrap().contents[7] = Some(whole);
-    assert_eq!(volume.shown(), expected);
+    assert_eq!(volume.snapshot(), expected);
     let mended = volume.check();
     assert!(mended.clean && mended.lost.is_empty());
 }
@@ -573,7 +577,7 @@ fn lost_ranges_can_be_cut_off_and_removed() {
             v.put(keys::extent(v.at("e"), offset), [1, 9]);
         });
         volume.repaired("lost");
-        let ino = volume.shown()["/e"].ino;
+        let ino = volume.snapshot()["/e"].ino;
         let fs = mount(&volume.dev, false);
         let me = InProcess::default();
         match cut {
@@ -596,7 +600,7 @@ fn lost_ranges_can_be_cut_off_and_removed() {
 #[test]
 fn a_file_without_a_record_keeps_what_it_held() {
     let volume = Volume::new();
-    let sound = volume.shown();
+    let sound = volume.snapshot();
     volume.edit(|v| {
         v.remove(&keys::inode(v.at("e")));
         v.unname("", "e");
@@ -604,22 +608,22 @@ fn a_file_without_a_record_keeps_what_it_held() {
         v.unname("d", "sub");
     });
     volume.repaired("lost records");
-    let shown = volume.shown();
+    let snapshot = volume.snapshot();
     let (file, dir) = (sound["/e"].ino, sound["/d/sub"].ino);
-    let seen = &shown[&format!("/lost+found/#{file}")];
+    let seen = &snapshot[&format!("/lost+found/#{file}")];
     assert_eq!(
         (seen.mode, seen.size),
         (libc::S_IFREG | 0o600, 25 * BLOCK),
         "whole blocks, for root"
     );
     assert_eq!(seen.contents[..24], sound["/e"].contents[..24]);
-    assert_eq!(shown[&format!("/lost+found/#{dir}")].mode, libc::S_IFDIR | 0o700);
-    let deep = &shown[&format!("/lost+found/#{dir}/deep/x")];
+    assert_eq!(snapshot[&format!("/lost+found/#{dir}")].mode, libc::S_IFDIR | 0o700);
+    let deep = &snapshot[&format!("/lost+found/#{dir}/deep/x")];
     assert_eq!(deep.contents, sound["/d/sub/deep/x"].contents);
 }
 
 #[test]
-fn what_may_have_been_contents_does_not_read_as_zeros() {
+fn a_hole_that_may_have_had_contents_reads_as_an_error() {
     let volume = Volume::new();
     let fs = mount(&volume.dev, false);
     let me = InProcess::default();
@@ -635,7 +639,7 @@ fn what_may_have_been_contents_does_not_read_as_zeros() {
     .unwrap();
     fs.detach();
     fs.close().unwrap();
-    let before = volume.shown();
+    let before = volume.snapshot();
     assert!(before["/sparse"].contents.iter().all(Option::is_some));
     volume.edit(|v| v.remove(&keys::extent(ino, 2000 * BLOCK)));
     assert_eq!(volume.codes(), BTreeSet::from([Code::BlockCount, Code::SegmentLive]));

@@ -11,8 +11,8 @@ fn block(dev: &Arc<dyn BlockDevice>, at: u64) -> AlignedBuf {
     block
 }
 
-/// Who is there still has what it had, or cannot be read: nothing else is shown in its place.
-fn nothing_is_made_up(before: &Shown, after: &Shown) {
+/// Each file that is left has its contents or cannot be read: no other contents are shown instead.
+fn nothing_is_made_up(before: &Snapshot, after: &Snapshot) {
     let by_ino: BTreeMap<_, _> = before.values().map(|seen| (seen.ino, seen)).collect();
     for (path, seen) in after.iter().filter(|(_, seen)| seen.mode & libc::S_IFMT == libc::S_IFREG) {
         let was = by_ino.get(&seen.ino).unwrap_or_else(|| panic!("{path} was not there"));
@@ -25,8 +25,8 @@ fn nothing_is_made_up(before: &Shown, after: &Shown) {
 }
 
 #[test]
-fn a_page_of_the_home_store_costs_what_lay_there() {
-    let whole = Volume::new().shown();
+fn a_lost_page_of_the_home_store_costs_only_its_keys() {
+    let whole = Volume::new().snapshot();
     let mut costs = BTreeSet::new();
     // Whatever stands together with these names, attributes and contents is lost.
     for needle in [&b"lost name"[..], b"n11", b"deep down", b"user.a", &pattern(3, 900)[..200]] {
@@ -35,7 +35,7 @@ fn a_page_of_the_home_store_costs_what_lay_there() {
         make_file(&fs, ROOT, "lost name", &pattern(7, 30_000));
         fs.detach();
         fs.close().unwrap();
-        let before = volume.shown();
+        let before = volume.snapshot();
         let end =
             volume.sb.segments_offset + u64::from(volume.sb.segment_count) * volume.sb.segment_len;
         let mut spoiled = 0;
@@ -56,12 +56,12 @@ fn a_page_of_the_home_store_costs_what_lay_there() {
             "{:#?}",
             report.repairs
         );
-        nothing_is_made_up(&before, &with_log.shown());
-        assert_eq!(with_log.shown().len(), before.len());
+        nothing_is_made_up(&before, &with_log.snapshot());
+        assert_eq!(with_log.snapshot().len(), before.len());
         volume.wipe_log();
         let report = volume.repaired("home store");
         assert!(report.repairs.iter().any(|r| r.code == Code::HomeStore && r.lost.is_some()));
-        let after = volume.shown();
+        let after = volume.snapshot();
         nothing_is_made_up(&before, &after);
         costs.insert(before.len() - after.len().min(before.len()));
         volume.works("home store");
@@ -75,7 +75,7 @@ fn a_page_of_the_home_store_costs_what_lay_there() {
 #[test]
 fn one_bad_copy_of_a_page_is_found_and_written_anew() {
     let volume = Volume::new();
-    let before = volume.shown();
+    let before = volume.snapshot();
     let end =
         volume.sb.segments_offset + u64::from(volume.sb.segment_count) * volume.sb.segment_len;
     let (mut found, needle) = (0, b"deep down");
@@ -100,7 +100,7 @@ fn one_bad_copy_of_a_page_is_found_and_written_anew() {
             [(Code::HomeCopy, false)]
         );
         assert!(block(&volume.dev, at)[..] == good[..], "it is what it was");
-        assert_eq!(volume.shown(), before);
+        assert_eq!(volume.snapshot(), before);
     }
     assert!(found > 0);
 }
@@ -108,21 +108,21 @@ fn one_bad_copy_of_a_page_is_found_and_written_anew() {
 #[test]
 fn one_bad_slot_of_the_home_map_is_found_and_written_anew() {
     let volume = Volume::new();
-    let before = volume.shown();
-    for place in volume.sb.home_map_offsets {
+    let before = volume.snapshot();
+    for offset in volume.sb.home_map_offsets {
         // Its header, or its entries.
         for part in [0, 4096] {
-            volume.spoil(place + part);
+            volume.spoil(offset + part);
             let report = volume.check();
             assert_eq!(volume.codes(), BTreeSet::from([Code::HomeMap]));
-            assert_eq!(report.findings[0].device_offset, Some(place));
-            assert_eq!(volume.shown(), before);
+            assert_eq!(report.findings[0].device_offset, Some(offset));
+            assert_eq!(volume.snapshot(), before);
             let report = volume.repaired("a slot of the home map");
             assert_eq!(report.repairs.iter().map(|r| r.code).collect::<Vec<_>>(), [Code::HomeMap]);
-            assert_eq!(volume.shown(), before);
-            volume.spoil(place + part);
+            assert_eq!(volume.snapshot(), before);
+            volume.spoil(offset + part);
             volume.works("a slot of the home map");
-            let now = block(&volume.dev, place);
+            let now = block(&volume.dev, offset);
             assert_eq!(&now[..4], b"FHM1", "a mount writes it anew");
         }
     }
@@ -131,7 +131,7 @@ fn one_bad_slot_of_the_home_map_is_found_and_written_anew() {
 #[test]
 fn a_damaged_log_costs_the_newest_changes() {
     let volume = Volume::new();
-    let sound = volume.shown();
+    let sound = volume.snapshot();
     let fs = mount(&volume.dev, false);
     for i in 0..20 {
         make_file(&fs, ROOT, &format!("late {i}"), &pattern(i, 5000));
@@ -159,7 +159,7 @@ fn a_damaged_log_costs_the_newest_changes() {
         "{:#?}",
         report.repairs
     );
-    let after = crashed.shown();
+    let after = crashed.snapshot();
     let late = after.keys().filter(|path| path.starts_with("/late")).count();
     assert!((1..20).contains(&late), "{late} of 20");
     for (path, seen) in &sound {
@@ -172,7 +172,7 @@ fn a_damaged_log_costs_the_newest_changes() {
 #[test]
 fn a_log_that_is_all_garbage_is_damaged_and_not_empty() {
     let volume = Volume::new();
-    let sound = volume.shown();
+    let sound = volume.snapshot();
     let fs = mount(&volume.dev, false);
     for i in 0..20 {
         make_file(&fs, ROOT, &format!("late {i}"), &pattern(i, 5000));
@@ -197,19 +197,19 @@ fn a_log_that_is_all_garbage_is_damaged_and_not_empty() {
         "{:#?}",
         report.repairs
     );
-    assert_eq!(crashed.shown(), sound);
+    assert_eq!(crashed.snapshot(), sound);
     crashed.works("log");
     // Nobody needs the log of a volume that was unmounted.
-    let before = volume.shown();
+    let before = volume.snapshot();
     garbage(&volume);
     assert_eq!(volume.codes(), BTreeSet::new());
-    assert_eq!(volume.shown(), before);
+    assert_eq!(volume.snapshot(), before);
     // Nor is it in the way of the log that is written there.
     let fs = mount(&volume.dev, false);
     make_file(&fs, ROOT, "later", &pattern(1, 5000));
     let crashed = volume.copy();
     assert_eq!(crashed.codes(), BTreeSet::new());
-    assert_eq!(crashed.shown().len(), before.len() + 1);
+    assert_eq!(crashed.snapshot().len(), before.len() + 1);
     fs.detach();
     fs.close().unwrap();
     volume.works("log");
@@ -220,10 +220,10 @@ fn a_bad_superblock_is_found_after_a_crash_too() {
     let volume = Volume::new();
     let fs = mount(&volume.dev, false);
     make_file(&fs, ROOT, "late", &pattern(1, 5000));
-    for place in SUPERBLOCK_PLACES {
+    for offset in SUPERBLOCK_PLACES {
         let crashed = volume.copy();
         assert!(crashed.check().clean);
-        crashed.spoil(place);
+        crashed.spoil(offset);
         assert_eq!(crashed.codes(), BTreeSet::from([Code::SuperblockCopy]));
         crashed.repaired("superblock");
         crashed.works("superblock");

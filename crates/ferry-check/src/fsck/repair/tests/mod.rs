@@ -3,14 +3,15 @@
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod faults;
+mod garbage;
 mod journal;
 mod random;
 mod search;
-mod stretch;
 mod unreadable;
 
 use super::Segments;
-use crate::fsck::{Code, FsckOptions, Report, fsck, name_hash, repair};
+use crate::fsck::volume::name_hash;
+use crate::fsck::{Code, FsckOptions, Report, fsck, repair};
 use ferry_device::{AlignedBuf, BlockDevice, MemDevice};
 use ferry_env::Env;
 use ferry_fs::api::*;
@@ -34,7 +35,7 @@ struct Seen {
     xattrs: Vec<u8>,
 }
 
-type Shown = BTreeMap<String, Seen>;
+type Snapshot = BTreeMap<String, Seen>;
 
 /// A volume in memory that nobody has mounted.
 pub(super) struct Volume {
@@ -92,8 +93,8 @@ fn make_dir(fs: &Arc<LocalFs>, dir: Ino, name: &str) -> Ino {
 
 impl Volume {
     /// `/d` with an attribute, `/d/f` and `/e` with extents, `/d/g` and `/h` (one inode) and
-    /// `/d/sub/deep/x` with their contents in the record, `/s -> target`, `/p` with promised space,
-    /// and `/n0`…
+    /// `/d/sub/deep/x` with their contents in the record, `/s -> target`, `/p` with unwritten
+    /// space, and `/n0`…
     fn new() -> Self {
         Self::of(32 << 20)
     }
@@ -202,9 +203,9 @@ impl Volume {
     }
 
     /// Everything that a mount shows.
-    fn shown(&self) -> Shown {
+    fn snapshot(&self) -> Snapshot {
         let fs = mount(&self.dev, true);
-        let (mut shown, mut todo) = (Shown::new(), vec![(String::new(), ROOT)]);
+        let (mut snapshot, mut todo) = (Snapshot::new(), vec![(String::new(), ROOT)]);
         while let Some((path, dir)) = todo.pop() {
             for (name, ino) in names(&fs, dir) {
                 let seen = see(&fs, dir, &name, ino);
@@ -212,13 +213,13 @@ impl Volume {
                 if seen.mode & libc::S_IFMT == libc::S_IFDIR {
                     todo.push((path.clone(), ino));
                 }
-                assert!(shown.len() < 1000, "a tree without end");
-                shown.insert(path, seen);
+                assert!(snapshot.len() < 1000, "a tree without end");
+                snapshot.insert(path, seen);
             }
         }
         fs.detach();
         fs.close().unwrap();
-        shown
+        snapshot
     }
 
     /// The volume can be mounted and used, and is clean afterwards.
@@ -247,12 +248,12 @@ impl Volume {
     /// Another one that is the same.
     fn copy(&self) -> Self {
         let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(self.dev.capacity()));
-        let mut piece = AlignedBuf::zeroed(64 << 10);
+        let mut chunk = AlignedBuf::zeroed(64 << 10);
         let mut at = self.dev.next_data(0);
         while at < self.dev.capacity() {
-            self.dev.read(at, &mut piece).unwrap();
-            dev.write(at, &piece).unwrap();
-            at = self.dev.next_data(at + piece.len() as u64);
+            self.dev.read(at, &mut chunk).unwrap();
+            dev.write(at, &chunk).unwrap();
+            at = self.dev.next_data(at + chunk.len() as u64);
         }
         Self { dev, sb: self.sb.clone() }
     }

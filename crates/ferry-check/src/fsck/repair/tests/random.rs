@@ -73,10 +73,10 @@ fn damage(image: &mut Image, rng: &mut Rng, hit: &mut BTreeSet<Ino>) {
 }
 
 #[test]
-fn random_damage_is_repaired_and_costs_nobody_else() {
+fn random_damage_is_repaired_and_harms_no_other_file() {
     let rounds = std::env::var("REPAIR_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
     let from = std::env::var("REPAIR_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
-    let sound = Volume::new().shown();
+    let sound = Volume::new().snapshot();
     let mut failed = Vec::new();
     for seed in from..from + rounds {
         let case = || {
@@ -95,7 +95,7 @@ fn random_damage_is_repaired_and_costs_nobody_else() {
             let again = volume.repair();
             assert!(again.clean && again.repaired == 0, "again {:#?}", again.repairs);
             let by_ino: BTreeMap<_, _> =
-                volume.shown().into_values().map(|seen| (seen.ino, seen)).collect();
+                volume.snapshot().into_values().map(|seen| (seen.ino, seen)).collect();
             for (path, seen) in sound.iter().filter(|(_, seen)| !hit.contains(&seen.ino)) {
                 let now = by_ino.get(&seen.ino).unwrap_or_else(|| panic!("{path} is gone"));
                 assert_eq!((now.mode, &now.contents), (seen.mode, &seen.contents), "{path}");

@@ -117,25 +117,25 @@ fn is_page(block: &[u8]) -> bool {
 #[test]
 fn a_lost_header_costs_nothing() {
     let volume = Volume::used();
-    let before = volume.shown();
+    let before = volume.snapshot();
     let headers = volume.home_blocks(is_header);
     assert_eq!(headers.len(), 1);
     volume.wipe(headers[0]);
     assert!(!volume.found_again("header"));
-    assert_eq!(volume.shown(), before);
+    assert_eq!(volume.snapshot(), before);
     // Without the log.
     let volume = Volume::used();
     volume.wipe(volume.home_blocks(is_header)[0]);
     volume.wipe_log();
     volume.found_again("header, and the log");
-    assert_eq!(volume.shown(), before);
+    assert_eq!(volume.snapshot(), before);
 }
 
 #[test]
 fn a_lost_table_of_tables_costs_nothing() {
     for forgets in [false, true] {
         let (volume, older) = Volume::used_with_log();
-        let before = volume.shown();
+        let before = volume.snapshot();
         if forgets {
             volume.dev.write(volume.sb.log_offset, &AlignedBuf::zeroed(older as usize)).unwrap();
         }
@@ -154,7 +154,7 @@ fn a_lost_table_of_tables_costs_nothing() {
             !volume.found_again("table of tables"),
             "the last state but one and the log say it all"
         );
-        assert_eq!(volume.shown(), before);
+        assert_eq!(volume.snapshot(), before);
     }
 }
 
@@ -162,7 +162,7 @@ fn a_lost_table_of_tables_costs_nothing() {
 fn without_any_table_of_tables_the_best_tree_is_taken() {
     for log in [true, false] {
         let volume = Volume::used();
-        let before = volume.shown();
+        let before = volume.snapshot();
         volume
             .home_blocks(is_table_of_tables)
             .into_iter()
@@ -175,31 +175,31 @@ fn without_any_table_of_tables_the_best_tree_is_taken() {
             !log,
             "it may be out of date, and that is said"
         );
-        assert_eq!(volume.shown(), before, "with the log: {log}");
+        assert_eq!(volume.snapshot(), before, "with the log: {log}");
     }
 }
 
 #[test]
-fn where_no_page_is_left_the_log_is_believed() {
+fn the_log_alone_counts_if_no_page_is_left() {
     let volume = Volume::used();
-    let before = volume.shown();
+    let before = volume.snapshot();
     volume.home_blocks(is_page).into_iter().for_each(|page| drop(volume.wipe(page)));
     volume.found_again("all pages");
-    assert_eq!(volume.shown(), before, "the log was never written round");
+    assert_eq!(volume.snapshot(), before, "the log was never written round");
 }
 
 /// A log that a repair began is not all that ever happened.
 #[test]
-fn a_log_begun_anew_is_not_the_history() {
+fn a_log_that_was_begun_anew_is_not_the_whole_history() {
     let volume = Volume::used();
-    let before = volume.shown();
+    let before = volume.snapshot();
     volume.home_blocks(is_table_of_tables).into_iter().for_each(|table| drop(volume.wipe(table)));
     volume.wipe_log();
     volume.found_again("tables of tables, and the log");
-    assert_eq!(volume.shown(), before);
+    assert_eq!(volume.snapshot(), before);
     volume.wipe(volume.home_blocks(is_header)[0]);
     volume.found_again("the new header");
-    assert_eq!(volume.shown(), before);
+    assert_eq!(volume.snapshot(), before);
 }
 
 /// A leaf with one entry, whose key is one byte: what the store says of itself.
@@ -209,7 +209,7 @@ fn is_meta(block: &[u8]) -> bool {
 
 /// The longest row of records is older than the store.
 #[test]
-fn an_old_row_is_not_replayed_over_a_newer_store() {
+fn an_old_chain_of_records_is_not_replayed_over_a_newer_store() {
     let volume = Volume::used();
     volume.wipe(volume.home_blocks(is_header)[0]);
     volume.found_again("header");
@@ -219,11 +219,11 @@ fn an_old_row_is_not_replayed_over_a_newer_store() {
     me.call(|cx| fs.rename(cx, ROOT, b"n3", ROOT, b"renamed", RenameFlags::default())).unwrap();
     fs.detach();
     fs.close().unwrap();
-    let before = volume.shown();
+    let before = volume.snapshot();
     volume.home_blocks(is_meta).into_iter().for_each(|page| drop(volume.wipe(page)));
     assert!(
         volume.found_again("what it says of itself"),
         "it may be out of date, and that is said"
     );
-    assert_eq!(volume.shown(), before);
+    assert_eq!(volume.snapshot(), before);
 }

@@ -32,7 +32,7 @@ fn bad_sectors(
 }
 
 /// Blocks that hold something, and all of the log.
-fn places(volume: &Volume) -> Vec<u64> {
+fn offsets(volume: &Volume) -> Vec<u64> {
     let log = volume.sb.log_offset..volume.sb.log_offset + volume.sb.log_len;
     let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
     let all = (0..volume.dev.capacity()).step_by(BLOCK_SIZE);
@@ -43,13 +43,13 @@ fn places(volume: &Volume) -> Vec<u64> {
     used.collect()
 }
 
-/// A volume that was unmounted, and one that was left while it was mounted, with data that no stamp
-/// covers.
+/// A volume that was unmounted, and one that was left while it was mounted, with data that no
+/// durable point covers.
 fn volumes() -> [(&'static str, Volume); 2] {
     let unmounted = Volume::of(16 << 20);
     let crashed = unmounted.copy();
     let fs = mount(&crashed.dev, false);
-    make_file(&fs, ROOT, "stamped", &pattern(50, 50_000));
+    make_file(&fs, ROOT, "durable", &pattern(50, 50_000));
     let dir = make_dir(&fs, ROOT, "late");
     make_file(&fs, dir, "small", b"late and small");
     make_file(&fs, dir, "large", &pattern(51, 130_000));
@@ -59,10 +59,10 @@ fn volumes() -> [(&'static str, Volume); 2] {
 }
 
 /// Blocks that cannot be read; all else must be as it was.
-fn missing(shown: &Shown, whole: &Shown, context: &str) -> usize {
-    assert!(shown.keys().eq(whole.keys()), "{context}: other names");
+fn missing(snapshot: &Snapshot, whole: &Snapshot, context: &str) -> usize {
+    assert!(snapshot.keys().eq(whole.keys()), "{context}: other names");
     let mut missing = 0;
-    for (path, seen) in shown {
+    for (path, seen) in snapshot {
         let expected = &whole[path];
         let plain = |seen: &Seen| Seen { contents: Vec::new(), ..seen.clone() };
         assert_eq!(plain(seen), plain(expected), "{context}: {path}");
@@ -88,23 +88,26 @@ fn all() -> FsckOptions<'static> {
 }
 
 #[test]
-fn an_unreadable_block_costs_what_lay_there() {
+fn an_unreadable_block_costs_only_what_it_held() {
     for (state, volume) in volumes() {
-        let whole = volume.shown();
+        let whole = volume.snapshot();
         let (mut needed, mut data) = (0, 0);
-        for place in places(&volume) {
+        for device_offset in offsets(&volume) {
             for sector in [Sector::Dead, Sector::Heals] {
-                let context = format!("{state}, byte {place}, {sector:?}");
-                let (_, dev) = bad_sectors(&volume, [place], sector);
+                let context = format!("{state}, byte {device_offset}, {sector:?}");
+                let (_, dev) = bad_sectors(&volume, [device_offset], sector);
                 let seen = Volume { dev: dev.clone(), sb: volume.sb.clone() };
                 match open(&dev) {
                     Ok(()) => {
-                        let missing = missing(&seen.shown(), &whole, &context);
+                        let missing = missing(&seen.snapshot(), &whole, &context);
                         assert!(missing <= 1, "{context}");
                         data += missing;
                     }
                     Err(VolumeError::Unreadable(JournalError::Unreadable { offset, .. })) => {
-                        assert!(offset == place && state == "crashed", "{context}: {offset}");
+                        assert!(
+                            offset == device_offset && state == "crashed",
+                            "{context}: {offset}"
+                        );
                         needed += 1;
                         // It is not given up without being asked.
                         let report = repair(&dev, all(), &env()).unwrap();
@@ -137,19 +140,19 @@ fn an_unreadable_block_costs_what_lay_there() {
 }
 
 #[test]
-fn what_is_read_the_next_time_is_whole() {
+fn nothing_is_lost_if_blocks_are_readable_after_the_repair() {
     for (state, volume) in volumes() {
-        let whole = volume.shown();
+        let whole = volume.snapshot();
         let mut kept = 0;
-        for place in places(&volume) {
-            let context = format!("{state}, byte {place}");
-            let (device, dev) = bad_sectors(&volume, [place], Sector::Dead);
+        for device_offset in offsets(&volume) {
+            let context = format!("{state}, byte {device_offset}");
+            let (device, dev) = bad_sectors(&volume, [device_offset], Sector::Dead);
             let report = repair(&dev, all(), &env()).unwrap();
             kept += usize::from(!report.clean);
             device.set_unreadable([]);
             let seen = Volume { dev: dev.clone(), sb: volume.sb.clone() };
             open(&dev).unwrap_or_else(|error| panic!("{context}: {error}"));
-            assert_eq!(missing(&seen.shown(), &whole, &context), 0, "{context}");
+            assert_eq!(missing(&seen.snapshot(), &whole, &context), 0, "{context}");
             let report = seen.check();
             assert!(report.clean && report.lost.is_empty(), "{context}: {:#?}", report.findings);
         }
@@ -161,43 +164,47 @@ fn what_is_read_the_next_time_is_whole() {
 #[test]
 fn a_range_is_given_up_only_when_asked() {
     let volume = Volume::new();
-    let whole = volume.shown();
-    let mut places = Vec::new();
+    let whole = volume.snapshot();
+    let mut offsets = Vec::new();
     volume.edit(|image| {
         for path in ["d/f", "e"] {
             for (_, extent) in image.extents(path) {
                 let Extent::Data { block, crcs } = extent else { panic!("{extent:?}") };
-                places.extend((block..block + crcs.len() as u64).map(|block| block * BLOCK));
+                offsets.extend((block..block + crcs.len() as u64).map(|block| block * BLOCK));
             }
         }
     });
-    for place in places {
-        let (device, dev) = bad_sectors(&volume, [place], Sector::Dead);
+    for device_offset in offsets {
+        let (device, dev) = bad_sectors(&volume, [device_offset], Sector::Dead);
         let report = repair(&dev, all(), &env()).unwrap();
         let codes: Vec<_> = report.findings.iter().map(|finding| finding.code).collect();
         assert_eq!(
             (codes, report.repaired),
             (vec![Code::ReadError], 0),
-            "{place}: {:#?}",
+            "{device_offset}: {:#?}",
             report.repairs
         );
         let report =
             repair(&dev, FsckOptions { give_up_unreadable: true, ..all() }, &env()).unwrap();
-        assert!(report.clean && report.repaired > 0, "{place}: {:#?}", report.findings);
-        assert_eq!(report.lost.iter().map(|range| range.bytes).sum::<u64>(), BLOCK, "{place}");
+        assert!(report.clean && report.repaired > 0, "{device_offset}: {:#?}", report.findings);
+        assert_eq!(
+            report.lost.iter().map(|range| range.bytes).sum::<u64>(),
+            BLOCK,
+            "{device_offset}"
+        );
         device.set_unreadable([]);
         let seen = Volume { dev, sb: volume.sb.clone() };
-        assert_eq!(missing(&seen.shown(), &whole, "given up"), 1, "{place}");
+        assert_eq!(missing(&seen.snapshot(), &whole, "given up"), 1, "{device_offset}");
     }
 }
 
 /// The home store without a log that says the same: what both copies of a block have is nowhere
 /// else.
 #[test]
-fn what_no_copy_of_the_home_store_shows_is_given_up_only_when_asked() {
+fn keys_without_a_readable_copy_are_given_up_only_when_asked() {
     let volume = Volume::new();
     volume.wipe_log();
-    let whole = volume.shown();
+    let whole = volume.snapshot();
     let half = volume.sb.segment_len / 2;
     let blocks = volume.home_blocks(|block| block.iter().any(|byte| *byte != 0));
     let maps = volume.sb.home_map_offsets;
@@ -221,7 +228,7 @@ fn what_no_copy_of_the_home_store_shows_is_given_up_only_when_asked() {
         };
         device.set_unreadable([]);
         let seen = Volume { dev, sb: volume.sb.clone() };
-        assert_eq!(missing(&seen.shown(), &whole, &context), 0, "{context}");
+        assert_eq!(missing(&seen.snapshot(), &whole, &context), 0, "{context}");
         let report = seen.check();
         assert!(report.clean && report.lost.is_empty(), "{context}: {:#?}", report.findings);
         if lost && pair != maps {

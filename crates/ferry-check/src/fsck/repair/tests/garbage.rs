@@ -1,16 +1,17 @@
-//! A stretch of garbage, wherever it is on a volume, costs what lay there and nothing else.
+//! A range of garbage, wherever it is on a volume, costs what it covers and nothing else.
 
 use super::*;
 
 /// The device offset of each block of each file, by path.
-type Places = BTreeMap<String, Vec<(usize, u64)>>;
+type Offsets = BTreeMap<String, Vec<(usize, u64)>>;
 
-fn places(volume: &Volume, shown: &Shown) -> Places {
-    let mut places = Places::new();
+fn offsets(volume: &Volume, snapshot: &Snapshot) -> Offsets {
+    let mut offsets = Offsets::new();
     volume.edit(|image| {
-        for (path, _) in shown.iter().filter(|(_, seen)| seen.mode & libc::S_IFMT == libc::S_IFREG)
+        for (path, _) in
+            snapshot.iter().filter(|(_, seen)| seen.mode & libc::S_IFMT == libc::S_IFREG)
         {
-            let of_file = places.entry(path.clone()).or_default();
+            let of_file = offsets.entry(path.clone()).or_default();
             for (offset, extent) in image.extents(path) {
                 if let Extent::Data { block, crcs } = extent {
                     let blocks = (0..crcs.len() as u64)
@@ -20,13 +21,13 @@ fn places(volume: &Volume, shown: &Shown) -> Places {
             }
         }
     });
-    places
+    offsets
 }
 
-/// Garbage of `len` bytes at each place where there is something, half its length apart.
+/// Garbage of `len` bytes at each offset where there is something, half its length apart.
 fn costs_what_lay_there(volume: &Volume, len: u64) {
-    let whole = volume.shown();
-    let places = places(volume, &whole);
+    let whole = volume.snapshot();
+    let offsets = offsets(volume, &whole);
     let mut garbage = AlignedBuf::zeroed(len as usize);
     let mut lost = 0;
     for (n, at) in (0..=volume.dev.capacity() - len).step_by(len as usize / 2).enumerate() {
@@ -43,37 +44,37 @@ fn costs_what_lay_there(volume: &Volume, len: u64) {
         let damaged = volume.copy();
         damaged.dev.write(at, &garbage).unwrap();
         let hit = at..at + len;
-        let expected: Shown = whole
+        let expected: Snapshot = whole
             .iter()
             .map(|(path, seen)| {
                 let mut seen = seen.clone();
-                for (block, place) in places.get(path).into_iter().flatten() {
-                    let shown = seen.contents.get_mut(*block).filter(|_| hit.contains(place));
-                    shown.into_iter().for_each(|contents| *contents = None);
+                for (block, offset) in offsets.get(path).into_iter().flatten() {
+                    let snapshot = seen.contents.get_mut(*block).filter(|_| hit.contains(offset));
+                    snapshot.into_iter().for_each(|contents| *contents = None);
                 }
                 (path.clone(), seen)
             })
             .collect();
         lost += usize::from(expected != whole);
         let what = format!("{len} bytes at {at}");
-        assert!(damaged.shown() == expected, "{what}: before the repair");
+        assert!(damaged.snapshot() == expected, "{what}: before the repair");
         let report = damaged.repair();
         assert!(report.clean, "{what}: {:#?}", report.findings);
-        assert!(damaged.shown() == expected, "{what}: after the repair");
+        assert!(damaged.snapshot() == expected, "{what}: after the repair");
         damaged.works(&what);
     }
     assert!(lost > 0, "some of it lay where files are");
 }
 
 #[test]
-fn a_stretch_of_garbage_costs_what_lay_there() {
+fn a_range_of_garbage_costs_only_what_it_covers() {
     let volume = Volume::new();
     costs_what_lay_there(&volume, 64 << 10);
     costs_what_lay_there(&volume, 256 << 10);
 }
 
 #[test]
-fn so_it_does_on_the_smallest_volume_and_where_the_log_has_moved() {
+fn repair_works_on_the_smallest_volume_and_with_a_moved_log() {
     let volume = Volume::of(16 << 20);
     costs_what_lay_there(&volume, 64 << 10);
     let fs = mount(&volume.dev, false);

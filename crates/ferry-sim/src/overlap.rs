@@ -1,14 +1,12 @@
-//! Callers who do not wait for each other: fsyncs are answered later than they were asked for,
+//! Callers that do not wait for each other: fsyncs are answered later than they were asked for,
 //! while other operations go on, and the device completes its requests late and in any order. So
 //! several records of the log are under way together.
 //!
 //! One thread does it all, so a run stays a function of its seed. It must not wait for a device
 //! that waits for it: where room has to be made, or all is asked for, the device catches up first.
 
-use crate::crash::{Life, Step};
 use crate::device::{SimDevice, SimRng};
-use crate::history::{History, Pledge};
-use crate::model::{Effects, Model, Outcome};
+use crate::history::{Guarantee, History};
 use crate::ops::{Op, Which};
 use crate::world::{Trouble, Waiter, World};
 use ferry_fs::{Cx, Filesystem, Ino, Reply, Stop};
@@ -26,6 +24,12 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// What the device says that a flush takes.
 const FLUSH_TIME: Duration = Duration::from_millis(4);
 
+/// How an operation went.
+pub(crate) enum Step {
+    Done,
+    DeviceFailed,
+}
+
 /// An fsync that is not answered yet, with what its caller has open.
 struct Asked {
     answer: Waiter,
@@ -36,21 +40,21 @@ struct Asked {
     held: bool,
     caller: u32,
     known: Vec<Ino>,
-    pledge: Pledge,
+    guarantee: Guarantee,
 }
 
-/// A device that is late, and those who wait for it.
-pub(crate) struct Late {
-    device: Arc<SimDevice>,
-    rng: SimRng,
+/// A device that completes requests late, and the callers that wait for it.
+pub(crate) struct Overlap {
+    pub(crate) device: Arc<SimDevice>,
+    pub(crate) rng: SimRng,
     asked: Vec<Asked>,
-    /// Callers who do not wait, those who were answered last first: they are the first to come
-    /// back.
+    /// Callers that do not wait. Those that were answered last come first: they are the first to
+    /// return.
     callers: VecDeque<u32>,
 }
 
-impl Late {
-    /// From now on `device` is late.
+impl Overlap {
+    /// From now on `device` completes requests late.
     pub fn new(device: &Arc<SimDevice>, rng: SimRng) -> Self {
         device.set_hold(true);
         // So slow that a policy that waits for company does.
@@ -59,8 +63,17 @@ impl Late {
         Self { device: device.clone(), rng, asked: Vec::new(), callers }
     }
 
+    /// As many callers wait as may.
+    pub(crate) fn is_full(&self) -> bool {
+        self.asked.len() >= CALLERS_MAX
+    }
+
     /// The device completes one request.
-    fn complete_one(&mut self, world: &World, history: &mut History) -> Result<(), Trouble> {
+    pub(crate) fn complete_one(
+        &mut self,
+        world: &World,
+        history: &mut History,
+    ) -> Result<(), Trouble> {
         let held = self.device.held();
         if held > 0 {
             self.device.release(self.rng.index(held));
@@ -81,7 +94,7 @@ impl Late {
             let asked = self.asked.remove(at);
             self.callers.push_front(asked.caller);
             match answer {
-                Ok(Reply::Empty) => history.answered(asked.pledge.clone(), now),
+                Ok(Reply::Empty) => history.answered(asked.guarantee.clone(), now),
                 Ok(_) => {
                     result =
                         Err(Trouble::Wrong("an fsync got the answer of another request".into()))
@@ -95,7 +108,7 @@ impl Late {
 
     /// Completes everything, and lets time pass, until all are answered. Then the device is prompt,
     /// until `resume`.
-    fn catch_up(&mut self, world: &World, history: &mut History) -> Result<(), Trouble> {
+    pub(crate) fn catch_up(&mut self, world: &World, history: &mut History) -> Result<(), Trouble> {
         while self.device.held() > 0 {
             self.complete_one(world, history)?;
         }
@@ -114,7 +127,7 @@ impl Late {
         )))
     }
 
-    fn resume(&self) {
+    pub(crate) fn resume(&self) {
         self.device.set_hold(true);
     }
 
@@ -133,7 +146,8 @@ impl Late {
         Ok(step)
     }
 
-    /// The device has failed: what is under way ends somehow, and who is told "done" relies on it.
+    /// The device has failed: what is under way ends somehow, and a caller that is told "done"
+    /// relies on it.
     pub fn abandon(mut self, world: &World, history: &mut History) {
         while self.device.held() > 0 {
             // One after the other hears of the failure.
@@ -144,7 +158,12 @@ impl Late {
     }
 
     /// Asks for an fsync; `None` if it was answered at once.
-    fn ask(&mut self, world: &World, op: &Op, pledge: Pledge) -> Result<Option<Pledge>, Trouble> {
+    pub(crate) fn ask(
+        &mut self,
+        world: &World,
+        op: &Op,
+        guarantee: Guarantee,
+    ) -> Result<Option<Guarantee>, Trouble> {
         let fs = &world.fs;
         let mut known = Vec::new();
         let (ino, fh, held) = match op {
@@ -165,7 +184,8 @@ impl Late {
         };
         let dir = matches!(op, Op::FsyncDir(_));
         let caller = *self.callers.front().expect("not all of them wait");
-        let asked = Asked { answer: Waiter::default(), ino, fh, dir, held, caller, known, pledge };
+        let asked =
+            Asked { answer: Waiter::default(), ino, fh, dir, held, caller, known, guarantee };
         let cx = Cx { uid: 0, gid: 0, pid: caller, umask: 0, park: &asked.answer };
         let data_only = matches!(op, Op::Fsync(_, true));
         let answer =
@@ -177,8 +197,8 @@ impl Late {
                 Ok(None)
             }
             Ok(()) => {
-                let pledge = asked.pledge.clone();
-                asked.end(world).map(|()| Some(pledge))
+                let guarantee = asked.guarantee.clone();
+                asked.end(world).map(|()| Some(guarantee))
             }
             Err(Stop::Errno(errno)) => {
                 drop(asked.end(world));
@@ -205,100 +225,12 @@ impl Asked {
 }
 
 /// An error of a device that was made to fail ends the life; any other is a failure.
-fn judge(result: Result<(), Trouble>, faulty: bool) -> Result<Step, String> {
+pub(crate) fn judge(result: Result<(), Trouble>, faulty: bool) -> Result<Step, String> {
     match result {
         Ok(()) => Ok(Step::Done),
         Err(Trouble::Errno(libc::EIO | libc::EROFS) | Trouble::Close(libc::EIO)) if faulty => {
             Ok(Step::DeviceFailed)
         }
         Err(trouble) => Err(format!("an fsync that was under way: {trouble:?}")),
-    }
-}
-
-impl Life<'_> {
-    /// One operation beside those that are under way.
-    pub(crate) fn step_late(
-        &mut self,
-        late: &mut Late,
-        world: &mut World,
-        history: &mut History,
-        model: &mut Model,
-        op: &Op,
-        n: usize,
-    ) -> Result<Step, String> {
-        let faulty = self.plan.fault.is_some();
-        let text = |trouble: Trouble| format!("{trouble:?}");
-        // Slower than requests come, until so many wait that it has to catch up.
-        for _ in 0..late.rng.below(8).saturating_sub(4) {
-            if let Step::DeviceFailed = judge(late.complete_one(world, history), faulty)? {
-                return Ok(Step::DeviceFailed);
-            }
-        }
-        let waits = match op {
-            Op::Sync | Op::Trim | Op::Release(_) => true,
-            Op::Tick(_) => late.rng.chance(1, 4) || !world.collecting().map_err(text)?,
-            _ => false,
-        };
-        let prompt = waits || late.asked.len() >= CALLERS_MAX || !world.roomy().map_err(text)?;
-        if prompt && let Step::DeviceFailed = judge(late.catch_up(world, history), faulty)? {
-            return Ok(Step::DeviceFailed);
-        }
-        let target = match op {
-            Op::Fsync(which, _) => model.which(which),
-            Op::FsyncDir(path) => model.resolve(path),
-            _ => None,
-        };
-        let step = match (target, model.outcome(op)) {
-            (Some(ino), Outcome::Done) => self.ask_late(late, world, history, model, op, ino)?,
-            // Time seals what is collected, but the device has not caught up: nothing is promised.
-            (None, _) if matches!(op, Op::Tick(_)) && !prompt => {
-                self.tick_late(late, world, history, model, op)?
-            }
-            _ => {
-                let device = late.device.clone();
-                self.step(world, history, model, op, n, &device)?
-            }
-        };
-        if prompt {
-            late.resume();
-        }
-        Ok(step)
-    }
-
-    fn ask_late(
-        &mut self,
-        late: &mut Late,
-        world: &World,
-        history: &mut History,
-        model: &Model,
-        op: &Op,
-        ino: Ino,
-    ) -> Result<Step, String> {
-        self.tally.ops += 1;
-        world.clock.advance(Duration::from_millis(1));
-        history.ended(model.tree(), Effects::default(), late.device.trace_len());
-        let pledge = history.pledge(ino, &model.above(ino));
-        match late.ask(world, op, pledge) {
-            Ok(Some(pledge)) => history.answered(pledge, late.device.trace_len()),
-            Ok(None) => self.tally.answered_late += 1,
-            Err(trouble) => return judge(Err(trouble), self.plan.fault.is_some()),
-        }
-        Ok(Step::Done)
-    }
-
-    fn tick_late(
-        &mut self,
-        late: &Late,
-        world: &World,
-        history: &mut History,
-        model: &Model,
-        op: &Op,
-    ) -> Result<Step, String> {
-        let Op::Tick(ms) = op else { unreachable!("only time passes here") };
-        self.tally.ops += 1;
-        world.clock.advance(Duration::from_millis(u64::from(*ms)));
-        let ticked = world.fs.tick().map_err(|error| Trouble::Errno(error.errno().0));
-        history.ended(model.tree(), Effects::default(), late.device.trace_len());
-        judge(ticked, self.plan.fault.is_some())
     }
 }

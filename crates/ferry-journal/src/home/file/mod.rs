@@ -8,15 +8,15 @@
 //!   syncs twice, and only the second sync makes the new pages count, so a map and the pages under
 //!   it may become durable in any order.
 //! * A segment is given back only when neither slot on the device names it any more.
+//!
+//! Here is the file's life: opening, publishing, syncing. `io` reads and writes bytes, `spare` keeps
+//! the segments, `user` is what redb calls, `verify` reads everything without the caches.
 
 use super::blocks::Pages;
-use super::guard;
 use super::links::Links;
 use super::map::{HomeMap, Slots};
-use super::read_ahead::READ_MAX;
-use super::shape::{children, is_sound};
 use super::state::HashKey;
-use super::tree::{Header, NOT_THE_ONE, PageSource, Tree, Walk};
+use super::tree::Header;
 use super::unit::header;
 use super::write_buffer::WriteBuffer;
 use crate::disk::{Disk, io_error};
@@ -24,13 +24,14 @@ use crate::{Geometry, JournalClient, JournalError};
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
 use ferry_env::planted::{Bug, is_planted};
 use parking_lot::{Mutex, RwLock};
-use redb::StorageBackend;
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+mod io;
+mod spare;
+mod user;
 pub mod verify;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -54,9 +55,9 @@ pub struct HomeFile {
     lacked_space: AtomicBool,
     /// Another file has taken its place.
     retired: AtomicBool,
-    /// Whoever reads a branch is going to read what it names.
+    /// A reader of a branch is going to read all pages that it names.
     in_order: AtomicBool,
-    /// Who has more segments; unset while the journal is being opened.
+    /// Gives more segments; unset while the journal is being opened.
     owner: OnceLock<Arc<dyn JournalClient>>,
 }
 
@@ -83,14 +84,8 @@ struct FileState {
     dropped: Vec<u32>,
     /// Spare segments that no slot names: only in memory.
     floating: Vec<u32>,
-    /// Instead of the device, where nothing may be written: blocks by their place in the file.
+    /// Instead of the device, where nothing may be written: blocks by their number in the file.
     in_memory: Option<HashMap<u64, Box<[u8]>>>,
-}
-
-/// The file as one database sees it; a failed database keeps an old one.
-pub struct FileUser {
-    file: Arc<HomeFile>,
-    epoch: u64,
 }
 
 impl HomeFile {
@@ -142,7 +137,7 @@ impl HomeFile {
             .settle_header(&|block| Header::decode(block).and_then(|header| header.commit(self)))
     }
 
-    /// Blocks of the file that were given a place, unit by unit.
+    /// Blocks of the file that have a segment, unit by unit.
     pub fn blocks(&self) -> Vec<Range<u64>> {
         let state = self.state.read();
         let each = self.unit_bytes() / BLOCK;
@@ -260,11 +255,6 @@ impl HomeFile {
         assert!(self.owner.set(owner).is_ok(), "a journal has one owner");
     }
 
-    /// The file for one more database; only the newest user may write.
-    pub fn user(self: &Arc<Self>) -> FileUser {
-        FileUser { file: self.clone(), epoch: *self.epoch.read() }
-    }
-
     /// From now on all present users fail; none is writing when this returns.
     pub fn detach_users(&self) {
         *self.epoch.write() += 1;
@@ -309,38 +299,6 @@ impl HomeFile {
         if self.lacked_space.load(Ordering::Acquire) { JournalError::NoSpace } else { error }
     }
 
-    /// Segments that the file owns.
-    pub fn segments(&self) -> Vec<u32> {
-        let state = self.state.read();
-        state.map.segments().chain(state.floating.iter().copied()).collect()
-    }
-
-    /// Bytes of the units that are attached.
-    pub fn attached_bytes(&self) -> u64 {
-        self.attached() as u64 * self.unit_bytes()
-    }
-
-    /// Units that are attached.
-    pub fn attached(&self) -> usize {
-        self.state.read().map.units.iter().flatten().count()
-    }
-
-    /// Segments ready to be attached.
-    pub fn spare(&self) -> usize {
-        let state = self.state.read();
-        state.map.spare.len() + state.floating.len()
-    }
-
-    /// Those of them that the map names.
-    pub fn kept_spare(&self) -> usize {
-        self.state.read().map.spare.len()
-    }
-
-    /// Bytes of one unit.
-    pub fn unit_bytes(&self) -> u64 {
-        self.pages.segments().unit
-    }
-
     /// Blocks that were found damaged in one of their two copies.
     pub fn healed(&self) -> u64 {
         self.pages.healed()
@@ -349,36 +307,6 @@ impl HomeFile {
     /// Where they were, of those that were needed.
     pub fn bad_copies(&self) -> Vec<u64> {
         self.pages.bad_copies()
-    }
-
-    /// Adds a spare segment. The map names it at the next sync if `keep`, so that the next opening
-    /// finds it.
-    pub fn add_spare(&self, segment: u32, keep: bool) {
-        let mut state = self.state.write();
-        if keep {
-            state.map.spare.push(segment);
-            state.changed = true;
-        } else {
-            state.floating.push(segment);
-        }
-    }
-
-    /// Spare segments beyond `keep`, no longer owned: those that no map ever named.
-    pub fn take_surplus(&self, keep: usize) -> Vec<u32> {
-        let mut state = self.state.write();
-        let surplus = (state.map.spare.len() + state.floating.len()).saturating_sub(keep);
-        let at = state.floating.len().saturating_sub(surplus);
-        state.floating.split_off(at)
-    }
-
-    /// Turns all spare segments but `keep` into dropped ones.
-    pub fn drop_spare(&self, keep: usize) {
-        let mut state = self.state.write();
-        while state.map.spare.len() > keep {
-            let segment = state.map.spare.pop().expect("longer than keep");
-            state.dropped.push(segment);
-            state.changed = true;
-        }
     }
 
     /// Brings both slots up to date on the device.
@@ -410,17 +338,7 @@ impl HomeFile {
         self.state.read().map.at_rest
     }
 
-    /// Segments that no slot names any more, after [`HomeFile::settle`].
-    pub fn take_dropped(&self) -> Vec<u32> {
-        let mut state = self.state.write();
-        if state.changed || state.other_behind {
-            Vec::new()
-        } else {
-            std::mem::take(&mut state.dropped)
-        }
-    }
-
-    fn sync(&self) -> io::Result<()> {
+    fn sync(&self) -> std::io::Result<()> {
         let _one_at_a_time = self.syncing.lock();
         let units: Vec<u32> = self.state.read().map.units.iter().flatten().copied().collect();
         self.drain(Some(&units))?;
@@ -438,13 +356,14 @@ impl HomeFile {
         Ok(())
     }
 
-    fn drain(&self, sums_of: Option<&[u32]>) -> io::Result<()> {
+    fn drain(&self, sums_of: Option<&[u32]>) -> std::io::Result<()> {
         let sums_of = sums_of.filter(|_| self.state.read().in_memory.is_none());
         self.buffer.drain(|runs| self.pages.write(runs, sums_of)).map_err(|e| match e {
-            JournalError::Io { source, .. } => source
-                .raw_os_error()
-                .map_or_else(|| io::Error::from(source.kind()), io::Error::from_raw_os_error),
-            other => io::Error::other(other),
+            JournalError::Io { source, .. } => source.raw_os_error().map_or_else(
+                || std::io::Error::from(source.kind()),
+                std::io::Error::from_raw_os_error,
+            ),
+            other => std::io::Error::other(other),
         })
     }
 
@@ -469,227 +388,6 @@ impl HomeFile {
         state.other_behind = std::mem::take(&mut state.changed);
         Some(Some((state.next_slot, state.map.encode(&self.geo))))
     }
-
-    /// Place of `offset` on the device, and how many bytes follow it there; `None` where nothing
-    /// was ever written.
-    fn locate(&self, map: &HomeMap, offset: u64) -> (Option<u64>, u64) {
-        let segments = self.pages.segments();
-        let (unit, within) = ((offset / segments.unit) as usize, offset % segments.unit);
-        let place = map.units.get(unit).copied().flatten();
-        (place.map(|segment| segments.place(segment) + within), segments.unit - within)
-    }
-
-    /// Where `offset` is and how many bytes follow it in its unit. The lock is not held over the
-    /// I/O that follows: redb neither reads what it is writing nor writes what a reader may see.
-    fn place_of(&self, offset: u64, end: u64) -> Result<Place, JournalError> {
-        let state = self.state.read();
-        if end > state.map.len {
-            return Err(beyond_end(offset));
-        }
-        let (device, room) = self.locate(&state.map, offset);
-        Ok(Place { device, room, in_memory: state.in_memory.is_some() })
-    }
-
-    /// Reads whole blocks that lie in one unit.
-    fn read_blocks(
-        &self,
-        place: &Place,
-        offset: u64,
-        out: &mut AlignedBuf,
-    ) -> Result<(), JournalError> {
-        match place.device {
-            Some(device) => {
-                self.buffer.read_through(device, out, |out| self.pages.read(device, out))?
-            }
-            None => out.fill(0),
-        }
-        if place.in_memory
-            && let Some(memory) = &self.state.read().in_memory
-        {
-            for (at, block) in out.chunks_exact_mut(BLOCK_SIZE).enumerate() {
-                if let Some(newer) = memory.get(&(offset / BLOCK + at as u64)) {
-                    block.copy_from_slice(newer);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), JournalError> {
-        let end = offset.checked_add(out.len() as u64).ok_or_else(|| beyond_end(offset))?;
-        let mut done = 0;
-        while done < out.len() {
-            let at = offset + done as u64;
-            let start = at - at % BLOCK;
-            let place = self.place_of(start, end)?;
-            let want = end - start;
-            let mut blocks =
-                AlignedBuf::zeroed(want.next_multiple_of(BLOCK).min(place.room) as usize);
-            self.read_blocks(&place, start, &mut blocks)?;
-            let from = (at - start) as usize;
-            let n = (blocks.len() - from).min(out.len() - done);
-            out[done..done + n].copy_from_slice(&blocks[from..from + n]);
-            done += n;
-        }
-        Ok(())
-    }
-
-    /// All that the database reads are pages, but its header.
-    fn check_shape(&self, offset: u64, page: &[u8]) -> Result<(), JournalError> {
-        if offset == 0 || is_sound(page, self.state.read().map.len) {
-            return Ok(());
-        }
-        Err(self.damaged(offset, "a page makes no sense to the database"))
-    }
-
-    fn damaged(&self, offset: u64, detail: &str) -> JournalError {
-        JournalError::Damaged {
-            what: "home store",
-            offset: self.place(offset),
-            detail: detail.to_owned(),
-        }
-    }
-
-    /// Reads what the database asks for.
-    fn read_page(&self, offset: u64, out: &mut [u8]) -> Result<(), JournalError> {
-        self.read(offset, out)?;
-        self.check_shape(offset, out)?;
-        if offset == 0 || self.links.check(offset / BLOCK, out) {
-            return Ok(());
-        }
-        Err(self.damaged(offset, NOT_THE_ONE))
-    }
-
-    /// Learns from the header and the table of tables which pages belong where; the pages below say
-    /// more as they are read.
-    fn learn_links(self: &Arc<Self>, header: &[u8]) {
-        let Some(header) = Header::decode(header) else { return };
-        self.links.learn(header.links());
-        for own in [false, true] {
-            let tables = Walk::tables(self, &header, own, &mut |_| {});
-            self.links.learn(tables.iter().filter_map(Tree::link).collect());
-        }
-    }
-
-    /// Reads what a branch names, for who comes to it next, where somebody goes through all of
-    /// them.
-    fn read_ahead(&self, page: &[u8]) {
-        if !self.in_order.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut wanted = Vec::new();
-        {
-            let state = self.state.read();
-            let pages = children(page).filter(|range| range.end - range.start <= READ_MAX);
-            for Range { mut start, end } in pages {
-                while start < end {
-                    let (place, room) = self.locate(&state.map, start);
-                    let len = room.min(end - start);
-                    wanted.extend(place.map(|place| place..place + len));
-                    start += len;
-                }
-            }
-        }
-        self.pages.read_ahead(wanted);
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let end =
-            offset.checked_add(data.len() as u64).filter(|end| *end <= self.state.read().map.len);
-        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
-        self.links.write(offset / BLOCK..end.div_ceil(BLOCK));
-        let mut done = 0;
-        while done < data.len() {
-            let at = offset + done as u64;
-            let from = (at % BLOCK) as usize;
-            let start = at - from as u64;
-            self.attach(start)?;
-            let place = self.place_of(start, end).map_err(io::Error::other)?;
-            let left = data.len() - done;
-            if from == 0 && left >= BLOCK_SIZE {
-                let n = (left - left % BLOCK_SIZE).min(place.room as usize);
-                self.store(&place, start, &data[done..done + n])?;
-                done += n;
-            } else {
-                let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-                self.read_blocks(&place, start, &mut block).map_err(io::Error::other)?;
-                let n = (BLOCK_SIZE - from).min(left);
-                block[from..from + n].copy_from_slice(&data[done..done + n]);
-                self.store(&place, start, &block)?;
-                done += n;
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes whole blocks that lie in one unit.
-    fn store(&self, place: &Place, offset: u64, blocks: &[u8]) -> io::Result<()> {
-        if place.in_memory {
-            let mut state = self.state.write();
-            let memory = state.in_memory.as_mut().expect("an in-memory file stays one");
-            for (at, block) in blocks.chunks_exact(BLOCK_SIZE).enumerate() {
-                memory.insert(offset / BLOCK + at as u64, block.into());
-            }
-            return Ok(());
-        }
-        let device = place.device.expect("attached just before");
-        if self.buffer.put(device, blocks) {
-            self.drain(None)?;
-        }
-        Ok(())
-    }
-
-    /// Sees to it that the unit of `offset` has a segment.
-    fn attach(&self, offset: u64) -> io::Result<()> {
-        let unit = (offset / self.unit_bytes()) as usize;
-        if matches!(self.state.read().map.units.get(unit), Some(Some(_))) {
-            return Ok(());
-        }
-        while !self.state.write().attach(unit, &self.pages) {
-            // How much redb writes is known only as it does. The owner is asked without our lock:
-            // readers want that.
-            let Some(segment) = self.owner.get().and_then(|o| o.take_home_segment()) else {
-                self.lacked_space.store(true, Ordering::Release);
-                return Err(io::ErrorKind::StorageFull.into());
-            };
-            self.add_spare(segment, false);
-        }
-        Ok(())
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        let mut state = self.state.write();
-        state.map.len = len;
-        let units = len.div_ceil(self.unit_bytes()) as usize;
-        if units < state.map.units.len() {
-            let gone: Vec<u32> = state.map.units.drain(units..).flatten().collect();
-            gone.iter().for_each(|segment| self.pages.forget(*segment));
-            self.pages.set_first(state.map.first());
-            state.dropped.extend(gone);
-        }
-        if let Some(memory) = &mut state.in_memory {
-            memory.retain(|block, _| block * BLOCK < len);
-        }
-        state.changed = true;
-        Ok(())
-    }
-}
-
-impl PageSource for HomeFile {
-    fn page(&self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), JournalError> {
-        let end = offset.checked_add(len as u64).filter(|end| *end <= self.state.read().map.len);
-        end.ok_or_else(|| beyond_end(offset))?;
-        let mut page = vec![0; len];
-        self.read(offset, &mut page)?;
-        self.check_shape(offset, &page)?;
-        self.read_ahead(&page);
-        *out = page;
-        Ok(())
-    }
-
-    fn place(&self, offset: u64) -> u64 {
-        self.locate(&self.state.read().map, offset).0.unwrap_or(0)
-    }
 }
 
 impl FileState {
@@ -713,78 +411,10 @@ impl FileState {
     }
 }
 
-/// Where an offset of the file is.
-struct Place {
-    /// On the device; `None` where nothing was ever written.
-    device: Option<u64>,
-    /// Bytes from there to the end of the unit.
-    room: u64,
-    /// Nothing may reach the device.
-    in_memory: bool,
-}
-
-fn beyond_end(offset: u64) -> JournalError {
-    let detail = format!("nothing is at byte {offset} of the database's file");
-    JournalError::Damaged { what: "home store", offset: 0, detail }
-}
-
 /// Our error within one of the database's.
-pub fn error_of(error: io::Error) -> JournalError {
+pub fn error_of(error: std::io::Error) -> JournalError {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<JournalError>()) {
         Some(ours) => ours.clone(),
         None => JournalError::Io { what: "home store", source: Arc::new(error) },
-    }
-}
-
-impl FileUser {
-    fn file(&self) -> io::Result<&HomeFile> {
-        self.of_epoch(*self.file.epoch.read())
-    }
-
-    /// The epoch ends when nobody is here.
-    fn writing(&self, write: impl FnOnce(&HomeFile) -> io::Result<()>) -> io::Result<()> {
-        let epoch = self.file.epoch.read();
-        write(self.of_epoch(*epoch)?)
-    }
-
-    fn of_epoch(&self, epoch: u64) -> io::Result<&HomeFile> {
-        if self.epoch == epoch {
-            Ok(&self.file)
-        } else {
-            Err(io::Error::other("the home store was opened anew after a failure"))
-        }
-    }
-}
-
-impl std::fmt::Debug for FileUser {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "home store, epoch {}", self.epoch)
-    }
-}
-
-impl StorageBackend for FileUser {
-    fn len(&self) -> io::Result<u64> {
-        Ok(self.file()?.state.read().map.len)
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let file = self.file()?;
-        file.read_page(offset, out).map_err(|error| io::Error::other(guard::unreadable(error)))?;
-        if offset > 0 {
-            file.read_ahead(out);
-        }
-        Ok(())
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.writing(|file| file.set_len(len))
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        self.writing(|file| file.sync())
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.writing(|file| file.write(offset, data))
     }
 }

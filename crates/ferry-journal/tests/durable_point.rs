@@ -1,5 +1,5 @@
-//! Durable stamps: what is said to be covered is, after any crash, and the owner knows it before
-//! anyone relies on it.
+//! Durable points: what they cover survives any crash, and the owner knows it before anyone relies
+//! on it.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
 mod common;
@@ -19,12 +19,12 @@ fn extent(offset: u64, fill: u8) -> DataExtent {
     DataExtent { offset, buf: Arc::new(buf), crc }
 }
 
-/// A ring without a free block leaves recovery no place for its stamp; what it has found is then
-/// not covered.
+/// A ring without a free block leaves recovery no room for its durable point; what it has found is
+/// then not covered.
 #[test]
-fn what_recovery_cannot_stamp_is_not_called_stamped() {
+fn recovery_claims_no_durable_point_that_it_could_not_write() {
     let volume = Volume::new(256 * 1024);
-    let place = volume.geo.segments_offset + 40 * volume.geo.segment_len;
+    let offset = volume.geo.segments_offset + 40 * volume.geo.segment_len;
     let (journal, _) = volume.open();
     let mut seq = Seq(0);
     let mut i = 0_u32;
@@ -41,19 +41,19 @@ fn what_recovery_cannot_stamp_is_not_called_stamped() {
     let value = vec![9; 4000];
     let mut t = journal.begin(Credits { urgent: true, ..credits(1, 4012) }).unwrap();
     t.put(b"acknowledged", &value);
-    t.write_data(extent(place, 1), Box::new(|r| r.unwrap()));
+    t.write_data(extent(offset, 1), Box::new(|r| r.unwrap()));
     let last = t.commit();
     force(&journal, last).unwrap();
     assert_eq!((last.0, journal.stats().log_free_bytes), (seq.0 + 1, 0));
     drop(journal); // a crash: MemDevice keeps all
     let (journal, recovered) = volume.open();
     assert_eq!(recovered.last, last);
-    if journal.stamped() >= last {
-        // So the owner may use the place again, here for the home store, as its next checkpoint
+    if journal.durable_point() >= last {
+        // So the owner may use the blocks again, here for the home store, as its next checkpoint
         // would.
         let mut junk = AlignedBuf::zeroed(4096);
         junk.fill(0xee);
-        volume.dev.write(place, &junk).unwrap();
+        volume.dev.write(offset, &junk).unwrap();
     }
     drop(journal);
     let (journal, recovered) = volume.open();
@@ -65,10 +65,10 @@ fn what_recovery_cannot_stamp_is_not_called_stamped() {
     assert_eq!(recovered.last, last);
 }
 
-/// A stamp that is under way when the journal closes is part of what it closes: else recovery would
-/// find a record behind the end.
+/// A durable point that is in flight when the journal closes is part of what it closes: else
+/// recovery would find a record behind the end.
 #[test]
-fn a_close_waits_for_the_stamp_under_way() {
+fn a_close_waits_for_the_durable_point_in_flight() {
     let geo = geometry(256 * 1024, 64);
     let device = Arc::new(SimDevice::new(device_len(&geo)));
     let volume = Volume::on(device.clone(), geo, sim_env(1).0);
@@ -76,9 +76,9 @@ fn a_close_waits_for_the_stamp_under_way() {
     force(&journal, put(&journal, b"key", b"value")).unwrap();
     device.set_hold(true);
     journal.tick().unwrap();
-    assert_eq!(device.held(), 1, "the stamp of what is durable");
+    assert_eq!(device.held(), 1, "the durable point");
     let closing = std::thread::spawn(move || journal.close());
-    // What comes later is completed first; the stamp when nothing has come for long.
+    // What comes later is completed first; the durable point when nothing has come for long.
     let mut idle = 0;
     while !closing.is_finished() {
         let held = device.held();
@@ -104,7 +104,7 @@ struct Slow {
 }
 
 impl JournalClient for Slow {
-    fn stamped(&self, seq: Seq) {
+    fn durable_point(&self, seq: Seq) {
         (0..20_000).for_each(|_| std::thread::yield_now());
         self.told.fetch_max(seq.0, Ordering::SeqCst);
     }
@@ -121,10 +121,11 @@ impl JournalClient for Slow {
 
 /// "What it freed is reusable" when it returns: the owner must have been told by then.
 #[test]
-fn force_stamped_returns_when_the_owner_knows() {
+fn force_durable_point_returns_after_the_owner_was_told() {
     let geo = geometry(512 * 1024, 64);
     let env = Env::real();
-    let path = std::env::temp_dir().join(format!("ferry-journal-stamp-{}", std::process::id()));
+    let path =
+        std::env::temp_dir().join(format!("ferry-journal-durable-point-{}", std::process::id()));
     let device = FileDevice::create(&path, device_len(&geo), true, &env).unwrap();
     std::fs::remove_file(&path).unwrap();
     let volume = Volume::on(Arc::new(device), geo, env);
@@ -135,27 +136,31 @@ fn force_stamped_returns_when_the_owner_knows() {
             .unwrap();
     for i in 0..5_u32 {
         let seq = put(&journal, &i.to_be_bytes(), b"v");
-        journal.force_stamped().unwrap();
+        journal.force_durable_point().unwrap();
         let told = owner.told.load(Ordering::SeqCst);
-        assert!(told >= seq.0, "context {} is stamped, the owner knows of {told}", seq.0);
+        assert!(
+            told >= seq.0,
+            "the durable point covers context {}, the owner knows of {told}",
+            seq.0
+        );
     }
 }
 
 /// The torn record at the log's end says that a context was durable whose data is damaged: that is
 /// damage, not the end.
 #[test]
-fn the_stamp_of_a_torn_record_counts_for_the_data_before_it() {
+fn the_durable_point_of_a_torn_record_covers_the_data_before_it() {
     let geo = geometry(512 * 1024, 64);
     let (env, _clock) = sim_env(1);
     let device = Arc::new(SimDevice::new(device_len(&geo)));
     let volume = Volume::on(device.clone(), geo, env);
-    let place = geo.segments_offset + 40 * geo.segment_len;
+    let offset = geo.segments_offset + 40 * geo.segment_len;
     let (journal, _) = volume.open();
     let seq = put(&journal, b"before", b"x");
     force(&journal, seq).unwrap();
     let mut t = journal.begin(credits(1, 20)).unwrap();
     t.put(b"acknowledged", b"y");
-    t.write_data(extent(place, 1), Box::new(|r| r.unwrap()));
+    t.write_data(extent(offset, 1), Box::new(|r| r.unwrap()));
     let acknowledged = t.commit();
     force(&journal, acknowledged).unwrap();
     device.restart_trace();
@@ -183,7 +188,7 @@ fn the_stamp_of_a_torn_record_counts_for_the_data_before_it() {
     let at = records.iter().find(|r| r.1 == lost.0).unwrap().0;
     let zeros = AlignedBuf::zeroed(4096);
     image.write(at + 4096, &zeros).unwrap();
-    image.write(place, &zeros).unwrap();
+    image.write(offset, &zeros).unwrap();
     let volume = Volume { dev: Arc::new(image), ..volume };
     let opened = volume.open_with(options(false));
     // Reported, or kept (reading the data then says what is damaged); never cut off.

@@ -1,0 +1,275 @@
+//! The check of a whole volume: its superblocks, its journal, all keys in one pass.
+
+use super::check::Checker;
+use super::report::{Code, Finding, Findings, Holdings, Losses, Repair, Report};
+use super::tree::Tree;
+use super::verify::Verifier;
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
+use ferry_env::Env;
+use ferry_fs::api::{Ino, ROOT};
+use ferry_fs::keys;
+use ferry_fs::scrub::Part;
+use ferry_fs::volume::{Superblock, VolumeError, find_superblock, may_be_torn};
+use ferry_journal::inspect::home_map;
+use ferry_journal::{
+    BadRange, Bystander, Geometry, Journal, JournalError, JournalOptions, Recovered, Value,
+    bad_map_slot,
+};
+use siphasher::sip::SipHasher13;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Memory for the home store's cache during a check, in bytes.
+pub(super) const HOME_CACHE_BYTES: usize = 64 << 20;
+/// Progress is told after each so many keys.
+const PROGRESS_KEYS: u64 = 1 << 14;
+/// Paths are looked for at most for so many findings: each costs a listing of every directory
+/// above.
+const PATHS_MAX: usize = 100;
+/// A path is followed up through at most so many directories.
+const DEPTH_MAX: usize = 4096;
+
+/// How far a check has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Inodes checked so far.
+    pub done: u64,
+    /// Inodes that the volume says it has; 0 while unknown.
+    pub total: u64,
+}
+
+/// How thorough a check is, and whom it tells how far it is.
+#[derive(Default)]
+pub struct FsckOptions<'p> {
+    /// Read every block that holds data and check its checksum.
+    pub verify_data: bool,
+    /// A repair gives up what the device cannot read. Without this it keeps that: the device may
+    /// read it the next time.
+    pub give_up_unreadable: bool,
+    /// Called now and then.
+    pub progress: Option<&'p mut dyn FnMut(Progress)>,
+}
+
+/// Checks the volume on `dev`. An error means that it could not be checked; damage is in the
+/// report.
+pub fn fsck(
+    dev: &Arc<dyn BlockDevice>,
+    options: FsckOptions<'_>,
+    env: &Env,
+) -> Result<Report, VolumeError> {
+    let (sb, _) = find_superblock(dev)?;
+    check(dev, &sb, options, env, &mut [])
+}
+
+/// The check. `repairs` are to be told where what they repaired is now.
+pub(super) fn check(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    options: FsckOptions<'_>,
+    env: &Env,
+    repairs: &mut [Repair],
+) -> Result<Report, VolumeError> {
+    let mut findings = Findings::default();
+    compare_copies(dev, sb, &mut findings);
+    findings.append(compare_slots(dev, sb));
+    let data_read = options.verify_data;
+    let journal_options = JournalOptions::offline(HOME_CACHE_BYTES);
+    let opened = Journal::open(
+        dev.clone(),
+        sb.geometry(),
+        journal_options,
+        env.clone(),
+        Arc::new(Bystander),
+    );
+    let (found, holdings, losses) = match opened {
+        Ok((journal, recovered)) => check_view(dev, sb, &journal, &recovered, options, repairs),
+        Err(error) => {
+            let finding = journal_damage(&sb.geometry(), error)?;
+            (Findings::of(finding), Holdings::default(), Losses::default())
+        }
+    };
+    findings.append(found);
+    Ok(Report {
+        clean: findings.list.is_empty(),
+        data_read,
+        volume_id: sb.id(),
+        findings: findings.list,
+        findings_not_listed: findings.not_listed,
+        repairs: Vec::new(),
+        repaired: 0,
+        lost: losses.list,
+        lost_not_listed: losses.not_listed,
+        holdings,
+    })
+}
+
+/// Reads the whole view of an open journal.
+fn check_view(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    journal: &Journal,
+    recovered: &Recovered,
+    mut options: FsckOptions<'_>,
+    repairs: &mut [Repair],
+) -> (Findings, Holdings, Losses) {
+    let hasher = SipHasher13::new_with_key(&sb.hash_key);
+    let hash = |name: &[u8]| name_hash(&hasher, name);
+    let verifier = options.verify_data.then(|| Verifier::new(dev));
+    let mut checker = Checker::new(&sb.geometry(), &hash, &recovered.home_segments, verifier);
+    checker.holdings.recovered_contexts = recovered.contexts;
+    checker.holdings.unclean = recovered.unclean;
+    // Over a page that is not what redb wrote, a search and a scan see different keys: nothing of
+    // it is judged.
+    journal.verify_pages(&mut |bad| {
+        let what = format!("a page of the home store is damaged: {}", bad.detail);
+        checker.findings.add(Finding::new(Code::HomeStore, what).on_device(bad.offset));
+    });
+    if !checker.findings.list.is_empty() {
+        return (checker.findings, checker.holdings, checker.losses);
+    }
+    let mut keys_seen = 0_u64;
+    let scanned = journal.scan(&[], &[0xff; 32], &mut |key, value| {
+        checker.key(key, value);
+        keys_seen += 1;
+        if let Some(progress) =
+            options.progress.as_mut().filter(|_| keys_seen.is_multiple_of(PROGRESS_KEYS))
+        {
+            let total = checker.counters().map_or(0, |counters| counters.inodes);
+            progress(Progress { done: checker.tree.inodes(), total });
+        }
+        true
+    });
+    match scanned {
+        Ok(()) => checker.finish(),
+        // What was not read would look as if it were missing: only the reason is reported.
+        Err(error) => checker.findings.add(Finding::new(Code::HomeStore, error.to_string())),
+    }
+    // A crash may leave a block that was being written so, and the next mount mends it.
+    let offsets = match recovered.at_rest {
+        true => bad_copies(journal, sb.home_map_offsets, options.verify_data),
+        false => BTreeSet::new(),
+    };
+    for offset in offsets {
+        let finding = Finding::new(Code::HomeCopy, "a copy of a block is not what was written");
+        checker.findings.add(finding.on_device(offset));
+    }
+    let (mut findings, mut losses) = (checker.findings, checker.losses);
+    let found = findings.list.iter_mut().map(|finding| (finding.ino, &mut finding.path));
+    let repaired = repairs.iter_mut().map(|repair| (repair.ino, &mut repair.path));
+    let lost = losses.list.iter_mut().map(|range| (Some(range.ino), &mut range.path));
+    set_paths(journal, &checker.tree, &mut found.into_iter());
+    set_paths(journal, &checker.tree, &mut repaired.into_iter());
+    set_paths(journal, &checker.tree, &mut lost.into_iter());
+    (findings, checker.holdings, losses)
+}
+
+/// Offsets of copies of the home store's blocks that are not what was written: those that a reader
+/// needed, and with `all` the others.
+pub(super) fn bad_copies(journal: &Journal, slots: [u64; 2], all: bool) -> BTreeSet<u64> {
+    let mut offsets = BTreeSet::new();
+    if all {
+        let mut note = |bad: BadRange| {
+            // The map's slots are looked at on their own.
+            if !slots.contains(&bad.offset) {
+                offsets.insert(bad.offset);
+            }
+        };
+        journal.verify_home(&mut note, &mut |_| true);
+    }
+    offsets.extend(journal.home_bad_copies());
+    offsets
+}
+
+/// Finds the paths of the first of these inodes.
+fn set_paths(
+    journal: &Journal,
+    tree: &Tree,
+    inodes: &mut dyn Iterator<Item = (Option<Ino>, &mut Option<String>)>,
+) {
+    for (ino, path) in inodes.filter_map(|(ino, path)| Some((ino?, path))).take(PATHS_MAX) {
+        *path = path_of(journal, tree, ino);
+    }
+}
+
+/// The 54 bits of a name's hash, from `docs/format.md` and not from the code that it checks.
+pub(super) fn name_hash(hasher: &SipHasher13, name: &[u8]) -> u64 {
+    (hasher.hash(name) >> 10).max(1)
+}
+
+/// The volume was left while it was mounted, perhaps while its log grew: then the superblocks are
+/// written one after the other, and the next mount makes them the same.
+fn may_have_grown(dev: &Arc<dyn BlockDevice>, sb: &Superblock) -> bool {
+    let maps = home_map(dev, &sb.geometry());
+    maps.iter().any(Result::is_ok) && !maps.iter().flatten().any(|map| map.at_rest)
+}
+
+/// All copies of the superblock are the same, byte for byte, but for what a crash leaves.
+fn compare_copies(dev: &Arc<dyn BlockDevice>, sb: &Superblock, findings: &mut Findings) {
+    let mut copies = Vec::new();
+    for offset in sb.places() {
+        let mut copy = AlignedBuf::zeroed(BLOCK_SIZE);
+        match dev.read(offset, &mut copy) {
+            Ok(()) => copies.push(copy),
+            Err(error) => {
+                let what = format!("a superblock cannot be read: {error}");
+                findings.add(Finding::new(Code::SuperblockCopy, what).on_device(offset));
+            }
+        }
+    }
+    let torn = || copies.iter().all(|copy| may_be_torn(copy, sb)) && may_have_grown(dev, sb);
+    if copies.windows(2).any(|pair| pair[0][..] != pair[1][..]) && !torn() {
+        let offsets: Vec<String> = sb.places().iter().map(u64::to_string).collect();
+        let what = format!("the superblocks at bytes {} differ", offsets.join(", "));
+        findings.add(Finding::new(Code::SuperblockCopy, what));
+    }
+}
+
+/// Both slots of the home map say the same. A crash may leave one half written or behind, and the
+/// next mount mends it: that is no damage.
+fn compare_slots(dev: &Arc<dyn BlockDevice>, sb: &Superblock) -> Findings {
+    bad_map_slot(dev, &sb.geometry()).map_or_else(Findings::default, |(offset, why)| {
+        let what = format!("a copy of the home store's map is damaged: {why}");
+        Findings::of(Finding::new(Code::HomeMap, what).on_device(offset))
+    })
+}
+
+/// Damage is a finding; anything else says that the volume could not be checked.
+fn journal_damage(geometry: &Geometry, error: JournalError) -> Result<Finding, VolumeError> {
+    let Some((part, offset)) = Part::of_error(geometry, &error) else { return Err(error.into()) };
+    let code = match (part, &error) {
+        (Part::Log, JournalError::Unreadable { .. }) => Code::LogUnreadable,
+        (Part::Log, _) => Code::Log,
+        _ => Code::HomeStore,
+    };
+    let finding = Finding::new(code, error.to_string());
+    Ok(offset.into_iter().fold(finding, Finding::on_device))
+}
+
+/// A path from the root to `ino`, as far as one can be found.
+fn path_of(journal: &Journal, tree: &Tree, ino: Ino) -> Option<String> {
+    let mut names = Vec::new();
+    let mut at = ino;
+    while at != ROOT {
+        let dir = tree.directory_of(at).filter(|_| names.len() < DEPTH_MAX)?;
+        names.push(name_in(journal, dir, at)?);
+        at = dir;
+    }
+    if names.is_empty() {
+        return Some("/".into());
+    }
+    Some(names.iter().rev().map(|name| format!("/{name}")).collect())
+}
+
+/// The first name of `ino` in `dir`.
+fn name_in(journal: &Journal, dir: Ino, ino: Ino) -> Option<String> {
+    let mut found = None;
+    let mut visit = |key: &[u8], value: &Value| {
+        let leads_there = keys::Dentry::decode(value).is_ok_and(|dentry| dentry.ino == ino);
+        if let Some(keys::Key::Dentry(_, _, name)) = keys::parse(key).filter(|_| leads_there) {
+            found = Some(name.escape_ascii().to_string());
+        }
+        found.is_none()
+    };
+    journal.scan(&keys::dentry_from(dir, 0), &keys::dentry_end(dir), &mut visit).ok()?;
+    found
+}
