@@ -325,7 +325,7 @@ impl World {
                 let under =
                     client.under.iter().filter(|under| under.is_early).map(|under| &under.inos);
                 for ino in late.chain(queued).chain(under).flatten() {
-                    *self.owed.get_mut(ino).expect("is_early") -= 1;
+                    *self.owed.get_mut(ino).expect("acknowledged") -= 1;
                 }
                 self.table.holders.get_mut(&(at as SessionId)).expect("there").until =
                     Duration::ZERO;
@@ -387,7 +387,7 @@ impl World {
                     let seen = self.applied.get(ino).copied().unwrap_or(0);
                     // The changes of a client that has vanished meanwhile do not count.
                     let owed = owed.min(self.owed.get(ino).copied().unwrap_or(0));
-                    assert!(seen >= owed, "{ino}: less than was is_early");
+                    assert!(seen >= owed, "{ino}: less than was acknowledged");
                 }
                 let leased = inos.iter().all(|ino| self.table.grant(session, *ino, NOW));
                 self.clients[at].down.push_back(Down::Read { inos, leased });

@@ -347,7 +347,7 @@ fn a_server_that_stops_knows_whether_it_has_all_leases_back() {
     assert_eq!(leases.lease(3, &[12]), [12]);
     assert_eq!(leases.close(), Recalls::from_iter([(3, vec![12])]));
     hand.set(5);
-    assert_eq!(leases.relied_on(), (false, true), "what it has is_early it may still send");
+    assert_eq!(leases.relied_on(), (false, true), "what it has acknowledged it may still send");
 }
 
 #[test]
