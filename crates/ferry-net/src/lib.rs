@@ -8,16 +8,19 @@
 //!  transport/           addresses, TLS, connections
 //!  limits               who may do what; what certificates say
 //!  wire/                messages, the facts of operations, frames
+//!  lock_range refusal   rules that both sides apply
 //!  rt   error           time, threads and locks, which a simulation replaces; errors
 //! ```
 //!
 //! Where to start reading: `docs/protocol.md`, then `wire/message/types.rs` (what travels),
-//! `wire/message/info.rs` (the facts of each operation), `server/session.rs` (the rules),
+//! `wire/message/info.rs` (the facts of each operation), `server/session/mod.rs` (the rules),
 //! `client/mod.rs` and `client/change.rs` (the other side).
 
 mod client;
 mod error;
 mod limits;
+mod lock_range;
+mod refusal;
 mod rt;
 mod server;
 #[cfg(test)]

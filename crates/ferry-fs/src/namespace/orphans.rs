@@ -181,6 +181,11 @@ impl LocalFs {
         ino < self.counters.first()
     }
 
+    /// Whether it waits for the end of the grace period. From now on the reclaimer has it then.
+    fn is_left_over(&self, ino: Ino) -> bool {
+        self.is_older_than_mount(ino) && self.reclaimer.takes_in(ino)
+    }
+
     /// Reclaims an inode without names, unless somebody still knows it or has begun to.
     pub(crate) fn reclaim_if_unknown(&self, inode: &Arc<Inode>) {
         let reclaim = {
@@ -190,7 +195,7 @@ impl LocalFs {
                 && !inode.is_known()
                 && !self.options.read_only
                 && !self.keeping_removed.load(Ordering::Acquire)
-                && !(self.is_older_than_mount(inode.ino) && self.reclaimer.takes_in(inode.ino))
+                && !self.is_left_over(inode.ino)
                 && !inode.set_flag(Inode::RECLAIMING)
         };
         if !reclaim {

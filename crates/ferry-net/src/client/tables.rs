@@ -8,8 +8,8 @@ use ferry_fs::{Errno, ErrorCursor, ErrorSequence, FileLock, Ino, ROOT};
 
 use super::cache::rename_all;
 use super::change::Pending;
+use crate::lock_range::set_range;
 use crate::message::{Effect, Forgotten, Known, Makes, Name, OPEN_MAX, Op, WINDOW_OPS};
-use crate::server::set_range;
 
 /// Inodes that walks have brought, and that the kernel has not asked for, at most.
 const AHEAD_MAX: usize = 1 << 14;

@@ -99,10 +99,6 @@ impl<T> Mutex<T> {
 pub(crate) struct RwLock<T>(parking_lot::RwLock<T>, Contended);
 
 impl<T> RwLock<T> {
-    pub(crate) fn new(value: T) -> Self {
-        Self(parking_lot::RwLock::new(value), Contended::default())
-    }
-
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
         let guard = self.1.take(|| self.0.try_read(), || self.0.read());
         RwLockReadGuard(Some(guard), &self.1)

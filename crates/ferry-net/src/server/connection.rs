@@ -1,5 +1,5 @@
-//! One connection: the greeting, then messages in, answers out. Whatever comes from the other side
-//! costs it its connection at most.
+//! One connection: the greeting, then messages in and answers out. Whatever the other side sends
+//! costs it at most its connection.
 
 use crate::rt::collections::HashMap;
 use std::io;
@@ -12,13 +12,12 @@ use crate::rt::time::timeout;
 use tokio::io::ReadHalf;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::apply::Told;
-use super::door::Stranger;
+use super::admission::Newcomer;
+use super::apply::Respond;
+use super::core::{Core, Stage};
 use super::panics::answered;
-use super::refusals::{Cause, Refusal};
 use super::requests::Request;
-use super::session::{Change, Line, Room, Session, Violation, one_of, wall};
-use super::{Core, Stage};
+use super::session::{Change, CloseReason, Line, Room, Session, Violation, one_of, wall};
 use crate::frame::{self, Frames, Stream};
 use crate::lanes::{self, AsTaken};
 use crate::limits::Peer;
@@ -26,33 +25,33 @@ use crate::message::{
     BATCH_MAX, FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_BYTES,
     WINDOW_OPS, WINDOW_UNIT, Who,
 };
+use crate::refusal::{Cause, Refusal};
 
-/// The number of a greeting among the messages.
+/// The number of `Hello` among the messages.
 const HELLO: u8 = 1;
-/// The first message must have come after this time.
+/// The first message must arrive within this time.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
-/// Who says nothing for so long is gone: a client says at least that it is there, more often than
-/// that.
+/// A peer that is silent for this long is considered dead. A client sends at least pings, and more
+/// often.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// So often it is noted that a client brings something.
+/// How often the server notes that a client sends something.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
-/// The other side has so long to take the last words and to hang up.
-const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(1);
-/// Requests of a client that wait for locks, or whose late answers are not on their way.
+/// The other side has so long to read the last message and to hang up.
+const LAST_MESSAGE_TIME_MAX: Duration = Duration::from_secs(1);
+/// Requests of a client that wait for locks, or whose late answers are not sent yet.
 const LOCK_WAITS_MAX: usize = 4096;
-/// Pings whose answers are not on their way; more are not answered: who does not read has no use
-/// for them.
+/// Pings whose answers are not sent yet; more are not answered.
 const PINGS_MAX: usize = 16;
 
 type Messages = Frames<ReadHalf<Box<dyn Stream>>>;
 
-/// Speaks with a client until one of the two goes. `peer` says who it is, `stranger` that it stands
-/// at the door.
+/// Serves a client until one of the two ends the connection. `peer` is the client's identity,
+/// `newcomer` its entry in the admission.
 pub(super) async fn serve(
     core: Arc<Core>,
     stream: Box<dyn Stream>,
     peer: Peer,
-    stranger: Option<Stranger>,
+    newcomer: Option<Newcomer>,
 ) {
     let (reader, writer) = tokio::io::split(stream);
     let mut messages = Frames::new(reader, HELLO_MAX);
@@ -63,16 +62,16 @@ pub(super) async fn serve(
             async move { lanes::write_all(writer, outgoing, &AsTaken::default()).await },
         );
     let mut inside = None;
-    let (from, certificate) = (stranger.as_ref().map(|stranger| stranger.from), peer.name.clone());
-    let said = match greet(&core, &mut messages, &line, (peer, from), (stranger, &mut inside)).await
+    let (from, certificate) = (newcomer.as_ref().map(|newcomer| newcomer.from), peer.name.clone());
+    let last = match greet(&core, &mut messages, &line, (peer, from), (newcomer, &mut inside)).await
     {
-        Ok((session, epoch)) => {
-            let mut connection = Connection::new(&core, &session, epoch, &line);
+        Ok((session, number)) => {
+            let mut connection = Connection::new(&core, &session, number, &line);
             messages.set_max(FRAME_MAX);
             messages.count_in(&session.heard);
             let ended = connection.run(&mut messages).await;
             drop(connection);
-            session.disconnect(epoch, core.env.clock.monotonic(), &core.locks);
+            session.disconnect(number, core.env.clock.monotonic(), &core.locks);
             session.log_departure(from, ended.as_ref().err().map(String::as_str));
             ended.err().map(|reason| ToClient::Refused { reason: reason.into_bytes() })
         }
@@ -87,16 +86,16 @@ pub(super) async fn serve(
             })
         }
     };
-    if let Some(word) = said {
-        line.send_first(frame::encode(&word), Vec::new());
+    if let Some(message) = last {
+        line.send_first(frame::encode(&message), Vec::new());
     }
     drop(line);
-    // It ends when whoever may still answer has done so, or soon after the other side has stopped
-    // to read.
+    // The writer ends when everything that may answer has done so, or soon after the other side has
+    // stopped reading.
     let _written = writing.await;
-    // A connection that is closed with something unread is reset, and the other side may lose the
-    // last words.
-    let _late = timeout(LAST_WORDS_TIME_MAX, messages.discard()).await;
+    // If a connection is closed with unread bytes, it is reset, and the other side may lose the
+    // last message.
+    let _late = timeout(LAST_MESSAGE_TIME_MAX, messages.discard()).await;
     drop((under_way, inside));
 }
 
@@ -106,11 +105,11 @@ async fn greet(
     messages: &mut Messages,
     line: &Line,
     peer: (Peer, Option<SocketAddr>),
-    (stranger, inside): (Option<Stranger>, &mut Option<OwnedSemaphorePermit>),
+    (newcomer, inside): (Option<Newcomer>, &mut Option<OwnedSemaphorePermit>),
 ) -> Result<(Arc<Session>, u64), Refusal> {
     let ready = timeout(HELLO_TIME_MAX, messages.ready()).await;
-    let came = messages.next().filter(|_| matches!(ready, Ok(Ok(true))));
-    let other = came.and_then(version_of).filter(|version| *version != VERSION);
+    let first = messages.next().filter(|_| matches!(ready, Ok(Ok(true))));
+    let other = first.and_then(version_of).filter(|version| *version != VERSION);
     if let Some(version) = other {
         let reason = format!(
             "the client speaks version {version} of the protocol, the server {VERSION}: install the same FerryFS on both"
@@ -118,16 +117,17 @@ async fn greet(
         return Err(Refusal::new(Cause::Version, reason));
     }
     let Some(Ok(ToServer::Hello { session, path, name, newest, .. })) =
-        came.map(crate::codec::decode)
+        first.map(crate::codec::decode)
     else {
-        let reason = "this is a FerryFS server, and what came was no greeting of a FerryFS client";
+        let reason =
+            "this is a FerryFS server, and the first message was no greeting of a FerryFS client";
         return Err(Refusal::new(Cause::NoGreeting, reason));
     };
-    // Not behind this: who enters a session must not be cut off in the middle of it.
-    if let Some(stranger) = stranger {
+    // Not after this: a client that enters a session must not be cut off in between.
+    if let Some(newcomer) = newcomer {
         let full =
             || Refusal::new(Cause::Full, "the server has as many connections as it can take");
-        *inside = Some(stranger.pass().ok_or_else(full)?);
+        *inside = Some(newcomer.admit().ok_or_else(full)?);
     }
     let name: String =
         String::from_utf8_lossy(&name).chars().filter(|c| !c.is_control()).take(80).collect();
@@ -140,14 +140,14 @@ async fn greet(
     entered.unwrap_or_else(|_| Err(Refusal::new(Cause::Server, "the server stops")))
 }
 
-/// The version that a greeting names. It stands at the same place in every version.
+/// The version in a greeting. It has the same offset in every version.
 fn version_of(greeting: &[u8]) -> Option<u32> {
     let (number, rest) = greeting.split_first()?;
     (*number == HELLO).then(|| rest.first_chunk().map(|version| u32::from_le_bytes(*version)))?
 }
 
-/// A request that is to be answered. If answering it panics, its client hears of an error, and does
-/// not wait for ever.
+/// A request that is to be answered. If answering it panics, its client gets an error and does not
+/// wait for ever.
 struct Unanswered(Option<(Arc<Core>, Arc<Session>)>, (u64, u64));
 
 impl Unanswered {
@@ -164,11 +164,11 @@ impl Unanswered {
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        // Nobody hears it where the session or the server has ended, which is no error.
+        // If the session or the server has ended, nothing is sent, which is no error.
         if let Some((core, session)) = self.0.take().filter(|_| std::thread::panicking()) {
             tracing::error!(client = session.name, "answering a request has panicked");
             let reply = |room| session.reply(self.1, 0, Outcome::Failed { errno: libc::EIO }, room);
-            if !core.falls(reply) {
+            if !core.panics.end_server(&core.runtime, reply) {
                 reply(None);
             }
         }
@@ -176,11 +176,11 @@ impl Drop for Unanswered {
 }
 
 /// Requests for locks that are not answered, and whether they are cancelled: a cancel may come
-/// before its request stands in line.
+/// before its request is in the queue.
 type Locking = Arc<Mutex<HashMap<u64, bool>>>;
 
-/// Changes that have come and that nobody applies yet: they are applied together, when no more have
-/// come. Once they are taken, in any case.
+/// Changes that have arrived and that no thread applies yet. They are applied together, when no
+/// more have arrived.
 struct Due<'a> {
     core: &'a Arc<Core>,
     session: &'a Arc<Session>,
@@ -205,22 +205,27 @@ impl Drop for Due<'_> {
 struct Connection<'a> {
     core: &'a Arc<Core>,
     session: &'a Arc<Session>,
-    epoch: u64,
+    connection: u64,
     line: &'a Line,
     due: Due<'a>,
     ops: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
     locking: Locking,
-    /// Room for those who wait for locks, and for pings.
+    /// Room for requests that wait for locks, and for pings.
     lock_waits: Arc<Semaphore>,
     pings: Arc<Semaphore>,
-    /// When it was noted last that the client brings something, and whether it has since the last
-    /// ping.
+    /// When the server last noted that the client sends something, and whether it has since the
+    /// last ping.
     progress: (Duration, bool),
 }
 
 impl<'a> Connection<'a> {
-    fn new(core: &'a Arc<Core>, session: &'a Arc<Session>, epoch: u64, line: &'a Line) -> Self {
+    fn new(
+        core: &'a Arc<Core>,
+        session: &'a Arc<Session>,
+        connection: u64,
+        line: &'a Line,
+    ) -> Self {
         let ops = Arc::new(Semaphore::new(WINDOW_OPS));
         let bytes = Arc::new(Semaphore::new(WINDOW_BYTES / WINDOW_UNIT));
         let due = Due { core, session, any: false };
@@ -228,10 +233,22 @@ impl<'a> Connection<'a> {
             (Arc::new(Semaphore::new(LOCK_WAITS_MAX)), Arc::new(Semaphore::new(PINGS_MAX)));
         let locking = Locking::default();
         let progress = (core.env.clock.monotonic(), false);
-        Self { core, session, epoch, line, due, ops, bytes, locking, lock_waits, pings, progress }
+        Self {
+            core,
+            session,
+            connection,
+            line,
+            due,
+            ops,
+            bytes,
+            locking,
+            lock_waits,
+            pings,
+            progress,
+        }
     }
 
-    /// Takes messages until the connection ends; an error is told to the other side.
+    /// Takes messages until the connection ends. An error is sent to the other side.
     async fn run(&mut self, messages: &mut Messages) -> Result<(), String> {
         let mut stopping = self.core.stopping.subscribe();
         let mut stopped = self.core.stopping.subscribe();
@@ -240,7 +257,8 @@ impl<'a> Connection<'a> {
                 self.due.begin();
                 let more = crate::rt::select! {
                     more = timeout(SILENCE_MAX, messages.more()) => more,
-                    // Nothing more is taken; what was taken is answered before the end.
+                    // No more messages are taken; those that were taken are answered before the
+                    // end.
                     () = Stage::Draining.reached(&mut stopping) => {
                         self.due.begin();
                         Stage::Ended.reached(&mut stopped).await;
@@ -256,7 +274,7 @@ impl<'a> Connection<'a> {
                     Ok(Ok(true)) => {}
                 }
                 if !messages.is_ready() {
-                    // A long message comes slowly.
+                    // A long message arrives slowly.
                     self.makes_progress();
                     continue;
                 }
@@ -267,9 +285,9 @@ impl<'a> Connection<'a> {
             }
             let Some(bytes) = messages.next() else { continue };
             let len = bytes.len();
-            // Another connection has taken over, or the session has ended: who still speaks here
-            // must not take it for alive.
-            if !self.session.is_at(self.epoch) {
+            // Another connection has taken over, or the session has ended: the client must not
+            // think that this connection is good.
+            if !self.session.is_at(self.connection) {
                 return Ok(());
             }
             let Ok(message) = crate::codec::decode(bytes) else {
@@ -277,13 +295,13 @@ impl<'a> Connection<'a> {
             };
             match message {
                 ToServer::Bye {} => {
-                    self.end(Core::leave).await;
+                    self.end(CloseReason::Left).await;
                     return Ok(());
                 }
                 message => {
                     if let Err(Violation(rule)) = self.take(message, len).await {
-                        // Nothing that it says of its session can be believed any more.
-                        self.end(Core::end).await;
+                        // Nothing that it says of its session can be trusted any more.
+                        self.end(CloseReason::Violation).await;
                         return Err(format!(
                             "the client has broken the rules of the protocol: {rule}"
                         ));
@@ -293,7 +311,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// The client brings what it has to bring, be it slowly. Gives the time.
+    /// The client sends something, however slowly. Returns the time.
     fn makes_progress(&mut self) -> Duration {
         let now = self.core.env.clock.monotonic();
         let noted = std::mem::replace(&mut self.progress.1, true);
@@ -305,9 +323,9 @@ impl<'a> Connection<'a> {
     }
 
     /// Ends the session. That may wait for the device.
-    async fn end(&self, how: fn(&Core, &Arc<Session>)) {
+    async fn end(&self, reason: CloseReason) {
         let (core, session) = (Arc::clone(self.core), Arc::clone(self.session));
-        let _ended = crate::rt::task::spawn_blocking(move || how(&core, &session)).await;
+        let _ended = crate::rt::task::spawn_blocking(move || core.end(&session, reason)).await;
     }
 
     async fn room(&mut self, op: &Op, message: usize) -> Room {
@@ -319,7 +337,7 @@ impl<'a> Connection<'a> {
         if let (Ok(ops), Ok(bytes)) = at_once {
             return (ops, bytes);
         }
-        // There is room when those that have come are answered.
+        // There is room when those that have arrived are answered.
         self.due.begin();
         let ops = Arc::clone(&self.ops).acquire_owned().await.expect("the window is never closed");
         let bytes = Arc::clone(&self.bytes)
@@ -333,22 +351,22 @@ impl<'a> Connection<'a> {
         match message {
             ToServer::Hello { .. } | ToServer::Bye {} => Err(Violation("a second greeting")),
             ToServer::Ping { number } => {
-                // Who has given leases back behind changes must bring those.
+                // A client that has returned leases behind changes must send those changes.
                 let brings = std::mem::take(&mut self.progress.1);
                 let leases = &self.core.leases;
-                let (renewed, series) = if brings || !self.session.owes_changes() {
+                let (renewed, epoch) = if brings || !self.session.owes_changes() {
                     leases.renew(self.session.number)
                 } else {
                     (false, leases.fenced_before(self.session.number))
                 };
                 if let Some(room) = one_of(&self.pings) {
                     let durable = self.session.durable();
-                    let mut frames = self.session.take_lost_names();
+                    let mut frames = self.session.take_removed_names();
                     let now = wall(&*self.core.env.clock);
                     frames.extend(frame::encode(&ToClient::Pong {
                         number,
                         renewed,
-                        series,
+                        series: epoch,
                         durable,
                         now,
                     }));
@@ -360,7 +378,7 @@ impl<'a> Connection<'a> {
                 if inodes.0.len() > BATCH_MAX {
                     return Err(Violation("more inodes than a message holds"));
                 }
-                self.session.returned(self.epoch, (&inodes.0, after), &self.core.leases)
+                self.session.returned(self.connection, (&inodes.0, after), &self.core.leases)
             }
             ToServer::Cancel { id } => {
                 if let Some(cancelled) = self.locking.lock().get_mut(&id) {
@@ -369,71 +387,86 @@ impl<'a> Connection<'a> {
                 self.core.locks.cancel(self.session.id, Some(id));
                 Ok(())
             }
-            ToServer::Change { seq, answered, series, promised, who, op } => {
+            ToServer::Change { seq, answered, series: epoch, promised: early, who: caller, op } => {
                 if !op.is_ordered() {
                     return Err(Violation("a request among the changes"));
                 }
                 let room = self.room(&op, len).await;
-                let came = self.makes_progress();
-                let change = Change { seq, series, promised, came, bytes: len, who, op, room };
+                let arrived = self.makes_progress();
+                let change = Change { seq, epoch, early, arrived, bytes: len, caller, op, room };
                 self.due.any |=
-                    self.session.push(self.epoch, change, answered, &self.core.leases)?;
+                    self.session.push(self.connection, change, answered, &self.core.leases)?;
                 Ok(())
             }
-            ToServer::Request { id, after, who, op } => {
+            ToServer::Request { id, after, who: caller, op } => {
                 if op.is_ordered() {
                     return Err(Violation("a change among the requests"));
                 }
                 let room = self.room(&op, len).await;
                 if !matches!(op, Op::Lock { .. }) {
-                    self.request((id, after), who, op, room);
-                } else if let Some(place) = one_of(&self.lock_waits) {
+                    self.request((id, after), caller, op, room);
+                } else if let Some(slot) = one_of(&self.lock_waits) {
                     self.locking.lock().insert(id, false);
-                    self.request_lock((id, after), who, op, (room, place));
+                    self.request_lock((id, after), caller, op, (room, slot));
                 } else {
                     let refused = Outcome::Failed { errno: libc::ENOLCK };
-                    self.session.reply((self.epoch, id), 0, refused, Some(room));
+                    self.session.reply((self.connection, id), 0, refused, Some(room));
                 }
                 Ok(())
             }
         }
     }
 
-    fn request(&self, (id, after): (u64, u64), who: Who, op: Op, room: Room) {
-        let (core, session, epoch) = (Arc::clone(self.core), Arc::clone(self.session), self.epoch);
+    fn request(&self, (id, after): (u64, u64), caller: Who, op: Op, room: Room) {
+        let (core, session, connection) =
+            (Arc::clone(self.core), Arc::clone(self.session), self.connection);
         let runtime = core.runtime.clone();
         let run = move || {
             runtime.spawn_blocking(move || {
-                let answer = Unanswered::new(&core, &session, (epoch, id));
-                let told: Told =
+                let answer = Unanswered::new(&core, &session, (connection, id));
+                let respond: Respond =
                     Box::new(move |outcome, leased| answer.reply(leased, outcome, Some(room)));
-                answered(|| core.answer(Request { session, id: (epoch, id), who, op, told }));
+                answered(|| {
+                    core.answer(Request { session, id: (connection, id), caller, op, respond })
+                });
             });
         };
         self.session.when_applied(after, Box::new(run));
     }
 
-    /// A lock may be waited for without end: those who wait leave their room in the window to
-    /// others. Their answers have another place.
-    fn request_lock(&self, (id, after): (u64, u64), who: Who, op: Op, (room, place): (Room, Room)) {
-        let (core, session, epoch) = (Arc::clone(self.core), Arc::clone(self.session), self.epoch);
+    /// A lock may be waited for without end: such requests leave their room in the window to
+    /// others, and their answers have room of their own.
+    fn request_lock(
+        &self,
+        (id, after): (u64, u64),
+        caller: Who,
+        op: Op,
+        (room, slot): (Room, Room),
+    ) {
+        let (core, session, connection) =
+            (Arc::clone(self.core), Arc::clone(self.session), self.connection);
         let locking = Arc::clone(&self.locking);
         let runtime = core.runtime.clone();
         let run = move || {
             runtime.spawn_blocking(move || {
                 drop(room);
                 let over = Arc::clone(&locking);
-                let answer = Unanswered::new(&core, &session, (epoch, id));
-                let told: Told = Box::new(move |outcome, leased| {
+                let answer = Unanswered::new(&core, &session, (connection, id));
+                let respond: Respond = Box::new(move |outcome, leased| {
                     over.lock().remove(&id);
-                    answer.reply(leased, outcome, Some(place));
+                    answer.reply(leased, outcome, Some(slot));
                 });
                 let is_cancelled = || locking.lock().get(&id) == Some(&true);
                 if is_cancelled() {
-                    return told(Outcome::Failed { errno: libc::EINTR }, 0);
+                    return respond(Outcome::Failed { errno: libc::EINTR }, 0);
                 }
-                let request =
-                    Request { session: Arc::clone(&session), id: (epoch, id), who, op, told };
+                let request = Request {
+                    session: Arc::clone(&session),
+                    id: (connection, id),
+                    caller,
+                    op,
+                    respond,
+                };
                 answered(|| core.answer(request));
                 if is_cancelled() {
                     core.locks.cancel(session.id, Some(id));

@@ -1,13 +1,13 @@
 //! File locks of all clients: `fcntl` ranges and `flock`, which do not see each other.
 //!
-//! A lock belongs to a session and, within it, to what the client's kernel calls the owner. Who
-//! must wait stands in line; each change of a file's locks looks through its line once, oldest
-//! first.
+//! A lock belongs to a session and, within it, to what the client's kernel calls the owner.
+//! Requests that must wait stand in a queue for each file. Each change of a file's locks looks
+//! through its queue once, oldest first.
 //!
-//! A session reclaims what it held at the server before this one, in the grace period: nobody else
-//! has had it since. Before a session gets its first lock it is entered on the volume, and before
-//! its locks are free for others it is removed there. So the next server knows who may reclaim:
-//! sessions that the one before has not ended, and no older ones.
+//! A session reclaims what it held at the previous server, in the grace period: no other session
+//! has had it since. The server records a session on the volume before it grants it the first lock,
+//! and removes the record before its locks are free for others. So the next server knows which
+//! sessions may reclaim: those that the previous one has not ended, and no older ones.
 
 use crate::rt::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,13 +15,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::rt::Mutex;
 use ferry_fs::{Errno, FileLock, Ino};
 
-/// A session's number.
+use crate::lock_range::set_range;
+
+/// The secret number of a session.
 type SessionId = u128;
-/// Locks held or waited for on one file, at most: what makes more of them, also by cutting one into
+/// The most locks held or waited for on one file. What makes more of them, also by cutting one into
 /// two, fails with `ENOLCK`.
 const LOCKS_MAX: usize = 4096;
 
-/// Called with what became of a wait.
+/// Called with the result of a wait.
 pub(super) type Granted = Box<dyn FnOnce(Result<(), Errno>) + Send>;
 
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +53,7 @@ struct Waiting {
     session: SessionId,
     request: u64,
     lock: FileLock,
-    /// It waits for others; if not, only for the end of grace.
+    /// It waits for others; if not, only for the end of the grace period.
     patient: bool,
     granted: Granted,
 }
@@ -59,7 +61,7 @@ struct Waiting {
 #[derive(Default)]
 struct File {
     held: Vec<Held>,
-    line: Vec<Waiting>,
+    queue: Vec<Waiting>,
 }
 
 impl File {
@@ -67,7 +69,7 @@ impl File {
         self.held.iter().find(|h| h.conflicts(session, lock)).map(|h| h.lock)
     }
 
-    /// Whether the owner has all of the range, by locks of whatever kind.
+    /// Whether the owner has all of the range, by locks of either kind.
     fn has_range(&self, session: SessionId, lock: &FileLock) -> bool {
         let own = self.held.iter().filter(|h| h.same_owner(session, lock));
         let mut ranges: Vec<(u64, u64)> = own.map(|h| (h.lock.start, h.lock.end)).collect();
@@ -90,30 +92,30 @@ impl File {
         self.set(session, lock)
     }
 
-    /// The range is the owner's as `lock` says; nobody is in the way. If there would be too many
-    /// locks then, nothing changes.
+    /// Gives the range to the owner as `lock` says; no other lock is in the way. If there would be
+    /// too many locks then, nothing changes.
     fn set(&mut self, session: SessionId, lock: &FileLock) -> Result<(), Errno> {
-        let (own, mut kept): (Vec<Held>, Vec<Held>) =
+        let (own, mut others): (Vec<Held>, Vec<Held>) =
             self.held.iter().copied().partition(|h| h.session == session);
         let mut own: Vec<FileLock> = own.into_iter().map(|h| h.lock).collect();
         set_range(&mut own, lock);
-        let all = kept.len() + own.len();
+        let all = others.len() + own.len();
         if all > LOCKS_MAX && all > self.held.len() {
             return Err(Errno(libc::ENOLCK));
         }
-        kept.extend(own.into_iter().map(|lock| Held { session, lock }));
-        self.held = kept;
+        others.extend(own.into_iter().map(|lock| Held { session, lock }));
+        self.held = others;
         Ok(())
     }
 
-    /// Those in line who can have their lock now, or do not want to wait.
+    /// Grants what can be granted now in the queue, and refuses what does not want to wait.
     fn wake(&mut self, out: &mut Vec<(Granted, Result<(), Errno>)>) {
-        for waiting in std::mem::take(&mut self.line) {
+        for waiting in std::mem::take(&mut self.queue) {
             if self.blocker(waiting.session, &waiting.lock).is_none() {
                 let taken = self.set(waiting.session, &waiting.lock);
                 out.push((waiting.granted, taken));
             } else if waiting.patient {
-                self.line.push(waiting);
+                self.queue.push(waiting);
             } else {
                 out.push((waiting.granted, Err(Errno(libc::EAGAIN))));
             }
@@ -121,52 +123,24 @@ impl File {
     }
 
     fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.line.is_empty()
+        self.held.is_empty() && self.queue.is_empty()
     }
 }
 
-/// Makes a range the owner's as `lock` says (`F_UNLCK`: nobody's), among the locks of one client.
-/// Locks of one kind that touch become one.
-pub(crate) fn set_range(held: &mut Vec<FileLock>, lock: &FileLock) {
-    let mut whole = *lock;
-    for old in std::mem::take(held) {
-        let other = old.owner != lock.owner || old.flock != lock.flock;
-        let touches =
-            old.start <= lock.end.saturating_add(1) && lock.start <= old.end.saturating_add(1);
-        if !other && touches && old.kind == lock.kind {
-            (whole.start, whole.end) = (whole.start.min(old.start), whole.end.max(old.end));
-            continue;
-        }
-        if other || old.end < lock.start || lock.end < old.start {
-            held.push(old);
-            continue;
-        }
-        if old.start < lock.start {
-            held.push(FileLock { end: lock.start - 1, ..old });
-        }
-        if old.end > lock.end {
-            held.push(FileLock { start: lock.end + 1, ..old });
-        }
-    }
-    if lock.kind != libc::F_UNLCK {
-        held.push(whole);
-    }
-}
-
-/// All of them.
+/// The file locks of a server.
 #[derive(Default)]
 pub(super) struct Locks {
     files: Mutex<HashMap<Ino, File>>,
-    /// Only locks that were held before the server's restart are given.
+    /// Only locks that were held before the server's restart are granted.
     grace: AtomicBool,
-    /// Sessions that may have held locks at the server before this one.
+    /// Sessions that may have held locks at the previous server.
     former: Mutex<HashSet<SessionId>>,
-    /// The server stops: those who hold locks keep them for the next one.
+    /// The server stops: sessions keep their locks for the next one.
     closed: AtomicBool,
 }
 
 impl Locks {
-    /// Waiters are told after the table's lock is gone: they send.
+    /// Waiters are answered after the table's lock is free, because that sends.
     fn with_file<T>(&self, ino: Ino, change: impl FnOnce(&mut File) -> T) -> T {
         let mut woken = Vec::new();
         let result = {
@@ -185,24 +159,24 @@ impl Locks {
         result
     }
 
-    /// From now on nobody takes a new lock; these sessions may reclaim theirs.
+    /// From now on no session gets a new lock; these sessions may reclaim theirs.
     pub(super) fn begin_grace(&self, former: Vec<SessionId>) {
         self.former.lock().extend(former);
         self.grace.store(true, Ordering::SeqCst);
     }
 
-    /// Sessions that may have held locks at the server before this one.
+    /// Sessions that may have held locks at the previous server.
     pub(super) fn former(&self) -> Vec<SessionId> {
         self.former.lock().iter().copied().collect()
     }
 
-    /// Whether a session may have held locks at the server before this one, and this one is in its
-    /// grace period.
+    /// Whether a session may have held locks at the previous server, and this one is in its grace
+    /// period.
     pub(super) fn may_reclaim(&self, session: SessionId) -> bool {
         self.in_grace() && self.former.lock().contains(&session)
     }
 
-    /// The server stops: nobody is given a lock any more, whoever gives one back.
+    /// The server stops: no session gets a lock any more, even if another returns one.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         let _files = self.files.lock();
@@ -214,7 +188,7 @@ impl Locks {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Those who have asked meanwhile are answered.
+    /// Requests that came meanwhile are answered.
     pub(super) fn end_grace(&self) {
         let mut woken = Vec::new();
         {
@@ -232,7 +206,7 @@ impl Locks {
         self.grace.load(Ordering::SeqCst)
     }
 
-    /// The lock that stands in the way, or one of kind `F_UNLCK`.
+    /// The lock that is in the way, or one of kind `F_UNLCK`.
     pub(super) fn test(&self, session: SessionId, ino: Ino, lock: &FileLock) -> FileLock {
         let blocker = self.files.lock().get(&ino).and_then(|file| file.blocker(session, lock));
         blocker.unwrap_or(FileLock { kind: libc::F_UNLCK, ..*lock })
@@ -244,9 +218,9 @@ impl Locks {
         self.with_file(ino, |file| file.take(session, lock))
     }
 
-    /// A session has a lock again: in the grace period one that it may have held at the server
-    /// before (`held_before`); later only what its owner has, in another way perhaps. If it cannot
-    /// have it, it has lost all of its locks on the file.
+    /// A session has a lock again. In the grace period that is one that it may have held at the
+    /// previous server (`held_before`); later only a range that its owner has, perhaps of the other
+    /// kind. If the session cannot have it, it has lost all of its locks on the file.
     pub(super) fn reclaim(
         &self,
         session: SessionId,
@@ -255,16 +229,16 @@ impl Locks {
     ) -> Result<(), Errno> {
         check(lock)?;
         self.with_file(ino, |file| {
-            // Read under the table's lock: whoever is given a lock when the grace ends comes behind
-            // this, or before.
+            // Read under the table's lock: a lock that is granted when the grace period ends comes
+            // before this, or after.
             let may = held_before && self.in_grace() || file.has_range(session, lock);
             let taken = if may { file.take(session, lock) } else { Err(Errno(libc::EIO)) };
             taken.inspect_err(|_| file.held.retain(|h| h.session != session))
         })
     }
 
-    /// Takes a lock when it can be had: after grace, and, where `wait` says so, after those who
-    /// have it.
+    /// Takes a lock when it is free: after the grace period and, if `wait` says so, after its
+    /// holders have returned it.
     pub(super) fn take_or_wait(
         &self,
         (session, request): (SessionId, u64),
@@ -280,10 +254,10 @@ impl Locks {
             return granted(Err(errno));
         }
         let refused = self.with_file(ino, |file| {
-            if file.line.len() >= LOCKS_MAX {
+            if file.queue.len() >= LOCKS_MAX {
                 return Some(granted);
             }
-            file.line.push(Waiting { session, request, lock: *lock, patient: wait, granted });
+            file.queue.push(Waiting { session, request, lock: *lock, patient: wait, granted });
             None
         });
         if let Some(granted) = refused {
@@ -291,7 +265,7 @@ impl Locks {
         }
     }
 
-    /// Gives a range back; not a piece of one if there would be too many locks then.
+    /// Returns a range; not a part of one if there would be too many locks then.
     pub(super) fn give_back(
         &self,
         session: SessionId,
@@ -305,13 +279,13 @@ impl Locks {
         self.with_file(ino, |file| file.set(session, &lock))
     }
 
-    /// Nobody waits any more for what `which` names: one request of a session, or all of them.
+    /// Cancels waits: of one request of a session, or all of them.
     pub(super) fn cancel(&self, session: SessionId, which: Option<u64>) {
         let mut cancelled = Vec::new();
         self.files.lock().retain(|_, file| {
-            let gone =
+            let is_cancelled =
                 |w: &mut Waiting| w.session == session && which.is_none_or(|id| id == w.request);
-            cancelled.extend(file.line.extract_if(.., gone));
+            cancelled.extend(file.queue.extract_if(.., is_cancelled));
             !file.is_idle()
         });
         for waiting in cancelled {
@@ -319,7 +293,7 @@ impl Locks {
         }
     }
 
-    /// The session is gone, and with it all that it held.
+    /// The session has ended, and with it all of its locks.
     pub(super) fn end(&self, session: SessionId) {
         self.cancel(session, None);
         let mut woken = Vec::new();
@@ -333,7 +307,7 @@ impl Locks {
         woken.into_iter().for_each(|(granted, how)| granted(how));
     }
 
-    /// Locks that a session holds.
+    /// The number of locks that a session holds.
     pub(super) fn held_by(&self, session: SessionId) -> usize {
         self.files.lock().values().flat_map(|f| &f.held).filter(|h| h.session == session).count()
     }
@@ -354,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_cut_joined_and_kept_apart_by_owner_and_session() {
+    fn lock_ranges_are_cut_and_joined_per_owner_and_session() {
         let locks = Locks::default();
         let write = |owner, start, end| lock(libc::F_WRLCK, owner, start, end);
         assert_eq!(locks.take(1, 5, &write(7, 0, 99)), Ok(()));
@@ -377,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_served_when_the_holder_goes_and_not_after_a_cancel() {
+    fn a_waiter_gets_the_lock_when_the_holder_ends_and_not_after_a_cancel() {
         let locks = Locks::default();
         let said = Arc::new(Mutex::new(Vec::new()));
         let tell = |id: u64| {
@@ -400,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn in_grace_locks_go_to_those_who_had_them_and_the_others_wait_for_its_end() {
+    fn in_the_grace_period_only_former_holders_get_locks() {
         let locks = Locks::default();
         let said = Arc::new(Mutex::new(Vec::new()));
         let tell = |id: u64| {
@@ -416,7 +390,7 @@ mod tests {
         assert_eq!(*said.lock(), [(4, Err(Errno(libc::EINVAL)))]);
         assert!(locks.may_reclaim(2) && !locks.may_reclaim(1));
         assert_eq!(locks.reclaim(3, false, (5, &all)), Err(Errno(libc::EIO)), "it had none");
-        assert_eq!(locks.reclaim(2, true, (5, &all)), Ok(()), "it is held again by who had it");
+        assert_eq!(locks.reclaim(2, true, (5, &all)), Ok(()), "its former holder has it again");
         assert_eq!(locks.give_back(2, 9, &all), Ok(()));
         locks.end_grace();
         said.lock().sort_unstable_by_key(|(id, _)| *id);
@@ -427,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_the_grace_an_owner_gets_back_only_what_it_has() {
+    fn after_the_grace_period_an_owner_reclaims_only_what_it_has() {
         let locks = Locks::default();
         let write = |owner, start, end| lock(libc::F_WRLCK, owner, start, end);
         for (start, end) in [(0, 9), (20, 29), (10, 19)] {
@@ -450,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_stops_gives_no_lock_to_those_who_wait() {
+    fn a_server_that_stops_grants_no_lock_to_waiters() {
         let locks = Locks::default();
         let all = lock(libc::F_WRLCK, 1, 0, u64::MAX);
         locks.take(1, 5, &all).expect("free");
@@ -464,29 +438,29 @@ mod tests {
     }
 
     #[test]
-    fn unlocking_pieces_of_a_range_does_not_pass_the_limit() {
+    fn unlocking_parts_of_a_range_stays_within_the_limit() {
         let locks = Locks::default();
         let whole = lock(libc::F_WRLCK, 7, 0, u64::MAX);
         locks.take(1, 5, &whole).expect("free");
-        let piece = |at: u64| lock(libc::F_WRLCK, 7, 4 * at + 1, 4 * at + 2);
+        let part = |at: u64| lock(libc::F_WRLCK, 7, 4 * at + 1, 4 * at + 2);
         let max = LOCKS_MAX as u64;
         for at in 0..max - 1 {
-            assert_eq!(locks.give_back(1, 5, &piece(at)), Ok(()));
+            assert_eq!(locks.give_back(1, 5, &part(at)), Ok(()));
         }
         assert_eq!(locks.held_by(1), LOCKS_MAX);
         for at in [max, 2 * max] {
-            assert_eq!(locks.give_back(1, 5, &piece(at)), Err(Errno(libc::ENOLCK)));
-            let other = FileLock { kind: libc::F_RDLCK, ..piece(at) };
+            assert_eq!(locks.give_back(1, 5, &part(at)), Err(Errno(libc::ENOLCK)));
+            let other = FileLock { kind: libc::F_RDLCK, ..part(at) };
             assert_eq!(locks.take(1, 5, &other), Err(Errno(libc::ENOLCK)), "it would be cut, too");
-            assert_eq!(locks.test(2, 5, &piece(at)).kind, libc::F_WRLCK, "it is held as before");
+            assert_eq!(locks.test(2, 5, &part(at)).kind, libc::F_WRLCK, "it is held as before");
         }
-        assert_eq!(locks.test(2, 5, &piece(0)).kind, libc::F_UNLCK);
-        // What makes no more of them works.
-        assert_eq!(locks.take(1, 5, &piece(3)), Ok(()), "it closes a gap");
+        assert_eq!(locks.test(2, 5, &part(0)).kind, libc::F_UNLCK);
+        // What does not add a lock works.
+        assert_eq!(locks.take(1, 5, &part(3)), Ok(()), "it closes a gap");
         assert_eq!(locks.held_by(1), LOCKS_MAX - 1);
-        assert_eq!(locks.give_back(1, 5, &piece(3)), Ok(()));
+        assert_eq!(locks.give_back(1, 5, &part(3)), Ok(()));
         assert_eq!(locks.give_back(1, 5, &lock(libc::F_WRLCK, 7, 0, 99)), Ok(()));
-        assert_eq!(locks.give_back(1, 5, &piece(max)), Ok(()));
+        assert_eq!(locks.give_back(1, 5, &part(max)), Ok(()));
         assert_eq!(locks.give_back(1, 5, &whole), Ok(()));
         assert_eq!(locks.held_by(1), 0);
     }

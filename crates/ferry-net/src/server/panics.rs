@@ -1,10 +1,10 @@
 //! A panic while a client's change or request is answered: a bug.
 //!
-//! * PANIC-1: who asked is told, and nobody asks for the same once more: else the next server would
-//!   end the same way, again and again.
-//! * PANIC-2: where somebody has asked for it ([`super::Server::on_panic`]), nothing else goes on:
-//!   nothing is applied, made durable or answered behind it, for nobody knows what state it has
-//!   left. What was under way waits for the next server.
+//! * PANIC-1: the client is told, and does not ask for the same again. Otherwise the next server
+//!   would end the same way, again and again.
+//! * PANIC-2: if the process asked for it ([`super::Server::on_panic`]), nothing else goes on:
+//!   nothing is applied, made durable or answered after the panic, because the state of the server
+//!   is unknown. What was in progress waits for the next server.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,25 +12,25 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::rt::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use super::Core;
-use super::session::{Room, Session, one_of};
+use super::session::{Room, one_of};
 
-/// The word to the client has so long to be on its way.
-const LAST_WORD_TIME_MAX: Duration = Duration::from_secs(1);
+/// The last message to the client has so long to be sent.
+const LAST_MESSAGE_TIME_MAX: Duration = Duration::from_secs(1);
 
 thread_local! {
     static ANSWERED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a panic of this thread, now, is answered: a panic hook need not end the process, the
-/// server does that by what it was told ([`super::Server::on_panic`]).
+/// Whether a panic of this thread, now, is answered. A panic hook need not end the process then:
+/// the server does ([`super::Server::on_panic`]).
 pub fn panic_is_answered() -> bool {
     ANSWERED.get()
 }
 
-/// Does what is answered if it panics.
+/// Acts; a panic in it is answered.
 pub(super) fn answered<T>(act: impl FnOnce() -> T) -> T {
     struct Until(bool);
     impl Drop for Until {
@@ -45,11 +45,11 @@ pub(super) fn answered<T>(act: impl FnOnce() -> T) -> T {
 /// Ends the process.
 pub(super) type End = Box<dyn Fn() + Send + Sync>;
 
-/// Of one server.
+/// The panics of one server.
 #[derive(Default)]
 pub(super) struct Panics {
     end: OnceLock<End>,
-    fallen: AtomicBool,
+    ending: AtomicBool,
 }
 
 impl Panics {
@@ -58,31 +58,28 @@ impl Panics {
     }
 
     /// Whether nothing goes on any more.
-    pub(super) fn has_fallen(&self) -> bool {
-        self.fallen.load(Ordering::Relaxed)
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed)
     }
-}
 
-impl Core {
-    /// Answering has panicked. If the server is to end, `tell` says the last word to the client,
-    /// and gives back its room when that is on its way; `false`: it goes on.
-    pub(super) fn falls(self: &Arc<Self>, tell: impl FnOnce(Option<Room>)) -> bool {
-        if self.panics.end.get().is_none() {
+    /// Answering has panicked. If the server is to end, `tell` sends the last message to the
+    /// client, and gives back its room when that is on its way; `false`: the server goes on.
+    pub(super) fn end_server(
+        self: &Arc<Self>,
+        runtime: &Handle,
+        tell: impl FnOnce(Option<Room>),
+    ) -> bool {
+        if self.end.get().is_none() {
             return false;
         }
-        self.panics.fallen.store(true, Ordering::Relaxed);
-        let word = Arc::new(Semaphore::new(1));
-        tell(one_of(&word));
-        let core = Arc::clone(self);
-        self.runtime.spawn(async move {
-            let _late = crate::rt::time::timeout(LAST_WORD_TIME_MAX, word.acquire()).await;
-            core.panics.end.get().inspect(|end| end());
+        self.ending.store(true, Ordering::Relaxed);
+        let sent = Arc::new(Semaphore::new(1));
+        tell(one_of(&sent));
+        let panics = Arc::clone(self);
+        runtime.spawn(async move {
+            let _late = crate::rt::time::timeout(LAST_MESSAGE_TIME_MAX, sent.acquire()).await;
+            panics.end.get().inspect(|end| end());
         });
         true
-    }
-
-    /// A change has panicked; whether the server ends.
-    pub(super) fn falls_by(self: &Arc<Self>, session: &Session, seq: u64) -> bool {
-        self.falls(|room| session.say_fatal(seq, room))
     }
 }

@@ -1,5 +1,4 @@
-//! Who is not let in, and why: said to the client, counted by cause, and logged, though not as
-//! often as a client tries.
+//! Refused clients: each is told why, counted by cause, and logged, but not as often as it tries.
 
 use crate::rt::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -9,81 +8,26 @@ use crate::rt::Mutex;
 use ferry_env::Clock;
 use serde_json::Value;
 
+use crate::refusal::{Cause, Refusal};
+
 /// A client that is refused for the same cause again and again is logged so often.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Addresses and causes of which it is known when they were logged.
+/// Addresses and causes whose last log time is remembered.
 const LOGGED_MAX: usize = 1024;
-
-/// Why a client is not let in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Cause {
-    /// Its certificate was revoked,
-    Revoked,
-    /// or has expired,
-    Expired,
-    /// or is of another authority, or there is none.
-    Unknown,
-    /// It does not speak TLS, and this server does,
-    Plain,
-    /// or the reverse.
-    Tls,
-    /// It speaks another version of the protocol.
-    Version,
-    /// What came was no greeting.
-    NoGreeting,
-    /// It may not mount that directory, or there is none.
-    Path,
-    /// There are too many clients.
-    Full,
-    /// An administrator has ended its session.
-    Evicted,
-    /// The server stops, or has no certificates to go by.
-    Server,
-}
-
-impl Cause {
-    const ALL: [(Cause, &str); 11] = [
-        (Self::Revoked, "certificate_revoked"),
-        (Self::Expired, "certificate_expired"),
-        (Self::Unknown, "certificate_unknown"),
-        (Self::Plain, "without_tls"),
-        (Self::Tls, "with_tls"),
-        (Self::Version, "version"),
-        (Self::NoGreeting, "no_greeting"),
-        (Self::Path, "path"),
-        (Self::Full, "too_many"),
-        (Self::Evicted, "evicted"),
-        (Self::Server, "server"),
-    ];
-}
-
-/// A client is not let in.
-#[derive(Debug)]
-pub(crate) struct Refusal {
-    pub(crate) cause: Cause,
-    /// For a person.
-    pub(crate) reason: String,
-}
-
-impl Refusal {
-    pub(crate) fn new(cause: Cause, reason: impl Into<String>) -> Self {
-        Self { cause, reason: reason.into() }
-    }
-}
 
 #[derive(Default)]
 struct Counted {
     all: HashMap<Cause, u64>,
-    /// When the last one was logged, and how many came since.
+    /// When one was last logged, and how many came since.
     logged: HashMap<(Option<IpAddr>, Cause), (Duration, u64)>,
 }
 
-/// Those so far.
+/// The refusals so far.
 #[derive(Default)]
 pub(super) struct Refusals(Mutex<Counted>);
 
 impl Refusals {
-    /// Counts one; logs it unless the same was logged a moment ago.
+    /// Counts one, and logs it unless the same was logged within [`LOG_INTERVAL`].
     pub(super) fn note(
         &self,
         clock: &dyn Clock,
@@ -124,7 +68,7 @@ impl Refusals {
         }
     }
 
-    /// How many for each cause.
+    /// The number of refusals by cause.
     pub(super) fn json(&self) -> Value {
         let counted = self.0.lock();
         let of = |cause| counted.all.get(&cause).copied().unwrap_or(0);
@@ -153,7 +97,7 @@ mod tests {
             (Some(62), None)
         );
         assert_eq!(refusals.json()["certificate_revoked"], 1);
-        // Whoever comes from everywhere fills neither the memory nor the log.
+        // Clients with many addresses fill neither the memory nor the log.
         for n in 0..4 * LOGGED_MAX as u32 {
             refusals.count(secs(61), ip(n), Cause::NoGreeting);
         }

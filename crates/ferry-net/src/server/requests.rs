@@ -1,56 +1,47 @@
-//! Requests that wait for leases, without a thread: those that would see less than what another
-//! client was promised, and those that ask for write leases.
+//! Requests that wait for leases, without a thread: those that must see what another client has
+//! acknowledged early, and those that ask for write leases.
 
 use std::sync::Arc;
 
 use ferry_fs::{Errno, Ino};
-use tokio::sync::oneshot;
 
-use super::Core;
-use super::apply::{Applying, Told};
+use super::apply::{Applying, Asked, Respond};
+use super::core::Core;
 use super::leases::{Progress, Wants};
 use super::panics::answered;
 use super::session::Session;
 use crate::codec::List;
 use crate::message::{BATCH_MAX, Held, Op, Outcome, Who};
 
-/// A request on its way.
+/// A request of a client.
 pub(super) struct Request {
     pub(super) session: Arc<Session>,
     /// The connection that brought it, and its number there.
     pub(super) id: (u64, u64),
-    pub(super) who: Who,
+    pub(super) caller: Who,
     pub(super) op: Op,
-    pub(super) told: Told,
+    pub(super) respond: Respond,
 }
 
 impl Request {
     pub(super) fn applying<'a>(&'a self, core: &'a Arc<Core>) -> Applying<'a> {
-        core.applying(&self.session, self.who, None)
+        core.applying(&self.session, self.caller, None)
     }
-}
-
-/// What became of a request.
-pub(super) enum Asked {
-    /// It is answered, or will be.
-    Answered,
-    /// Others have write leases on these.
-    Behind(Vec<Ino>, Box<Op>, Told),
 }
 
 impl Core {
     /// Answers a request, now or when what it waits for has come.
     pub(super) fn answer(self: &Arc<Self>, request: Request) {
-        // The next server is asked again.
-        if self.panics.has_fallen() {
+        // The client asks the next server again.
+        if self.panics.is_ending() {
             return;
         }
-        if self.gate.is_shut() && request.op.info().shows {
+        if self.barrier.is_closed() && request.op.info().shows {
             let core = Arc::clone(self);
             let runtime = self.runtime.clone();
             let again =
                 move || drop(runtime.spawn_blocking(move || answered(|| core.answer(request))));
-            return self.gate.wait(Box::new(again));
+            return self.barrier.wait(Box::new(again));
         }
         if let Op::Lease { .. } = request.op {
             let core = Arc::clone(self);
@@ -64,14 +55,14 @@ impl Core {
         }
     }
 
-    /// Answers a request, or gives it back with what others have write leases on.
+    /// Answers a request, or returns it with the inodes on which others have write leases.
     fn try_answer(self: &Arc<Self>, request: Request) -> Option<(Request, Vec<Ino>)> {
-        let Request { session, id, who, op, told } = request;
-        let applying = self.applying(&session, who, None);
-        match applying.request(id, op, told) {
+        let Request { session, id, caller, op, respond } = request;
+        let applying = self.applying(&session, caller, None);
+        match applying.request(id, op, respond) {
             Asked::Answered => None,
-            Asked::Behind(inos, op, told) => {
-                Some((Request { session, id, who, op: *op, told }, inos))
+            Asked::Behind(inos, op, respond) => {
+                Some((Request { session, id, caller, op: *op, respond }, inos))
             }
         }
     }
@@ -79,20 +70,20 @@ impl Core {
     async fn answer_later(self: Arc<Self>, request: Request, inos: Vec<Ino>) {
         let (mut request, mut inos) = (request, inos);
         loop {
-            let place = self.leases.ask(request.session.number, Wants::Read, inos.clone());
-            let _begun = place.wait(|recalls| self.recall(recalls)).await;
+            let position = self.leases.ask(request.session.number, Wants::Read, inos.clone());
+            let _begun = position.wait(|recalls| self.recall(recalls)).await;
             let core = Arc::clone(&self);
             let answered = crate::rt::task::spawn_blocking(move || {
                 let again = answered(|| core.try_answer(request));
-                drop(place);
+                drop(position);
                 again
             });
             match answered.await {
                 Ok(Some((again, behind))) => {
                     request = again;
-                    // At first it asks for what it lacks alone, for who reads a directory may keep
-                    // its holder from what it would give back first. Who lacks something else each
-                    // time would never have all at once.
+                    // At first the request waits for the missing inodes alone: a client that reads
+                    // a directory may keep the holder from what the holder would return first. If
+                    // it lacked another inode each time, it would never have all at once.
                     inos.extend(behind);
                     inos.sort_unstable();
                     inos.dedup();
@@ -102,40 +93,29 @@ impl Core {
         }
     }
 
-    /// Sees that what others have changed of these inodes is durable; whether it is.
-    pub(super) async fn is_safe(self: &Arc<Self>, session: &Session, inos: &[Ino]) -> bool {
-        if !self.fresh.is_others(session.number, inos) {
-            return true;
-        }
-        let (told, synced) = oneshot::channel();
-        self.make_durable(Box::new(move |result| {
-            let _gone = told.send(result);
-        }));
-        matches!(synced.await, Ok(Ok(())))
-    }
-
-    /// Gives the write leases that a client asks for, as far as it may have them.
+    /// Grants the write leases that a client asks for, as far as possible.
     async fn lease(self: Arc<Self>, request: Request) {
         let Op::Lease { inodes } = &request.op else { return };
         if inodes.0.len() > BATCH_MAX {
-            return (request.told)(Outcome::Failed { errno: libc::EINVAL }, 0);
+            return (request.respond)(Outcome::Failed { errno: libc::EINVAL }, 0);
         }
         let session = Arc::clone(&request.session);
-        let may =
-            session.may_promise() && !session.is_over() && !self.leases.is_barred(session.number);
+        let may = session.may_acknowledge_early()
+            && !session.is_over()
+            && !self.leases.is_barred(session.number);
         let mut inos: Vec<Ino> =
-            inodes.0.iter().filter(|_| may).filter_map(|ino| session.inward(*ino)).collect();
+            inodes.0.iter().filter(|_| may).filter_map(|ino| session.volume_ino(*ino)).collect();
         inos.retain(|ino| self.is_changeable(&session, *ino));
         inos.sort_unstable();
         inos.dedup();
         let granted = if inos.is_empty() {
             Vec::new()
         } else {
-            let place = self.leases.ask(session.number, Wants::Lease, inos);
-            match place.wait(|recalls| self.recall(recalls)).await {
+            let position = self.leases.ask(session.number, Wants::Lease, inos);
+            match position.wait(|recalls| self.recall(recalls)).await {
                 Progress::Begun(granted) if self.is_safe(&session, &granted).await => granted,
                 Progress::Begun(unsafe_still) => {
-                    self.recall(&self.leases.not_told(session.number, &unsafe_still));
+                    self.recall(&self.leases.grant_not_sent(session.number, &unsafe_still));
                     Vec::new()
                 }
                 _ => Vec::new(),
@@ -144,22 +124,22 @@ impl Core {
         let (core, all, number) = (Arc::clone(&self), granted.clone(), session.number);
         let answered = crate::rt::task::spawn_blocking(move || {
             let applying = request.applying(&core);
-            // What is gone has nothing to be leased, and who is gone no use for it.
+            // A removed inode needs no lease, and neither does a session that has ended.
             let over = request.session.is_over();
-            let (held, gone): (Vec<_>, Vec<_>) = granted
+            let (held, removed): (Vec<_>, Vec<_>) = granted
                 .iter()
                 .map(|ino| (*ino, held(&applying, *ino)))
                 .partition(|(_, held)| held.is_ok() && !over);
             let held = held.into_iter().filter_map(|(_, held)| held.ok()).collect();
-            (request.told)(Outcome::Leases { held: List(held) }, 0);
-            core.leases.told(session.number, &granted);
-            let gone: Vec<Ino> = gone.into_iter().map(|(ino, _)| ino).collect();
-            core.leases.give_back(session.number, &gone, None);
+            (request.respond)(Outcome::Leases { held: List(held) }, 0);
+            core.leases.grant_sent(session.number, &granted);
+            let removed: Vec<Ino> = removed.into_iter().map(|(ino, _)| ino).collect();
+            core.leases.give_back(session.number, &removed, None);
         });
         if answered.await.is_err() {
-            // It has panicked. What nobody was told of is not recalled, and others would wait for
-            // it.
-            self.recall(&self.leases.not_told(number, &all));
+            // It has panicked. A lease that no client was told of is not recalled, and others would
+            // wait for it.
+            self.recall(&self.leases.grant_not_sent(number, &all));
         }
     }
 }

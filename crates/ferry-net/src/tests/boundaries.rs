@@ -6,7 +6,7 @@ use crate::frame;
 use crate::limits::Peer;
 use crate::message::*;
 
-/// A client that says what it likes.
+/// A client that sends what it likes.
 pub(super) struct Raw {
     runtime: tokio::runtime::Runtime,
     stream: DuplexStream,
@@ -56,8 +56,7 @@ impl Raw {
         let _gone = self.runtime.block_on(self.stream.write_all(bytes));
     }
 
-    /// The next message; `None`: the server has hung up. That changes are durable may come at any
-    /// time.
+    /// The next message; `None`: the server has hung up. `Durable` may come at any time.
     pub(super) fn hear(&mut self) -> Option<ToClient> {
         loop {
             match self.runtime.block_on(frame::read(&mut self.stream, FRAME_MAX)).ok().flatten() {
@@ -76,15 +75,15 @@ impl Raw {
         self.ask_as(Who::default(), op)
     }
 
-    pub(super) fn ask_as(&mut self, who: Who, op: Op) -> Outcome {
-        self.send(&ToServer::Request { id: 9, after: 0, who, op });
+    pub(super) fn ask_as(&mut self, caller: Who, op: Op) -> Outcome {
+        self.send(&ToServer::Request { id: 9, after: 0, who: caller, op });
         match self.hear() {
             Some(ToClient::Reply { id: 9, outcome, .. }) => outcome,
             other => panic!("{other:?}"),
         }
     }
 
-    /// Sends until nothing more is taken; gives what was.
+    /// Sends until nothing more is taken. Returns how much was.
     fn flood(&mut self, bytes: &[u8]) -> usize {
         self.runtime.block_on(async {
             let mut sent = 0;
@@ -128,7 +127,7 @@ fn nothing() -> Op {
     Op::Nothing {}
 }
 
-/// Whatever others did, this one does not notice.
+/// Whatever others did, this client does not notice.
 pub(super) fn assert_well(client: &Client) {
     let names = client.list(ROOT).unwrap().len();
     client.create(ROOT, &format!("well{names}")).unwrap();
@@ -139,7 +138,7 @@ fn changed(seq: u64, outcome: Outcome) -> ToClient {
 }
 
 #[test]
-fn lies_about_numbers_cost_the_liar_its_session() {
+fn wrong_sequence_numbers_end_the_session() {
     let world = World::new(20);
     let honest = world.client();
     let lies: [&dyn Fn(&mut Raw); 6] = [
@@ -163,14 +162,14 @@ fn lies_about_numbers_cost_the_liar_its_session() {
         assert_eq!(
             world.server().control().clients().as_array().unwrap().len(),
             1,
-            "its session is gone"
+            "its session has ended"
         );
         assert_well(&honest);
     }
 }
 
 #[test]
-fn what_is_no_greeting_or_no_message_ends_the_connection() {
+fn malformed_greetings_and_messages_end_the_connection() {
     let world = World::new(21);
     let honest = world.client();
     for bytes in [
@@ -201,7 +200,7 @@ fn what_is_no_greeting_or_no_message_ends_the_connection() {
 }
 
 #[test]
-fn a_client_reaches_only_what_it_was_shown() {
+fn a_client_reaches_only_inodes_it_was_given() {
     let world = World::new(22);
     let honest = world.client();
     let (ino, fh) = honest.create(ROOT, "secret").unwrap();
@@ -214,7 +213,7 @@ fn a_client_reaches_only_what_it_was_shown() {
     assert_eq!(raw.hear(), Some(changed(1, failed(libc::ESTALE))));
     let claim = |ticket| Op::Claim { inodes: crate::codec::List(vec![Claim { ino, ticket }]) };
     raw.change(2, 1, claim(0));
-    assert_eq!(raw.hear(), Some(changed(2, failed(libc::EPERM))), "a forged ticket");
+    assert_eq!(raw.hear(), Some(changed(2, failed(libc::EPERM))), "a forged capability");
     assert_eq!(raw.ask(Op::Getattr { ino }), failed(libc::ESTALE));
     let found = raw.ask(Op::Lookup { parent: ROOT, name: b"secret".to_vec() });
     let Outcome::Entry { known: Some(known) } = found else { panic!("{found:?}") };
@@ -226,7 +225,7 @@ fn a_client_reaches_only_what_it_was_shown() {
     raw.change(4, 3, write);
     assert_eq!(raw.hear(), Some(changed(4, failed(libc::EBADF))));
     assert_eq!(raw.ask(Op::Read { fh: 1, offset: u64::MAX, size: 10 }), failed(libc::EINVAL));
-    // The ticket is good in a new session too.
+    // The capability is good in a new session too.
     let mut again = Raw::greeted(&world);
     again.change(1, 0, claim(known.ticket));
     assert!(matches!(again.hear(), Some(ToClient::Changed { outcome: Outcome::Count { .. }, .. })));
@@ -234,7 +233,7 @@ fn a_client_reaches_only_what_it_was_shown() {
 }
 
 #[test]
-fn exports_are_walls() {
+fn a_client_stays_within_its_export() {
     let export = |path: &str, read_only| Export { path: path.into(), read_only };
     let options = ServerOptions {
         exports: vec![export("/pub", true), export("/pub/incoming", false)],
@@ -271,7 +270,7 @@ fn exports_are_walls() {
 }
 
 #[test]
-fn a_client_that_floods_and_does_not_read_stops_nobody() {
+fn a_client_that_floods_and_does_not_read_delays_no_other() {
     let world = World::new(24);
     let honest = world.client();
     let mut raw = Raw::greeted(&world);
@@ -293,7 +292,7 @@ fn a_client_that_floods_and_does_not_read_stops_nobody() {
     // The server takes what its window holds, and no more of it.
     assert!(raw.flood(&flood) < flood.len(), "a window without end");
     assert_well(&honest);
-    // Those who would wait for a change that never comes.
+    // Requests that would wait for a change that never comes.
     let lock = FileLock { end: 9, kind: libc::F_RDLCK, ..FileLock::default() };
     let op = Op::Lock { ino: ROOT, lock, wait: true };
     let never =
@@ -306,7 +305,7 @@ fn a_client_that_floods_and_does_not_read_stops_nobody() {
 }
 
 #[test]
-fn certificates_open_the_door() {
+fn a_client_without_a_valid_certificate_is_refused() {
     use crate::{Address, ClientTls, ServerTls, TcpConnector, Terms, authority};
     let world = World::new(25);
     let dir = tempfile::tempdir().unwrap();
@@ -347,7 +346,7 @@ fn certificates_open_the_door() {
 }
 
 #[test]
-fn a_connection_that_another_has_taken_over_from_is_closed() {
+fn a_superseded_connection_is_closed() {
     let world = World::new(27);
     let mut old = Raw::new(&world);
     old.send(&hello(b"/"));
@@ -361,8 +360,8 @@ fn a_connection_that_another_has_taken_over_from_is_closed() {
         newest: 0,
     });
     assert!(matches!(new.hear(), Some(ToClient::Welcome { resumed: true, .. })));
-    // A greeting may be taken in after the client has given that connection up for another: that
-    // one must not seem to live.
+    // A greeting may be taken in after the client has replaced that connection by another: the old
+    // one must not seem alive.
     old.send(&ToServer::Ping { number: 1 });
     assert!(old.hear().is_none(), "neither a lease nor a sign of life");
     new.send(&ToServer::Ping { number: 1 });
@@ -373,9 +372,9 @@ fn a_connection_that_another_has_taken_over_from_is_closed() {
     assert!(new.hear().is_none(), "its session has ended");
 }
 
-/// A position before the beginning comes from the kernel as one behind every end.
+/// The kernel sends an offset before the beginning as one behind every end.
 #[test]
-fn no_data_and_no_hole_is_found_behind_the_end_of_a_file() {
+fn seek_finds_no_data_and_no_hole_behind_the_end() {
     let world = World::new(28);
     let client = world.client();
     let (ino, fh) = client.create(ROOT, "f").unwrap();

@@ -1,4 +1,4 @@
-//! What a client may do whose certificate names its users, and one whose certificate is revoked.
+//! What a client may do if its certificate names its users, and after its certificate is revoked.
 
 use super::boundaries::Raw;
 use super::*;
@@ -15,7 +15,7 @@ pub(super) fn limited(users: &str, groups: &str) -> Peer {
 /// A change of a file's contents, by its number and that of the open file.
 type Way<'a> = &'a dyn Fn(&mut Liar, Ino, u64) -> Outcome;
 
-/// Somebody of the client's machine.
+/// A user on the client's machine.
 fn user(uid: u32, gid: u32) -> Who {
     Who { uid, gid, pid: 77, umask: 0 }
 }
@@ -28,7 +28,7 @@ pub(super) fn failed(errno: i32) -> Outcome {
     Outcome::Failed { errno }
 }
 
-/// A client that says what it likes, about its users too.
+/// A client that sends what it likes, about its users too.
 pub(super) struct Liar {
     raw: Raw,
     seq: u64,
@@ -44,17 +44,17 @@ impl Liar {
         Self { raw: Raw::at(world, peer, path.as_bytes()), seq: 0, files: 0 }
     }
 
-    pub(super) fn says(&mut self, who: Who, op: Op) -> Outcome {
-        self.says_promised(who, op, None)
+    pub(super) fn says(&mut self, caller: Who, op: Op) -> Outcome {
+        self.says_early(caller, op, None)
     }
 
-    fn says_promised(&mut self, who: Who, op: Op, promised: Option<Promised>) -> Outcome {
+    fn says_early(&mut self, caller: Who, op: Op, promised: Option<Promised>) -> Outcome {
         if !op.is_ordered() {
-            self.raw.send(&ToServer::Request { id: 1, after: 0, who, op });
+            self.raw.send(&ToServer::Request { id: 1, after: 0, who: caller, op });
         } else {
             self.seq += 1;
             let (seq, answered, series) = (self.seq, self.seq - 1, 0);
-            self.raw.send(&ToServer::Change { seq, answered, series, promised, who, op });
+            self.raw.send(&ToServer::Change { seq, answered, series, promised, who: caller, op });
         }
         loop {
             match self.raw.hear() {
@@ -75,17 +75,17 @@ impl Liar {
         }
     }
 
-    pub(super) fn opens(&mut self, who: Who, ino: Ino, flags: i32) -> Result<u64, i32> {
+    pub(super) fn opens(&mut self, caller: Who, ino: Ino, flags: i32) -> Result<u64, i32> {
         self.files += 1;
         let fh = self.files;
-        match self.says(who, Op::Open { ino, fh, flags, kill_suidgid: false }) {
+        match self.says(caller, Op::Open { ino, fh, flags, kill_suidgid: false }) {
             Outcome::Failed { errno } => Err(errno),
             _ => Ok(fh),
         }
     }
 }
 
-/// The volume, by root and not over the network.
+/// The volume, used by root and not over the network.
 pub(super) struct Root<'a>(pub(super) &'a LocalFs);
 
 impl Root<'_> {
@@ -173,7 +173,7 @@ fn operations(dir: Ino, ino: Ino) -> Vec<Op> {
 }
 
 #[test]
-fn who_is_not_of_the_certificate_is_refused_and_nothing_is_done() {
+fn a_user_outside_the_certificate_is_refused() {
     let world = World::new(70);
     let root = Root(&world.fs);
     let dir = root.dir(ROOT, "open", (1000, 1000), 0o777);
@@ -181,7 +181,7 @@ fn who_is_not_of_the_certificate_is_refused_and_nothing_is_done() {
     let mut liar = Liar::new(&world, limited("1000-1001", "1000"));
     assert_eq!((liar.ino(ROOT, "open"), liar.ino(dir, "f")), (dir, file));
     let before = root.attr(file);
-    for who in [
+    for caller in [
         user(0, 0),
         user(0, 1000),
         user(999, 1000),
@@ -190,11 +190,11 @@ fn who_is_not_of_the_certificate_is_refused_and_nothing_is_done() {
         user(1000, 1001),
     ] {
         for op in operations(dir, file) {
-            let what = format!("{who:?} {op:?}");
-            assert_eq!(liar.says(who, op), failed(libc::EACCES), "{what}");
+            let what = format!("{caller:?} {op:?}");
+            assert_eq!(liar.says(caller, op), failed(libc::EACCES), "{what}");
         }
     }
-    // The daemon itself may look, and open again what was open; no more.
+    // The daemon itself may look things up, and open again what was open; no more.
     for op in operations(dir, file)
         .into_iter()
         .filter(|op| op.is_ordered() && !matches!(op, Op::Open { .. }))
@@ -208,22 +208,22 @@ fn who_is_not_of_the_certificate_is_refused_and_nothing_is_done() {
         (after.size, after.mode, after.uid, after.nlink),
         (before.size, before.mode, before.uid, 1)
     );
-    // Who is of it makes what is his.
+    // A user of the certificate makes what is its own.
     let made = liar.says(ALICE, Op::Mkdir { parent: dir, name: b"mine".to_vec(), mode: 0o755 });
     let Outcome::Entry { known: Some(made) } = made else { panic!("{made:?}") };
     assert_eq!((made.attr.uid, made.attr.gid), (1000, 1000));
-    // What the mount itself needs goes on for whomever.
+    // What the mount itself needs works for every user.
     for op in [Op::Statfs {}, Op::Getattr { ino: ROOT }, Op::Sync {}] {
         assert!(!matches!(liar.says(user(0, 0), op), Outcome::Failed { .. }));
     }
 }
 
 #[test]
-fn a_client_that_lies_may_what_its_users_may() {
+fn a_lying_client_may_do_only_what_its_users_may() {
     let world = World::new(71);
     let root = Root(&world.fs);
     let secret = root.file(ROOT, "secret", (0, 0), 0o600);
-    let shown = root.file(ROOT, "shown", (0, 0), 0o644);
+    let readable = root.file(ROOT, "shown", (0, 0), 0o644);
     let run = root.file(ROOT, "run", (0, 0), 0o711);
     let ours = root.file(ROOT, "ours", (0, 1000), 0o640);
     let closed = root.dir(ROOT, "closed", (0, 0), 0o700);
@@ -232,17 +232,20 @@ fn a_client_that_lies_may_what_its_users_may() {
     for name in ["secret", "shown", "run", "ours", "closed"] {
         liar.ino(ROOT, name);
     }
-    for who in [ALICE, DAEMON] {
-        assert_eq!(liar.opens(who, secret, libc::O_RDONLY), Err(libc::EACCES));
-        assert!(liar.opens(who, shown, libc::O_RDONLY).is_ok());
-        assert_eq!(liar.opens(who, shown, libc::O_RDWR), Err(libc::EACCES));
-        assert_eq!(liar.opens(who, shown, libc::O_RDONLY | libc::O_TRUNC), Err(libc::EACCES));
-        assert!(liar.opens(who, run, libc::O_RDONLY).is_ok(), "who may execute it reads it");
-        assert!(liar.opens(who, ours, libc::O_RDONLY).is_ok(), "by its group");
-        assert_eq!(liar.opens(who, ours, libc::O_WRONLY), Err(libc::EACCES));
+    for caller in [ALICE, DAEMON] {
+        assert_eq!(liar.opens(caller, secret, libc::O_RDONLY), Err(libc::EACCES));
+        assert!(liar.opens(caller, readable, libc::O_RDONLY).is_ok());
+        assert_eq!(liar.opens(caller, readable, libc::O_RDWR), Err(libc::EACCES));
+        assert_eq!(liar.opens(caller, readable, libc::O_RDONLY | libc::O_TRUNC), Err(libc::EACCES));
+        assert!(
+            liar.opens(caller, run, libc::O_RDONLY).is_ok(),
+            "a user that may execute it reads it"
+        );
+        assert!(liar.opens(caller, ours, libc::O_RDONLY).is_ok(), "by its group");
+        assert_eq!(liar.opens(caller, ours, libc::O_WRONLY), Err(libc::EACCES));
         let inside = Op::Lookup { parent: closed, name: b"inside".to_vec() };
-        assert_eq!(liar.says(who, inside), failed(libc::EACCES));
-        assert_eq!(liar.says(who, Op::Readdir { ino: closed, cookie: 0 }), failed(libc::EACCES));
+        assert_eq!(liar.says(caller, inside), failed(libc::EACCES));
+        assert_eq!(liar.says(caller, Op::Readdir { ino: closed, cookie: 0 }), failed(libc::EACCES));
     }
     let cut = SetAttr { size: Some(0), ..SetAttr::default() };
     for op in [
@@ -261,11 +264,11 @@ fn a_client_that_lies_may_what_its_users_may() {
             fh: 91,
         },
         Op::Mkdir { parent: ROOT, name: b"new".to_vec(), mode: 0o755 },
-        Op::Link { ino: shown, parent: ROOT, name: b"new".to_vec() },
+        Op::Link { ino: readable, parent: ROOT, name: b"new".to_vec() },
         Op::Unlink { parent: ROOT, name: b"shown".to_vec() },
-        Op::Setattr { ino: shown, fh: None, set: cut },
+        Op::Setattr { ino: readable, fh: None, set: cut },
         Op::Getxattr { ino: secret, name: b"user.a".to_vec() },
-        Op::Removexattr { ino: shown, name: b"security.capability".to_vec() },
+        Op::Removexattr { ino: readable, name: b"security.capability".to_vec() },
     ] {
         let what = format!("{op:?}");
         assert_eq!(liar.says(ALICE, op), failed(libc::EACCES), "{what}");
@@ -274,7 +277,7 @@ fn a_client_that_lies_may_what_its_users_may() {
 }
 
 #[test]
-fn what_is_an_owners_or_roots_is_refused_to_others() {
+fn operations_of_owners_and_root_are_refused_to_others() {
     let world = World::new(72);
     let root = Root(&world.fs);
     let dir = root.dir(ROOT, "tmp", (0, 0), 0o1777);
@@ -323,7 +326,7 @@ fn what_is_an_owners_or_roots_is_refused_to_others() {
         assert_eq!(liar.says(ALICE, op), failed(libc::EPERM), "{what}");
     }
     assert_eq!(root.names(dir), ["grave", "mine", "theirs"]);
-    // A directory that is another's keeps its place; the owner's, and a time that is now, are
+    // Another user's directory keeps its location. The owner's changes, and a time that is now, are
     // allowed.
     root.set(dir, (0, 0), 0o777);
     let moves = |new: &str| rename("grave", new, RenameFlags::default());
@@ -343,7 +346,7 @@ fn what_is_an_owners_or_roots_is_refused_to_others() {
 }
 
 #[test]
-fn a_program_that_changes_loses_its_privileges_though_the_client_does_not_say_so() {
+fn a_changed_program_loses_its_privileges_even_if_not_asked() {
     let world = World::new(73);
     let root = Root(&world.fs);
     let write =
@@ -375,7 +378,7 @@ fn a_program_that_changes_loses_its_privileges_though_the_client_does_not_say_so
     liar.ino(ROOT, "opened");
     liar.opens(ALICE, ino, libc::O_WRONLY | libc::O_TRUNC).unwrap();
     assert_eq!(root.mode(ino), 0o777);
-    // None are given to a group that is not the certificate's.
+    // A group outside the certificate gets no privileges.
     let set = SetAttr { mode: Some(0o6755), ..SetAttr::default() };
     for (group, mode) in [(0, 0o4755), (1000, 0o6755)] {
         let ino = root.file(ROOT, &format!("of{group}"), (1000, group), 0o644);
@@ -407,8 +410,8 @@ fn an_open_file_is_used_as_it_was_opened() {
         liar.says(ALICE, Op::Copy { fh_in, off_in: 0, fh_out, off_out: 9, len }),
         failed(libc::EBADF)
     );
-    // The kernel writes back, and reads ahead, for nobody; and a mode that changes later closes
-    // nothing.
+    // The kernel writes back, and reads ahead, for no particular user. A mode that changes later
+    // closes nothing.
     root.set(drop_box, (0, 0), 0);
     let write =
         Op::Write { fh, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
@@ -417,7 +420,7 @@ fn an_open_file_is_used_as_it_was_opened() {
 }
 
 #[test]
-fn an_access_list_counts_for_the_certificates_users() {
+fn an_acl_counts_for_the_users_of_the_certificate() {
     const UNDEFINED: u32 = u32::MAX;
     let world = World::new(75);
     let root = Root(&world.fs);
@@ -451,7 +454,7 @@ fn an_access_list_counts_for_the_certificates_users() {
 }
 
 #[test]
-fn a_client_that_is_limited_promises_nothing_and_works() {
+fn a_limited_client_acknowledges_nothing_early_and_works() {
     let mut world = World::new(76);
     let dir = Root(&world.fs).dir(ROOT, "home", (1000, 1000), 0o755);
     *world.net.peer.lock() = limited("1000", "1000");
@@ -459,7 +462,7 @@ fn a_client_that_is_limited_promises_nothing_and_works() {
     let client = Client { me, ..world.client() };
     assert_eq!(client.ino(ROOT, "home"), dir);
     let flags = libc::O_RDWR | libc::O_EXCL | libc::O_CREAT;
-    // As git makes its objects: nobody could open it so again.
+    // As git makes its objects: no user could open it like this again.
     let made = client.me.call(|cx| client.fs.create(cx, dir, b"object", 0o444, flags));
     let (ino, fh) = made.map(|(entry, opened)| (entry.attr.unwrap().ino, opened.fh)).unwrap();
     assert_eq!(client.write(ino, fh, 0, b"one"), Ok(3));
@@ -484,7 +487,7 @@ fn a_client_that_is_limited_promises_nothing_and_works() {
 }
 
 #[test]
-fn a_promise_of_a_client_that_is_limited_is_not_kept() {
+fn an_early_acknowledged_change_of_a_limited_client_is_refused() {
     let world = World::new(77);
     let dir = Root(&world.fs).dir(ROOT, "home", (1000, 1000), 0o755);
     let mut liar = Liar::new(&world, limited("1000", "1000"));
@@ -497,7 +500,7 @@ fn a_promise_of_a_client_that_is_limited_is_not_kept() {
     assert_eq!(liar.says(ALICE, Op::Credit { bytes: 1 << 20, inodes: 64 }), failed(libc::EPERM));
     let promised = Some(Promised { at: Timestamp(1), ino: 1 << 40 });
     let make = Op::Mkdir { parent: dir, name: b"d".to_vec(), mode: 0o755 };
-    assert!(matches!(liar.says_promised(ALICE, make, promised), Outcome::Failed { .. }));
+    assert!(matches!(liar.says_early(ALICE, make, promised), Outcome::Failed { .. }));
     assert!(Root(&world.fs).names(dir).is_empty());
 }
 
@@ -525,7 +528,7 @@ impl Listening {
         self.connect_at(name, "/")
     }
 
-    /// A connection of somebody who says nothing.
+    /// A connection that sends nothing.
     pub(super) fn stranger(&self) -> std::net::TcpStream {
         std::net::TcpStream::connect(("127.0.0.1", self.port)).unwrap()
     }
@@ -548,7 +551,7 @@ impl Listening {
 }
 
 #[test]
-fn a_limited_certificate_mounts_nothing_below_a_directory_that_it_may_not_search() {
+fn a_limited_certificate_mounts_only_where_it_may_search() {
     let world = World::new(81);
     let root = Root(&world.fs);
     let closed = root.dir(ROOT, "closed", (0, 0), 0o700);
@@ -563,12 +566,12 @@ fn a_limited_certificate_mounts_nothing_below_a_directory_that_it_may_not_search
         assert!(said.contains("may not search /closed"), "{said}");
         assert!(!said.contains("no such directory"), "it does not learn what is there: {said}");
     }
-    // The directory itself is mounted by whoever may come so far: what is in it is checked then.
+    // A client that reaches the directory may mount it: what is in it is checked then.
     assert_eq!(mount(limited("1000", "1000"), "/closed"), Ok(()));
     for peer in [limited("0", "0"), Peer::default()] {
         assert_eq!(mount(peer, "/closed/open"), Ok(()));
     }
-    // Its owner, its group and everybody else, each by its own bits.
+    // Its owner, its group and all others, each by its own bits.
     for (mode, users, groups, may) in [
         (0o710, "1000", "7", true),
         (0o710, "1000", "8", false),
@@ -584,7 +587,7 @@ fn a_limited_certificate_mounts_nothing_below_a_directory_that_it_may_not_search
 }
 
 #[test]
-fn the_certificate_says_whom_it_may_act_as() {
+fn a_certificate_names_the_users_it_may_act_as() {
     let listening = Listening::new(78);
     let dir = Root(&listening.world.fs).dir(ROOT, "open", (0, 0), 0o777);
     let ids = |text: &str| text.parse().unwrap();
@@ -616,7 +619,7 @@ fn the_certificate_says_whom_it_may_act_as() {
 }
 
 #[test]
-fn a_certificate_that_is_revoked_opens_no_door() {
+fn a_revoked_certificate_is_refused() {
     let listening = Listening::new(79);
     let at = listening.dir.path();
     for name in ["laptop", "other"] {
@@ -630,7 +633,7 @@ fn a_certificate_that_is_revoked_opens_no_door() {
     assert_eq!(authority::revoke(at, "laptop").unwrap(), 0, "already");
     let refused = listening.connect("laptop").err().unwrap().to_string();
     assert!(refused.contains("certificate (laptop) was revoked"), "{refused}");
-    // Its session ends, and the connector that had connected before does not get in again.
+    // Its session ends, and the connector that had connected before is refused.
     while laptop.sync().is_ok() {
         std::thread::yield_now();
     }
@@ -642,8 +645,8 @@ fn a_certificate_that_is_revoked_opens_no_door() {
     drop(laptop);
     assert!(other.create(ROOT, "h").is_ok());
     assert!(listening.connect("other").is_ok());
-    // Another one of the same name is another certificate; the old one stays out though its
-    // directory is gone.
+    // Another one of the same name is another certificate. The old one stays revoked though its
+    // directory is removed.
     std::fs::rename(at.join("laptop"), at.join("old")).unwrap();
     authority::issue(at, "laptop", &Terms::default(), authority::DAYS).unwrap();
     assert!(listening.connect("laptop").is_ok());
@@ -652,13 +655,13 @@ fn a_certificate_that_is_revoked_opens_no_door() {
     std::fs::rename(at.join("laptop"), at.join("new")).unwrap();
     assert_eq!(authority::revoke(at, "laptop").unwrap(), 1);
     assert!(listening.connect("new").is_err());
-    // A list that cannot be read lets nobody in.
+    // If the list cannot be read, every client is refused.
     std::fs::write(at.join("revoked"), [0xff, 0xfe]).unwrap();
     assert!(listening.connect("other").is_err());
 }
 
 #[test]
-fn who_has_connected_before_shows_its_certificate_again() {
+fn a_resumed_tls_session_is_checked_for_revocation_again() {
     let listening = Listening::new(80);
     let at = listening.dir.path();
     authority::issue(at, "laptop", &Terms::default(), authority::DAYS).unwrap();
@@ -666,8 +669,8 @@ fn who_has_connected_before_shows_its_certificate_again() {
     let address = Address { host: "localhost".into(), port: listening.port, path: "/".into() };
     let connector = TcpConnector::new(address, Some(tls));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // What the server says to this client; it greets when the handshake is over and `then` has been
-    // done.
+    // What the server answers to this client, which greets when the handshake is over and `then`
+    // has been done.
     let word = |then: &dyn Fn()| {
         runtime.block_on(async {
             let mut stream = connector.connect().await.unwrap();

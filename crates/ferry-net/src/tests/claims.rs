@@ -1,5 +1,5 @@
 //! A client that knows many inodes comes to another server: it claims what it needs first, and the
-//! rest when there is time. And how long a server waits for who makes something again.
+//! rest when there is time. And how long a server waits for a client that replays.
 
 use ferry_env::Clock;
 
@@ -9,7 +9,7 @@ use super::*;
 use crate::codec::List;
 use crate::message::*;
 
-/// More than some batches of what is claimed unasked.
+/// More than some batches of background claims.
 const FILES: usize = 700;
 
 /// A directory with many files, which a client has looked up: the client, and their inodes.
@@ -42,13 +42,13 @@ fn until(what: &str, mut has_come: impl FnMut() -> bool) {
 }
 
 #[test]
-fn what_was_known_is_known_whatever_ends_while_it_is_claimed() {
+fn claims_survive_connections_that_end_meanwhile() {
     for (message, crashes) in (1..16).step_by(2).map(|message| (message, message % 4 == 1)) {
         let at = format!("message {message}, again: {crashes}");
         let mut crashing = Crashing::new(8000 + message);
         crashing.world.net.messages.cut_at.store(u64::MAX, Ordering::SeqCst);
         let (client, dir, inos) = known(&crashing);
-        // Gone before the crash, and open, or known alone.
+        // Removed before the crash, and open, or known alone.
         let (open, fh) = client.create(dir, "open").unwrap();
         client.write(open, fh, 0, b"still open").unwrap();
         assert_eq!(client.sync(), Ok(()), "{at}");
@@ -60,13 +60,13 @@ fn what_was_known_is_known_whatever_ends_while_it_is_claimed() {
         assert_eq!(client.sync(), Ok(()), "{at}");
         let removed_again = client.ino(dir, "f4");
         let before = crashing.world.figure("inodes");
-        // And something that is to be made again; one loses its last name by that.
+        // And a change to replay: one inode loses its last name by it.
         client.unlink(dir, "f4").unwrap();
         let (again, theirs) = client.create(dir, "again").unwrap();
         client.write(again, theirs, 0, b"again").unwrap();
         crashing.crash();
         crashing.start_and_cut(message, crashes);
-        // Some are forgotten, some named, wherever the claims are.
+        // Some are forgotten, some looked up, whatever the claims have reached.
         let (forgotten, kept): (Vec<Ino>, Vec<Ino>) = inos.iter().partition(|ino| **ino % 3 == 0);
         for ino in &forgotten {
             client.fs.forget(*ino, 1);
@@ -88,7 +88,7 @@ fn what_was_known_is_known_whatever_ends_while_it_is_claimed() {
     }
 }
 
-/// A clock that goes on when somebody says so.
+/// A clock that the test moves.
 struct Hands(AtomicU64);
 
 impl Hands {
@@ -108,7 +108,7 @@ impl Clock for Hands {
 
 const HOLD_MS: u64 = 2000;
 
-/// The server has crashed, and a client that has a mark is there again.
+/// The server has crashed, and a recorded client is there again.
 fn come_again(seed: u64) -> (Crashing, Arc<Hands>, Teller) {
     let grace = Duration::from_millis(HOLD_MS);
     let mut crashing = Crashing::with(seed, ServerOptions { grace, ..server_options() });
@@ -126,7 +126,7 @@ fn come_again(seed: u64) -> (Crashing, Arc<Hands>, Teller) {
 }
 
 #[test]
-fn who_goes_on_making_something_again_is_waited_for_however_long_it_takes() {
+fn a_replay_that_makes_progress_is_never_given_up() {
     let (crashing, hands, mut teller) = come_again(8100);
     for _ in 0..100 {
         hands.go_on(HOLD_MS + HOLD_MS / 2);
@@ -140,12 +140,12 @@ fn who_goes_on_making_something_again_is_waited_for_however_long_it_takes() {
 }
 
 #[test]
-fn who_is_there_and_makes_nothing_again_is_not_waited_for() {
+fn a_replay_without_progress_is_given_up() {
     let (crashing, hands, mut teller) = come_again(8101);
     let mut round = 0;
     until("it is given up", || {
         hands.go_on(HOLD_MS);
-        // Being there is not enough.
+        // Being connected is not progress.
         teller.ping();
         round += 1;
         if round < 100 {

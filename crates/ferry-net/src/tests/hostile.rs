@@ -1,19 +1,21 @@
-//! Clients that want to harm.
+//! Clients that mean harm.
 
-use super::boundaries::Raw;
+use super::boundaries::{Raw, hello};
 use super::certificates::Listening;
+use super::replay::Crashing;
 use super::*;
+use crate::codec::List;
 use crate::limits::Peer;
 use crate::message::*;
 use crate::server::SESSIONS_OF_CERTIFICATE_MAX;
 use crate::{Terms, authority};
 
-/// What a client may make the server keep for it that it does not read: what the connection itself
-/// holds, and a little.
+/// The most that a client may make the server hold without reading: what the connection itself
+/// holds, and a little more.
 const ANSWERS_MAX: usize = 100_000;
 
 #[test]
-fn who_asks_whether_the_server_is_there_and_does_not_listen_takes_no_memory() {
+fn a_client_that_pings_and_does_not_read_takes_no_memory() {
     let world = World::new(900);
     let mut raw = Raw::greeted(&world);
     for _ in 0..4 * ANSWERS_MAX {
@@ -32,7 +34,7 @@ fn who_asks_whether_the_server_is_there_and_does_not_listen_takes_no_memory() {
 }
 
 #[test]
-fn who_takes_locks_and_does_not_listen_takes_no_memory() {
+fn a_client_that_locks_and_does_not_read_takes_no_memory() {
     let world = World::new(901);
     let mut raw = Raw::greeted(&world);
     let lock = FileLock { start: 0, end: 1, kind: libc::F_WRLCK, pid: 1, owner: 1, flock: false };
@@ -48,7 +50,7 @@ fn who_takes_locks_and_does_not_listen_takes_no_memory() {
 }
 
 #[test]
-fn who_may_change_nothing_gets_nothing_to_promise_out_of() {
+fn a_read_only_client_gets_no_reservations() {
     let exports = vec!["/:ro".parse().unwrap()];
     let world = World::with(902, ServerOptions { exports, ..server_options() });
     let free = || InProcess::default().call(|cx| world.fs.statfs(cx)).unwrap().blocks_available;
@@ -57,12 +59,15 @@ fn who_may_change_nothing_gets_nothing_to_promise_out_of() {
     for op in [Op::Numbers {}, Op::Credit { bytes: 64 << 20, inodes: 4096 }] {
         assert_eq!(raw.ask(op), Outcome::Failed { errno: libc::EPERM });
     }
-    assert_eq!((free(), world.figure("credit_bytes"), world.figure("aside_bytes")), (before, 0, 0));
+    assert_eq!(
+        (free(), world.figure("granted_bytes"), world.figure("reserved_bytes")),
+        (before, 0, 0)
+    );
     assert!(world.fs.sessions().unwrap().is_empty(), "nobody waits for it after a crash");
 }
 
 #[test]
-fn one_certificate_does_not_take_all_sessions() {
+fn one_certificate_cannot_take_all_sessions() {
     let world = World::new(903);
     let peer = |of: &[u8]| Peer { certificate: of.to_vec(), ..Peer::default() };
     let greedy: Vec<Raw> =
@@ -75,23 +80,56 @@ fn one_certificate_does_not_take_all_sessions() {
 }
 
 #[test]
-fn who_connects_and_says_nothing_keeps_nobody_out() {
+fn silent_connections_keep_no_client_out() {
     const CROWD: usize = 400;
     let listening = Listening::new(904);
     authority::issue(listening.dir.path(), "laptop", &Terms::default(), authority::DAYS).unwrap();
     let client = listening.connect_at("laptop", "/").unwrap();
     let mut crowd: Vec<std::net::TcpStream> = (0..CROWD).map(|_| listening.stranger()).collect();
-    assert!(client.create(ROOT, "f").is_ok(), "who was there works on");
+    assert!(client.create(ROOT, "f").is_ok(), "a connected client works on");
     assert!(listening.connect_at("laptop", "/").unwrap().create(ROOT, "g").is_ok());
-    // The oldest has gone for the others; the newest may still say something.
+    // The oldest was closed for the others; the newest may still send something.
     let sooner_than_for_its_silence = Duration::from_secs(5);
     crowd[0].set_read_timeout(Some(sooner_than_for_its_silence)).unwrap();
-    let gone = io::Read::read(&mut crowd[0], &mut [0]);
-    assert!(!matches!(&gone, Err(error) if error.kind() == io::ErrorKind::WouldBlock), "{gone:?}");
+    let closed = io::Read::read(&mut crowd[0], &mut [0]);
+    assert!(
+        !matches!(&closed, Err(error) if error.kind() == io::ErrorKind::WouldBlock),
+        "{closed:?}"
+    );
     let newest = crowd.last_mut().unwrap();
     newest.set_nonblocking(true).unwrap();
     assert_eq!(
         io::Read::read(newest, &mut [0]).map_err(|e| e.kind()),
         Err(io::ErrorKind::WouldBlock)
     );
+}
+
+/// Only changes of the file system are replayed. A message that ends the replay is none, and a
+/// client must not block the server by saying so.
+#[test]
+fn a_redone_marked_as_a_replayed_change_does_not_block_the_barrier() {
+    let mut crashing = Crashing::new(905);
+    let mut raw = Raw::new(&crashing.world);
+    raw.send(&hello(b"/"));
+    let Some(ToClient::Welcome { session, .. }) = raw.hear() else { panic!("no welcome") };
+    assert!(matches!(raw.ask(Op::Numbers {}), Outcome::Numbers { .. }));
+    crashing.crash_and_start();
+    let mut raw = Raw::new(&crashing.world);
+    let ToServer::Hello { version, path, name, newest, .. } = hello(b"/") else { unreachable!() };
+    raw.send(&ToServer::Hello { version, session, path, name, newest });
+    assert!(matches!(raw.hear(), Some(ToClient::Welcome { mark: Some(0), .. })));
+    let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino: 0 });
+    let (answered, series, caller) = (0, 0, Who::default());
+    for (seq, op) in [(1, Op::Claim { inodes: List::default() }), (2, Op::Redone {})] {
+        raw.send(&ToServer::Change { seq, answered, series, promised, who: caller, op });
+        match raw.hear() {
+            Some(ToClient::Changed { seq: of, outcome: Outcome::Count { .. }, .. }) => {
+                assert_eq!(of, seq);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(raw.ask(Op::Settled {}), Outcome::Done {});
+    let client = crashing.world.client();
+    assert!(client.create(ROOT, "f").is_ok(), "the barrier is open");
 }

@@ -1,4 +1,4 @@
-//! Leases: what clients keep is never older than what another client has done.
+//! Leases: what a client caches is never older than what another client has done.
 
 use std::sync::atomic::AtomicBool;
 
@@ -37,7 +37,7 @@ impl Client {
     }
 }
 
-/// Looks at the size until after it was changed: from then on it is the new one.
+/// Reads the size until after it was changed: from then on it is the new one.
 fn reads_nothing_old(client: &Client, ino: Ino, changed: &AtomicBool) {
     loop {
         let is_changed = changed.load(Ordering::SeqCst);
@@ -50,7 +50,7 @@ fn reads_nothing_old(client: &Client, ino: Ino, changed: &AtomicBool) {
 }
 
 #[test]
-fn what_is_known_is_not_asked_again_until_another_changes_it() {
+fn a_leased_inode_is_read_from_the_cache_until_another_client_changes_it() {
     let world = World::new(200);
     let (a, b) = (world.client(), world.client());
     let dir = a.mkdir(ROOT, "d").unwrap();
@@ -76,8 +76,8 @@ fn what_is_known_is_not_asked_again_until_another_changes_it() {
     assert_eq!(a.attr(ino).unwrap().nlink, 1, "by its other name");
 }
 
-/// Three clients, one operation after the other, on a network that cuts: every answer is what one
-/// order gives, attributes too.
+/// Three clients, one operation after the other, on a network that cuts connections: every answer
+/// is what one order gives, attributes too.
 fn one_order(seed: u64) {
     #[derive(Clone)]
     struct Node {
@@ -220,10 +220,10 @@ fn three_clients_see_one_order_of_names_and_attributes() {
     (210..213).for_each(one_order);
 }
 
-/// What grows is never seen smaller than it was before the question, nor larger than anybody has
-/// asked for.
+/// A growing file is never seen smaller than it was before the question, nor larger than any client
+/// has asked for.
 #[test]
-fn what_is_read_under_leases_while_others_change_it_lies_in_one_order() {
+fn reads_under_leases_are_sequentially_consistent() {
     const STEPS: u64 = 100;
     let world = World::new(220);
     let clients = [world.client(), world.client(), world.client()];
@@ -256,7 +256,7 @@ fn what_is_read_under_leases_while_others_change_it_lies_in_one_order() {
                 }
             }
         };
-        // The one that changes has a second program that looks.
+        // The client that changes has a second program that reads.
         let watching = [scope.spawn(watch(0)), scope.spawn(watch(1)), scope.spawn(watch(2))];
         for step in 1..=STEPS {
             let client = &clients[step as usize % 2];
@@ -272,9 +272,9 @@ fn what_is_read_under_leases_while_others_change_it_lies_in_one_order() {
 }
 
 #[test]
-fn a_directory_that_three_clients_want_makes_progress_for_all() {
+fn three_clients_in_one_directory_all_make_progress() {
     const FILES: u64 = 60;
-    /// Alone one makes no more than these.
+    /// A client alone makes no more than these.
     const ALONE_MAX: u64 = 20_000;
     let world = World::new(230);
     let clients = [world.client(), world.client(), world.client()];
@@ -306,17 +306,17 @@ fn a_directory_that_three_clients_want_makes_progress_for_all() {
     assert_eq!(clients[1].list(dir).unwrap().len() as u64, all);
 }
 
-/// A client that takes a lease and says nothing more delays others for one term, not longer.
+/// A client that takes a lease and falls silent delays others for one term, not longer.
 #[test]
-fn who_does_not_give_a_lease_back_loses_it_at_the_end_of_its_term() {
+fn a_lease_that_is_not_returned_ends_with_its_term() {
     let term = Duration::from_millis(1500);
     let world = World::with(240, ServerOptions { lease_term: term, ..server_options() });
     let client = world.client();
     let (ino, fh) = client.create(ROOT, "f").unwrap();
     let mut silent = Raw::greeted(&world);
-    let who = Who::default();
+    let caller = Who::default();
     let lookup = Op::Lookup { parent: ROOT, name: b"f".to_vec() };
-    silent.send(&ToServer::Request { id: 1, after: 0, who, op: lookup });
+    silent.send(&ToServer::Request { id: 1, after: 0, who: caller, op: lookup });
     let reply = silent.hear();
     assert!(
         matches!(reply, Some(ToClient::Reply { id: 1, leased, .. }) if leased == LEASED | LEASED_FOUND),
@@ -327,15 +327,15 @@ fn who_does_not_give_a_lease_back_loses_it_at_the_end_of_its_term() {
     let waited = begun.monotonic();
     assert!(waited > term / 4 && waited < Duration::from_secs(10), "{waited:?}");
     assert_eq!(silent.hear(), Some(ToClient::Recall { inodes: List(vec![ino]) }));
-    // Who gives it back is not waited for; who says only that it lives is, for as long as it may
-    // rely on its lease.
+    // A client that returns the lease is not waited for. One that only sends pings is, for as long
+    // as it may rely on its lease.
     silent.send(&ToServer::Ping { number: 1 });
     let pong = |said: &Option<ToClient>| match said {
         Some(ToClient::Pong { renewed, series: 0, durable: 0, .. }) => *renewed,
         other => panic!("{other:?}"),
     };
     assert!(pong(&silent.hear()), "it has none any more");
-    silent.send(&ToServer::Request { id: 2, after: 0, who, op: Op::Getattr { ino } });
+    silent.send(&ToServer::Request { id: 2, after: 0, who: caller, op: Op::Getattr { ino } });
     assert!(matches!(silent.hear(), Some(ToClient::Reply { id: 2, leased: LEASED, .. })));
     std::thread::scope(|scope| {
         let writing = scope.spawn(|| client.write(ino, fh, 0, b"y"));
@@ -343,7 +343,7 @@ fn who_does_not_give_a_lease_back_loses_it_at_the_end_of_its_term() {
         silent.send(&ToServer::Ping { number: 1 });
         assert!(!pong(&silent.hear()));
         assert!(!writing.is_finished());
-        silent.send(&ToServer::Request { id: 3, after: 0, who, op: Op::Getattr { ino } });
+        silent.send(&ToServer::Request { id: 3, after: 0, who: caller, op: Op::Getattr { ino } });
         assert!(
             matches!(silent.hear(), Some(ToClient::Reply { id: 3, leased: 0, .. })),
             "it is to be changed"
@@ -353,10 +353,10 @@ fn who_does_not_give_a_lease_back_loses_it_at_the_end_of_its_term() {
     });
 }
 
-/// Cut off from the server, and not told so, a client uses nothing that others may have changed
+/// A client that is cut off, and does not know it, uses nothing that others may have changed
 /// meanwhile.
 #[test]
-fn a_client_that_is_cut_off_relies_on_nothing_longer_than_its_term() {
+fn a_client_that_is_cut_off_stops_caching_at_the_end_of_its_term() {
     let term = Duration::from_millis(800);
     let world = World::with(250, ServerOptions { lease_term: term, ..server_options() });
     let (a, b) = (world.client(), world.client());
@@ -370,22 +370,22 @@ fn a_client_that_is_cut_off_relies_on_nothing_longer_than_its_term() {
         let reading = scope.spawn(|| reads_nothing_old(&b, ino, &changed));
         other.resize(ino, 5).unwrap();
         changed.store(true, Ordering::SeqCst);
-        // Only now they learn of it, and connect again.
+        // Only now they notice, and connect again.
         world.net.cut_all();
         reading.join().unwrap();
     });
     assert_eq!(a.attr(ino).unwrap().size, 5);
 }
 
-/// A server that was started anew changes nothing while clients of the one before may rely on what
-/// that has said.
+/// A restarted server changes nothing while clients of the previous one may rely on their leases.
 #[test]
-fn a_server_that_was_started_anew_waits_for_leases_of_the_one_before() {
+fn a_restarted_server_waits_for_leases_of_the_previous_one() {
     let term = Duration::from_millis(800);
     let options =
         ServerOptions { lease_term: term, grace: Duration::from_secs(5), ..server_options() };
     let mut world = World::with(260, options);
-    // Nobody waits for the first server of a new volume, and here all servers have one file system.
+    // No client waits for the first server of a new volume, and here all servers have one file
+    // system.
     drop(world.take_server());
     world.reopen();
     world.start();
@@ -393,7 +393,7 @@ fn a_server_that_was_started_anew_waits_for_leases_of_the_one_before() {
     let (ino, _) = a.create(ROOT, "f").unwrap();
     assert_eq!(b.ino(ROOT, "f"), ino);
     world.net.silence_all();
-    // Gone without a word; and those who are there learn of it later than others.
+    // It crashes; and those who are connected learn of it later than others.
     let crashed = world.net.server.lock().take();
     world.start();
     let other = world.client();

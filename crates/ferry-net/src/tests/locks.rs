@@ -1,5 +1,5 @@
-//! A lock that was lost is never regained, and nothing lands under the lock of another that was
-//! written under one that is gone.
+//! A lost lock is never reclaimed, and what was written under a lost lock never lands under the
+//! lock of another client.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -10,7 +10,7 @@ use super::*;
 const EIO: Errno = Errno(libc::EIO);
 const EAGAIN: Errno = Errno(libc::EAGAIN);
 
-/// Sessions end as soon as their connection has gone.
+/// Sessions end as soon as their connection is closed.
 fn short_lives() -> ServerOptions {
     let lease_term = Duration::from_millis(500);
     ServerOptions { session_life: Duration::ZERO, lease_term, ..server_options() }
@@ -31,7 +31,7 @@ impl Away {
         Self { net, client: Client { fs, me: InProcess::default() } }
     }
 
-    /// Nobody gets through until it is back.
+    /// Its connections fail until it is back.
     fn goes(&self) {
         drop(self.net.server.lock().take());
         self.net.cut_all();
@@ -69,7 +69,7 @@ fn locked(world: &World, away: &Client, other: &Client) -> (Ino, u64, u64) {
 }
 
 #[test]
-fn a_lock_that_another_client_had_meanwhile_is_not_regained() {
+fn a_lock_that_another_client_had_meanwhile_is_not_reclaimed() {
     for flocks in [false, true] {
         let world = World::with(700, short_lives());
         let (away, other) = (Away::new(&world, true), world.client());
@@ -98,7 +98,7 @@ fn a_lock_that_another_client_had_meanwhile_is_not_regained() {
             Ok(()),
             "it gives back what it has not"
         );
-        // Who opens it anew works.
+        // A new descriptor works.
         let anew = client.open(ino).unwrap();
         assert_eq!(client.read(ino, anew, 10).unwrap(), b"OTHER");
         client.lock(ino, anew, 1, libc::F_WRLCK, true).unwrap();
@@ -112,7 +112,7 @@ fn a_lock_that_another_client_had_meanwhile_is_not_regained() {
 }
 
 #[test]
-fn what_was_queued_under_a_lock_that_was_lost_fails_and_is_not_made() {
+fn changes_queued_under_a_lost_lock_fail() {
     let world = World::with(701, short_lives());
     let (away, other) = (Away::new(&world, false), world.client());
     let (ino, fh, theirs) = locked(&world, &away.client, &other);
@@ -126,7 +126,7 @@ fn what_was_queued_under_a_lock_that_was_lost_fails_and_is_not_made() {
             scope.spawn(|| {
                 client.me.call(|cx| client.fs.setattr(cx, ino, Some(fh), &truncate)).map(drop)
             }),
-            // What it was to protect may be in another file.
+            // What the lock was to protect may be in another file.
             scope.spawn(|| client.write(data, data_fh, 0, b"stale").map(drop)),
         ];
         while client.fs.connection()["unanswered_changes"].as_u64() < Some(3) {
@@ -144,7 +144,7 @@ fn what_was_queued_under_a_lock_that_was_lost_fails_and_is_not_made() {
 }
 
 #[test]
-fn who_comes_after_the_grace_of_a_new_server_has_lost_its_locks() {
+fn a_client_that_comes_after_the_grace_period_has_lost_its_locks() {
     for crashes in [false, true] {
         let mut world = World::new(702);
         let (away, other) = (Away::new(&world, false), world.client());
@@ -165,7 +165,7 @@ fn who_comes_after_the_grace_of_a_new_server_has_lost_its_locks() {
         }
         world.reopen();
         world.start();
-        // It is given when the grace is over.
+        // It is granted after the grace period.
         assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));
         other.write(ino, theirs, 0, b"OTHER").unwrap();
         other.lock(ino, theirs, 1, libc::F_UNLCK, false).unwrap();
@@ -177,10 +177,10 @@ fn who_comes_after_the_grace_of_a_new_server_has_lost_its_locks() {
     }
 }
 
-/// The server that it comes to has a grace period, but another client had the lock at the one
+/// The server that it comes to has a grace period, but another client had the lock at the server in
 /// between.
 #[test]
-fn a_lock_of_two_servers_ago_is_not_regained() {
+fn a_lock_of_two_servers_ago_is_not_reclaimed() {
     let mut world = World::new(703);
     let (away, other) = (Away::new(&world, true), world.client());
     let (ino, fh, theirs) = locked(&world, &away.client, &other);
@@ -192,7 +192,7 @@ fn a_lock_of_two_servers_ago_is_not_regained() {
     assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));
     other.write(ino, theirs, 0, b"OTHER").unwrap();
     other.lock(ino, theirs, 1, libc::F_UNLCK, false).unwrap();
-    // It has another one, so the next server has a grace.
+    // It has another lock, so the next server has a grace period.
     let (_, mine) = other
         .create(ROOT, "mine")
         .map(|(ino, fh)| (other.lock(ino, fh, 1, libc::F_WRLCK, true), ino))
@@ -204,7 +204,7 @@ fn a_lock_of_two_servers_ago_is_not_regained() {
     away.comes_back(&world);
     assert_eq!(away.client.write(ino, fh, 0, b"stale"), Err(EIO));
     let mine_fh = other.open(mine).unwrap();
-    assert_eq!(other.write(mine, mine_fh, 0, b"x"), Ok(1), "who was there has its lock again");
+    assert_eq!(other.write(mine, mine_fh, 0, b"x"), Ok(1), "a connected client has its lock again");
     assert_eq!(world.figure("locks"), 1);
 }
 
@@ -237,7 +237,7 @@ fn a_session_that_has_ended_reclaims_nothing_from_the_next_server() {
 }
 
 #[test]
-fn a_lock_goes_to_nobody_else_while_the_server_stops() {
+fn no_lock_changes_its_holder_while_the_server_stops() {
     let mut world = World::new(705);
     let (away, other) = (Away::new(&world, true), Arc::new(world.client()));
     let (ino, fh, theirs) = locked(&world, &away.client, &other);
@@ -261,8 +261,8 @@ fn a_lock_goes_to_nobody_else_while_the_server_stops() {
     waiting.join().unwrap().unwrap_err();
 }
 
-/// Holds a thread of the server that asks for the time of day, when it is told to: a change does,
-/// when it is about to be made.
+/// Stops a thread of the server that asks for the time of day, when the test says so: a change asks
+/// when it is about to be applied.
 struct Stopped {
     clock: Arc<dyn Clock>,
     stop: Mutex<Option<(Sender<()>, Receiver<()>)>>,
@@ -283,7 +283,7 @@ impl Clock for Stopped {
 }
 
 #[test]
-fn a_lock_is_free_when_the_last_change_of_its_session_is_over() {
+fn a_lock_is_free_after_the_last_change_of_its_session() {
     let clock = Arc::new(Stopped { clock: Env::real().clock, stop: Mutex::default() });
     let env = Env { clock: clock.clone(), ..Env::real() };
     let world = World::serving(706, server_options(), env);
@@ -307,9 +307,9 @@ fn a_lock_is_free_when_the_last_change_of_its_session_is_over() {
     });
 }
 
-/// No lock is held, so nobody has to be waited for.
+/// No session holds a lock, so the server need not wait.
 #[test]
-fn a_server_gives_locks_at_once_where_nobody_can_reclaim_any() {
+fn a_server_grants_locks_at_once_if_none_can_be_reclaimed() {
     let mut world = World::new(707);
     let client = world.client();
     let (ino, fh) = client.create(ROOT, "f").unwrap();
@@ -320,7 +320,7 @@ fn a_server_gives_locks_at_once_where_nobody_can_reclaim_any() {
     assert_eq!(client.lock(ino, fh, 1, libc::F_WRLCK, true), Ok(()));
 }
 
-/// Its kernel says nothing of such a lock when the open file goes: no process owns it.
+/// The kernel does not report such a lock when the open file is closed: no process owns it.
 #[test]
 fn a_lock_of_an_open_file_description_ends_with_it() {
     let world = World::new(708);
@@ -330,7 +330,7 @@ fn a_lock_of_an_open_file_description_ends_with_it() {
     let theirs = other.open(other.ino(ROOT, "f")).unwrap();
     let (process, description) = (1, 77);
     let flush = |fh| holder.me.call(|cx| holder.fs.flush(cx, ino, fh, process));
-    // What is answered comes behind what was told before.
+    // An answer comes behind the messages that were sent before it.
     let told = |name| assert!(holder.mkdir(ROOT, name).is_ok());
 
     holder.lock(ino, fh, description, libc::F_WRLCK, false).unwrap();
@@ -352,7 +352,7 @@ fn a_lock_of_an_open_file_description_ends_with_it() {
 }
 
 #[test]
-fn an_open_file_that_goes_takes_no_lock_that_was_taken_through_another() {
+fn closing_a_file_keeps_locks_taken_through_another_description() {
     let world = World::new(709);
     let (holder, other) = (world.waiting_client(), world.client());
     let (ino, first) = holder.create(ROOT, "f").unwrap();
@@ -380,7 +380,7 @@ fn an_open_file_that_goes_takes_no_lock_that_was_taken_through_another() {
 }
 
 #[test]
-fn a_lock_is_regained_after_a_crash_only_with_its_open_file() {
+fn a_lock_is_reclaimed_after_a_crash_only_with_its_open_file() {
     let mut world = World::new(710);
     let holder = world.waiting_client();
     let [kept, closed] = ["kept", "closed"].map(|name| {

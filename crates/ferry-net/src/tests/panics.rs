@@ -1,5 +1,5 @@
-//! What answers a client panics. That is a bug somewhere below; nobody waits for ever because of
-//! it.
+//! Answering a client panics, which is a bug in some layer below. No client waits for ever because
+//! of it.
 
 use std::sync::atomic::AtomicBool;
 
@@ -47,7 +47,7 @@ fn trapped(seed: u64) -> (World, Arc<Trap>) {
     (world, trap)
 }
 
-/// Arms the trap, and sees that it has gone off.
+/// Arms the trap, and checks that it has gone off.
 fn sprung<T>(trap: &Trap, act: impl FnOnce() -> T) -> T {
     trap.armed.store(true, Ordering::SeqCst);
     let result = act();
@@ -56,9 +56,9 @@ fn sprung<T>(trap: &Trap, act: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn a_change_that_panics_fails_and_those_behind_it_are_made() {
+fn a_change_that_panics_fails_and_later_ones_are_applied() {
     let (world, trap) = trapped(600);
-    // Ones that ask for nothing by themselves: the trap is for the change.
+    // Clients that send nothing on their own: the trap is for the change.
     let (client, other) = (world.waiting_client(), world.waiting_client());
     let dir = client.mkdir(ROOT, "d").unwrap();
     assert_eq!(sprung(&trap, || client.mkdir(dir, "falls")), Err(Errno(libc::EIO)));
@@ -83,10 +83,10 @@ fn a_request_that_panics_fails_and_its_room_is_free() {
 }
 
 #[test]
-fn a_promise_that_panics_is_broken_and_what_was_given_back_behind_it_is_free() {
+fn an_early_acknowledged_change_that_panics_ends_its_epoch() {
     let (world, trap) = trapped(602);
     let mut teller = Teller::new(&world);
-    // One that asks for nothing by itself: the trap is for the promise.
+    // A client that sends nothing on its own: the trap is for the early-acknowledged change.
     let other = world.waiting_client();
     assert_eq!(teller.lease(&[ROOT]).len(), 1);
     let (number, mkdir) = (teller.numbers().start, |name: &str| Op::Mkdir {
@@ -112,7 +112,7 @@ fn a_promise_that_panics_is_broken_and_what_was_given_back_behind_it_is_free() {
 }
 
 #[test]
-fn a_sync_that_panics_is_not_the_last_one() {
+fn a_panic_in_a_sync_does_not_stop_later_syncs() {
     let (world, trap) = trapped(603);
     let client = world.waiting_client();
     let (ino, fh) = client.create(ROOT, "f").unwrap();

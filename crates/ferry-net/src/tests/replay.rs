@@ -457,7 +457,7 @@ fn early_acknowledged_changes_become_durable_without_an_fsync() {
     while client.kept() > 0 {
         std::thread::yield_now();
     }
-    assert_eq!(crashing.world.figure("promised_not_durable"), 0);
+    assert_eq!(crashing.world.figure("early_not_durable"), 0);
     let all = crashing.sim.crash_image(crashing.sim.trace_len(), &mut SimRng::new(1));
     let fs = LocalFs::open(Arc::new(all), fs_options(), Env::real()).unwrap();
     let me = InProcess::default();

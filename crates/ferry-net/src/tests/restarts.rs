@@ -1,9 +1,9 @@
-//! The server stops, crashes, or is gone for good.
+//! The server stops, crashes, or is away for good.
 
 use super::*;
 
 #[test]
-fn work_goes_on_where_it_was_when_the_server_is_back() {
+fn work_continues_when_the_server_is_back() {
     let mut world = World::new(10);
     let client = Arc::new(world.client());
     let (ino, fh) = client.create(ROOT, "f").unwrap();
@@ -51,7 +51,7 @@ fn a_new_volume_is_served_without_a_grace_period_and_not_after_a_crash() {
 }
 
 #[test]
-fn a_server_begins_at_once_after_one_that_has_stopped_in_order() {
+fn a_server_begins_at_once_after_an_orderly_stop() {
     let mut world = World::with(17, ServerOptions { grace: Duration::ZERO, ..long_terms() });
     world.options = long_terms();
     for round in 0..3 {
@@ -69,14 +69,14 @@ fn a_server_begins_at_once_after_one_that_has_stopped_in_order() {
             reader.list(reader.ino(ROOT, &format!("d{round}"))).unwrap(),
             ["after", "before"]
         );
-        // Who goes without a word would be waited for.
+        // The server would wait for clients that vanish.
         [reader, writer].iter().for_each(|client| client.fs.close());
         world.until_nobody_is_there();
     }
 }
 
 #[test]
-fn who_crashed_has_handed_nothing_over() {
+fn a_crashed_server_has_not_handed_the_volume_over() {
     let mut world = World::with(18, ServerOptions { grace: Duration::ZERO, ..long_terms() });
     let client = world.client();
     client.create(ROOT, "f").unwrap();
@@ -105,7 +105,7 @@ fn a_client_that_is_cut_off_while_the_server_stops_is_waited_for() {
 }
 
 #[test]
-fn a_server_that_says_nothing_is_gone_when_operations_have_waited_long_enough() {
+fn a_silent_server_counts_as_dead_after_the_operation_timeout() {
     let world = World::new(24);
     let timeout = Duration::from_secs(1);
     let options = ClientOptions { timeout, ..world.client_options("/") };
@@ -151,7 +151,7 @@ fn a_file_that_is_removed_while_open_outlives_the_server() {
 }
 
 #[test]
-fn nobody_takes_a_lock_before_those_who_had_one_are_back() {
+fn new_locks_wait_for_the_grace_period() {
     let options = ServerOptions { grace: Duration::from_secs(3), ..server_options() };
     let mut world = World::with(11, server_options());
     let client = world.client();
@@ -170,7 +170,7 @@ fn nobody_takes_a_lock_before_those_who_had_one_are_back() {
 }
 
 #[test]
-fn a_crash_of_the_server_is_told_by_fsync_of_what_was_not_synced() {
+fn fsync_reports_unsynced_data_lost_in_a_crash() {
     let mut world = World::new(12);
     let client = world.client();
     let (synced, a) = client.create(ROOT, "synced").unwrap();
@@ -178,7 +178,7 @@ fn a_crash_of_the_server_is_told_by_fsync_of_what_was_not_synced() {
     client.write(synced, a, 0, b"x").unwrap();
     client.fsync(synced, a).unwrap();
     client.write(unsynced, b, 0, b"y").unwrap();
-    // Gone without a word.
+    // It vanishes.
     drop(world.take_server());
     world.reopen();
     world.start();
@@ -187,12 +187,12 @@ fn a_crash_of_the_server_is_told_by_fsync_of_what_was_not_synced() {
     assert_eq!(client.fsync(unsynced, b), Ok(()), "told once");
     let dir = client.me.call(|cx| client.fs.fsyncdir(cx, ROOT, 0, false));
     assert_eq!(dir, Err(Errno(libc::EIO)), "names may have been lost");
-    assert_eq!(client.sync(), Err(Errno(libc::EIO)), "whoever syncs all is told, too");
+    assert_eq!(client.sync(), Err(Errno(libc::EIO)), "a sync of everything is told, too");
     assert_eq!(client.sync(), Ok(()), "once");
 }
 
 #[test]
-fn operations_wait_for_a_server_that_is_gone_and_then_fail() {
+fn operations_wait_for_a_dead_server_and_then_fail() {
     let world = World::new(13);
     let options = ClientOptions {
         server: "memory".into(),
@@ -218,7 +218,7 @@ fn operations_wait_for_a_server_that_is_gone_and_then_fail() {
 }
 
 #[test]
-fn an_unmount_does_not_wait_for_a_server_that_is_gone() {
+fn an_unmount_does_not_wait_for_a_dead_server() {
     let world = World::new(14);
     let client = Arc::new(world.client());
     world.stop();
@@ -246,7 +246,7 @@ impl Park for Parking {
 }
 
 #[test]
-fn who_is_interrupted_leaves_nothing_behind() {
+fn an_interrupted_request_leaves_nothing_behind() {
     let world = World::new(15);
     let client = world.client();
     world.stop();
@@ -272,7 +272,7 @@ fn who_is_interrupted_leaves_nothing_behind() {
         std::thread::yield_now();
     }
 
-    // A lock that is granted too late is given back.
+    // A lock that is granted too late is returned.
     let (ino, fh) = client.create(ROOT, "locked").unwrap();
     let other = world.client();
     assert_eq!(other.ino(ROOT, "locked"), ino);
@@ -292,14 +292,14 @@ fn who_is_interrupted_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_lock_that_is_given_back_is_given_back_though_nobody_waits_for_it() {
+fn an_interrupted_unlock_still_frees_the_lock() {
     let world = World::new(16);
     let (client, other) = (world.client(), world.client());
     let (ino, fh) = client.create(ROOT, "f").unwrap();
     client.lock(ino, fh, 1, libc::F_WRLCK, false).unwrap();
     assert_eq!(other.ino(ROOT, "f"), ino);
     let theirs = other.open(ino).unwrap();
-    // Nobody gets through.
+    // Connections fail.
     let server = world.net.server.lock().take().unwrap();
     world.net.cut_all();
     while server.control().clients().as_array().unwrap().iter().any(|c| c["connected"] == true) {
@@ -318,13 +318,13 @@ fn a_lock_that_is_given_back_is_given_back_though_nobody_waits_for_it() {
 /// A program that is interrupted while it waits for a lock, and asks again, as all do that handle
 /// signals.
 #[test]
-fn who_asks_again_for_a_lock_keeps_it() {
+fn asking_again_for_a_held_lock_keeps_it() {
     let world = World::new(17);
     let (client, other) = (world.client(), world.client());
     let (ino, fh) = client.create(ROOT, "f").unwrap();
     assert_eq!(other.ino(ROOT, "f"), ino);
     let theirs = other.open(ino).unwrap();
-    // Held all the time: what is asked for below is more than this.
+    // Held all the time: the requests below are for more than this.
     let first = FileLock { end: 9, kind: libc::F_WRLCK, pid: 1, owner: 1, ..FileLock::default() };
     client.me.call(|cx| client.fs.setlk(cx, ino, fh, &first, false)).unwrap();
     let rest = FileLock { start: 10, end: u64::MAX, ..first };
@@ -362,7 +362,7 @@ fn who_asks_again_for_a_lock_keeps_it() {
 }
 
 #[test]
-fn an_evicted_client_is_out_for_good_and_what_it_held_is_free() {
+fn an_evicted_client_is_refused_and_its_locks_are_free() {
     let world = World::new(18);
     let (client, other) = (world.client(), world.client());
     let (ino, fh) = client.create(ROOT, "f").unwrap();
@@ -378,7 +378,7 @@ fn an_evicted_client_is_out_for_good_and_what_it_held_is_free() {
     assert_eq!(client.append(ino, fh, b"late"), Err(Errno(libc::EIO)));
     assert_eq!(client.create(ROOT, "late"), Err(Errno(libc::EIO)));
     assert_eq!(other.read(ino, theirs, 100).unwrap(), b"applied");
-    // One that is away when it is evicted learns of it when it returns.
+    // A client that is away when it is evicted learns of it when it returns.
     let away = world.client();
     let server = world.net.server.lock().take().unwrap();
     world.net.cut_all();
@@ -390,7 +390,7 @@ fn an_evicted_client_is_out_for_good_and_what_it_held_is_free() {
 }
 
 #[test]
-fn an_evicted_client_stays_out_when_the_server_starts_anew() {
+fn an_eviction_survives_a_restart() {
     for crashes in [false, true] {
         let lease_term = Duration::from_millis(100);
         let options =
@@ -416,7 +416,7 @@ fn an_evicted_client_stays_out_when_the_server_starts_anew() {
         assert_eq!(other.lookup(ROOT, "late"), Ok(None));
         let theirs = other.open(other.ino(ROOT, "f")).unwrap();
         assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));
-        // It is only this session: who mounts anew comes in.
+        // Only this session is evicted: a new mount works.
         assert!(world.client().mkdir(ROOT, "anew").is_ok());
     }
 }

@@ -10,7 +10,7 @@ fn history(seed: u64, limit: u64) {
     let client = world.client();
     let (log, fh) = client.create(ROOT, "log").unwrap();
     world.net.cut_below.store(limit, Ordering::Relaxed);
-    // The connection that is there is not limited: the next ones are.
+    // The present connection is not limited: the next ones are.
     let (mut expected, mut names) = (Vec::new(), std::collections::BTreeSet::new());
     let mut reconnected = false;
     for i in 0..400_u64 {
@@ -66,16 +66,16 @@ fn history(seed: u64, limit: u64) {
 }
 
 #[test]
-fn a_session_outlives_its_connections_and_nothing_is_done_twice() {
-    // What is unanswered is sent again on each connection: with fewer bytes it takes long until all
-    // of it has come through.
+fn a_session_outlives_its_connections_and_applies_each_change_once() {
+    // Unanswered changes are sent again on each connection: with fewer bytes it takes long until
+    // all have arrived.
     for seed in 0..4 {
         history(seed, 6000 + seed * 2000);
     }
 }
 
 #[test]
-fn many_programs_at_once_on_a_network_that_cuts() {
+fn many_programs_on_a_network_that_cuts_connections() {
     let world = World::new(50);
     let client = Arc::new(world.client());
     world.net.cut_below.store(20_000, Ordering::Relaxed);
@@ -104,7 +104,7 @@ fn many_programs_at_once_on_a_network_that_cuts() {
 }
 
 #[test]
-fn a_client_that_is_away_too_long_loses_its_session_and_makes_another() {
+fn a_client_that_is_away_too_long_gets_a_new_session() {
     // Its leases outlive its session until their term is over.
     let lease_term = Duration::from_millis(500);
     let options = ServerOptions { session_life: Duration::ZERO, lease_term, ..server_options() };
@@ -113,7 +113,7 @@ fn a_client_that_is_away_too_long_loses_its_session_and_makes_another() {
     let (ino, fh) = client.create(ROOT, "f").unwrap();
     client.write(ino, fh, 0, b"kept").unwrap();
     client.sync().unwrap();
-    // Nobody gets through until the session has ended.
+    // Connections fail until the session has ended.
     let server = world.net.server.lock().take().unwrap();
     world.net.cut_all();
     while !server.control().clients().as_array().unwrap().is_empty() {

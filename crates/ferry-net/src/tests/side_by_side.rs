@@ -1,6 +1,6 @@
-//! Clients that work on the same files and directories at once, and a server that crashes: what one
-//! of them was answered is there again when they are back, and what one has seen of another,
-//! whoever comes back.
+//! Clients that work on the same files and directories at once, and a server that crashes:
+//! acknowledged changes are there again when their client is back, and changes that another client
+//! has observed are there even if their client does not come back.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ const NAMES: usize = 6;
 const CHANGES: usize = 250;
 
 pub(super) fn options() -> ServerOptions {
-    // After a crash others change nothing for a term.
+    // After a crash other clients change nothing for a term.
     ServerOptions { lease_term: Duration::from_secs(5), ..long_terms() }
 }
 
@@ -46,7 +46,7 @@ impl Client {
         self.me.call(|cx| self.fs.setattr(cx, ino, None, &set)).unwrap();
     }
 
-    /// Does something by chance, and the same to what should be there.
+    /// Does something at random, and the same to what should be there.
     fn act(&self, dir: Ino, files: &mut Files, rng: &mut SimRng) {
         let (name, other) = (format!("f{}", rng.index(NAMES)), format!("f{}", rng.index(NAMES)));
         let data = vec![rng.index(250) as u8 + 1; 1 + rng.index(9000)];
@@ -102,7 +102,7 @@ impl Client {
 }
 
 #[test]
-fn what_two_clients_change_side_by_side_is_there_after_a_crash() {
+fn concurrent_changes_of_two_clients_survive_a_crash() {
     let first = std::env::var("SIMULATION_SEED").map_or(0, |text| text.parse().unwrap());
     for seed in first..first + 2 {
         let mut crashing = Crashing::with(900 + seed, options());
@@ -111,7 +111,7 @@ fn what_two_clients_change_side_by_side_is_there_after_a_crash() {
         assert_eq!(clients[1].ino(ROOT, "d"), dir);
         let (mut files, mut rng) = (Files::new(), SimRng::new(seed));
         for round in 0..3 {
-            // Now and then one works alone for a while.
+            // Now and then one client works alone for a while.
             let mut alone = rng.index(2);
             for _ in 0..CHANGES + rng.index(CHANGES) {
                 let client = if rng.index(3) == 0 { rng.index(2) } else { alone };
@@ -134,7 +134,7 @@ fn what_two_clients_change_side_by_side_is_there_after_a_crash() {
 }
 
 #[test]
-fn what_one_has_seen_of_another_is_there_though_that_does_not_come_back() {
+fn observed_changes_survive_without_their_client() {
     let mut crashing = Crashing::with(910, options());
     let (maker, seer) = (crashing.world.client(), crashing.world.client());
     let dir = maker.mkdir(ROOT, "d").unwrap();
@@ -152,7 +152,7 @@ fn what_one_has_seen_of_another_is_there_though_that_does_not_come_back() {
     maker.rename(dir, "f", "g").unwrap();
     assert_eq!(seer.lookup(dir, "f").unwrap(), None);
     crashing.crash();
-    // It goes with the server.
+    // It ends with the server.
     std::mem::forget(maker);
     crashing.world.net.silence_all();
     crashing.world.start();
@@ -162,7 +162,7 @@ fn what_one_has_seen_of_another_is_there_though_that_does_not_come_back() {
 }
 
 #[test]
-fn what_was_durable_before_another_wrote_over_it_is_not_made_again_by_one_who_has_not_heard() {
+fn durable_changes_are_not_replayed_over_later_ones() {
     for seed in 920..924 {
         let mut crashing = Crashing::with(seed, options());
         let (first, second) = (crashing.world.client(), crashing.world.client().warm_up());
@@ -182,7 +182,7 @@ fn what_was_durable_before_another_wrote_over_it_is_not_made_again_by_one_who_ha
 }
 
 #[test]
-fn what_is_under_way_in_a_shared_directory_when_the_server_crashes_goes_on() {
+fn changes_in_a_shared_directory_continue_after_a_crash() {
     type Act = fn(&Client, Ino, (Ino, u64)) -> Done;
     let ops: [(&str, Act); 8] = [
         ("mkdir", |client, dir, _| client.mkdir(dir, "new").map(drop)),
@@ -211,7 +211,7 @@ fn what_is_under_way_in_a_shared_directory_when_the_server_crashes_goes_on() {
         assert_eq!(other.ino(ROOT, "d"), dir);
         let mut expected = other.files(dir);
         client.sync().unwrap();
-        // What the other has just changed is made durable first.
+        // What the other client has just changed is made durable first.
         let theirs = other.open(other.ino(dir, "f")).unwrap();
         other.write(file.0, theirs, 0, b"CONTENTS").unwrap();
         other.create(dir, "other's").unwrap();
@@ -239,8 +239,7 @@ fn what_is_under_way_in_a_shared_directory_when_the_server_crashes_goes_on() {
 }
 
 #[test]
-fn what_the_server_decides_under_a_lease_that_is_being_granted_waits_for_the_others_to_be_durable()
-{
+fn a_grant_waits_until_changes_of_others_are_durable() {
     for seed in 940..943 {
         let mut crashing = Crashing::with(seed, options());
         let (first, second) =
@@ -273,7 +272,7 @@ fn what_the_server_decides_under_a_lease_that_is_being_granted_waits_for_the_oth
 }
 
 #[test]
-fn a_copy_by_the_server_is_durable_and_its_source_goes_on() {
+fn a_copy_by_the_server_is_durable() {
     const LEN: usize = 3 << 20;
     let mut crashing = Crashing::with(950, options());
     let client = crashing.world.client().warm_up();
@@ -302,7 +301,7 @@ fn a_copy_by_the_server_is_durable_and_its_source_goes_on() {
 }
 
 #[test]
-fn a_file_without_a_name_takes_nothing_with_it() {
+fn a_lost_unnamed_file_takes_no_other_change_with_it() {
     let mut crashing = Crashing::with(951, options());
     let client = crashing.world.client().warm_up();
     let dir = client.mkdir(ROOT, "d").unwrap();
@@ -317,7 +316,7 @@ fn a_file_without_a_name_takes_nothing_with_it() {
 
 /// Each is allowed only because the other was made before it, and they touch nothing in common.
 #[test]
-fn directories_that_two_clients_move_are_where_they_were_moved_to() {
+fn moves_of_directories_by_two_clients_survive_a_crash() {
     for seed in 960..966 {
         let mut crashing = Crashing::with(seed, options());
         let (first, second) =
@@ -347,7 +346,7 @@ fn directories_that_two_clients_move_are_where_they_were_moved_to() {
 }
 
 #[test]
-fn what_the_server_has_refused_does_not_count_as_durable() {
+fn a_refused_change_does_not_count_as_durable() {
     let mut crashing = Crashing::with(970, options());
     let other = crashing.world.client();
     let dir = other.mkdir(ROOT, "d").unwrap();

@@ -20,7 +20,7 @@ impl World {
     }
 
     fn reserved(&self) -> (u64, u64) {
-        (self.figure("aside_bytes"), self.figure("aside_inodes"))
+        (self.figure("reserved_bytes"), self.figure("reserved_inodes"))
     }
 }
 
@@ -152,7 +152,7 @@ fn reservations_do_not_leak_when_connections_close() {
             client.close(ino, fh);
         }
         let (before, quiet) = (client.fs.reserved(), is_quiet());
-        let left = (world.figure("credit_bytes"), world.figure("credit_inodes"));
+        let left = (world.figure("granted_bytes"), world.figure("granted_inodes"));
         let reserved = world.reserved();
         if quiet && is_quiet() && client.fs.reserved() == before {
             assert!(left.0 >= before.0 && left.1 >= before.1, "{round}: {before:?} of {left:?}");

@@ -228,7 +228,7 @@ fn the_cleaner_does_not_wait_for_its_own_batch_after_a_truncation() {
     let live = vec![Live { ino: 5, block: 0, at: 0, len: 20 }];
     while volume.store.space.take(Need::Clean).is_some() {}
     volume.store.set_size(&file, 0, &mut |_| ()).unwrap();
-    volume.store.force_stamped(&volume.journal).unwrap();
+    volume.store.force_durable_point(&volume.journal).unwrap();
     let (tell, told) = mpsc::channel();
     let (store, journal) = (Arc::clone(&volume.store), Arc::clone(&volume.journal));
     std::thread::spawn(move || {

@@ -1,21 +1,21 @@
-//! Leases for who walks through a tree, before they are needed.
+//! Leases for walks: a client asks for them before its programs need them.
 //!
-//! * WALK-LEASE-1: nothing is recalled that its holder uses: what it was given, or has changed, a
-//!   moment ago. What somebody else stands in line for is left to them.
-//! * WALK-LEASE-2: who walks takes nothing away from a session whose term is over, and nobody
-//!   stands behind it in line: whoever really asks passes.
-//! * WALK-LEASE-3: a write lease takes the place of a read lease, under which everything was read,
-//!   and which nobody has asked for since.
+//! * WALK-LEASE-1: a walk recalls nothing that its holder uses, which means: got, or changed under
+//!   the lease, within [`Table::in_use_time`]. It leaves out what another session waits for.
+//! * WALK-LEASE-2: a walk takes nothing away from a session whose term is over, and no other waiter
+//!   stands behind a walk.
+//! * WALK-LEASE-3: a write lease replaces a read lease under which everything was read, if no other
+//!   session has asked for the inode since.
 
 use std::time::Duration;
 
 use ferry_fs::Ino;
 
+use super::state::LeaseState;
 use super::table::{Coarse, Hold, Progress, Recalls, SessionId, Table, Wants};
 
 impl Table {
-    /// Whether there is nothing to be waited for any more. Whatever the answer, some may not be
-    /// had.
+    /// Whether there is nothing left to wait for. In both cases some leases may not be available.
     pub(super) fn progress_walk(
         &mut self,
         session: SessionId,
@@ -35,7 +35,7 @@ impl Table {
                 continue;
             }
             waits |= !others.is_empty();
-            for hold in others.iter().filter(|hold| !hold.recalled && !hold.returning) {
+            for hold in others.iter().filter(|hold| !hold.state.is_leaving()) {
                 self.recall(hold.session, *ino);
                 recalls.entry(hold.session).or_default().push(*ino);
             }
@@ -43,37 +43,36 @@ impl Table {
         if waits { Progress::Waits(recalls, None) } else { Progress::Begun(Vec::new()) }
     }
 
-    /// Somebody stands in line for it, or is about to change it.
+    /// Another session waits for it, or is about to change it.
     fn is_wanted(&self, ino: Ino) -> bool {
         let queue = self.queues.get(&ino).into_iter().flatten();
         queue
-            .filter_map(|ticket| self.waiting.get(ticket))
+            .filter_map(|waiter| self.waiting.get(waiter))
             .any(|w| !matches!(w.wants, Wants::Walk { .. }))
     }
 
-    /// It comes back soon, if it is asked for.
+    /// A recall would bring it back soon.
     fn is_idle(&self, hold: &Hold, now: Duration) -> bool {
         let silent = self.holders.get(&hold.session).is_none_or(|holder| holder.until <= now);
         let used = Coarse::of(now.saturating_sub(self.in_use_time)) < hold.used;
-        !silent && (hold.recalled || hold.returning || !used && hold.telling == 0)
+        !silent && (hold.state.is_leaving() || !used && hold.state == LeaseState::Held)
     }
 
-    /// Makes those write leases of which the session has the only lease. They are not recalled
-    /// before [`Table::told`]. Gives them.
+    /// Turns leases into write leases where the session has the only lease. They are not recalled
+    /// before [`Table::grant_sent`]. Returns them.
     pub(super) fn upgrade(&mut self, session: SessionId, inos: &[Ino], now: Duration) -> Vec<Ino> {
-        let valid =
-            self.holders.get(&session).is_some_and(|holder| holder.until > now && !holder.fencing);
+        let valid = self
+            .holders
+            .get(&session)
+            .is_some_and(|holder| holder.until > now && !holder.is_fenced);
         let mut granted = Vec::new();
         for ino in inos.iter().filter(|_| valid && !self.closing).copied().collect::<Vec<_>>() {
             let alone = self.inodes.get(&ino).is_some_and(|holds| holds.len() == 1);
-            let is_free = |hold: &Hold| !hold.writes && !hold.recalled && !hold.returning;
+            let is_free = |hold: &Hold| !hold.writes && !hold.state.is_leaving();
             if !alone || self.is_wanted(ino) || !self.hold(session, ino).is_some_and(is_free) {
                 continue;
             }
-            self.enter(session, ino, true, now);
-            if let Some(hold) = self.hold_mut(session, ino) {
-                hold.telling = hold.telling.saturating_add(1);
-            }
+            self.enter_write(session, ino, now);
             granted.push(ino);
         }
         granted

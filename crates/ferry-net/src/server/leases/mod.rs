@@ -1,35 +1,37 @@
-//! Leases: which sessions keep what they were told of an inode, or decide what becomes of it; and
-//! who waits until they no longer do.
+//! Leases: which sessions cache an inode or decide changes of it alone, and which sessions wait
+//! until they no longer do.
 //!
-//! * LEASE-1: a lease is entered before what it covers is read, and none is given on an inode that
-//!   somebody else is about to change.
-//! * LEASE-2: who waits stands in line for all of its inodes at once, in the order of asking: so no
-//!   two wait for each other.
+//! * LEASE-1: the server enters a lease before it reads what the lease covers. It grants none on an
+//!   inode that another session is about to change.
+//! * LEASE-2: a waiter stands in the queues of all its inodes at once, in the order of asking. So
+//!   no two waiters wait for each other.
 //! * LEASE-3: a change begins when no other session has a read lease on what it touches: each has
-//!   given it back, or its term is over. Giving that back needs nothing but the client's word,
-//!   which waits for no other operation: so the ordered stream waits for others no longer than a
-//!   term (and then for a sync, which waits for nobody). It never waits for a write lease, nor for
-//!   who waits for one: it is answered that it is busy.
-//! * LEASE-4: a session's term goes on with each sign of life, but not while it owes an answer to a
-//!   recall: then only with changes that arrive, be it slowly, and for two terms at most. One that
-//!   has given leases back behind changes that have not come must bring those.
-//! * LEASE-5: a write lease is the only lease on its inode. Its session's changes of it wait for
-//!   nobody; what it gives back is free when all of its changes that came before have been applied.
-//! * LEASE-6: no request of others is answered from an inode with a write lease. It has it
-//!   recalled; leases that are asked for later come later.
-//! * LEASE-7: a write lease whose term is over stays until somebody wants it. Then its session
-//!   loses all that it has, and its series ends: nothing is applied that it had promised. Not in
-//!   the middle of a change. Nobody gets any of it before the volume says so: that may wait for the
-//!   device, so it is done without the table's lock (`Fencing`), and meanwhile the session has its
-//!   leases in name only.
-//! * LEASE-8: a write lease is not recalled before the answer that grants it is on its way.
+//!   returned it, or its term is over. A client returns a read lease without waiting for any other
+//!   operation. So the ordered stream waits for others no longer than a term, and then for a sync,
+//!   which waits for no client. A change never waits for a write lease, nor for a session that
+//!   waits for one: the answer is `Busy`.
+//! * LEASE-4: each sign of life renews a session's term. While the session owes an answer to a
+//!   recall, only changes that arrive renew it, however slowly, and for two terms at most. A
+//!   session that has returned leases behind changes that have not arrived must send those changes.
+//! * LEASE-5: a write lease is the only lease on its inode. Its session's changes of the inode wait
+//!   for no session. A write lease that the client returns is free when the server has applied all
+//!   changes that came before.
+//! * LEASE-6: no request of another session is answered from an inode with a write lease: the
+//!   server recalls the lease first. Leases that are asked for later come later.
+//! * LEASE-7: a write lease whose term is over stays until another session wants it. Then the
+//!   server fences its session: the session loses all leases, its epoch ends, and no
+//!   early-acknowledged change of that epoch is applied any more. The server never does this while
+//!   a change of the session is being applied. No session gets any of these leases before the
+//!   volume has recorded the fence. Recording may wait for the device, so it happens without the
+//!   table's lock (`Fencing`), and meanwhile the leases count for nobody.
+//! * LEASE-8: the server recalls a write lease only after it has sent the answer that grants it.
+//! * LEASE-9: if a client's term ends again and again while it owes an answer to a recall, the
+//!   client gets no lease for a while, each time for twice as long. An answer in time, in the same
+//!   session, ends the count. A new session of the same client (certificate, or address without
+//!   one) continues the count.
 //!
-//! * LEASE-9: a client whose term ends again and again while it owes an answer to a recall gets no
-//!   lease for a while, each time for twice as long. An answer in time, in the same session, ends
-//!   the count. A new session of the same client (certificate, or address without one) goes on with
-//!   it.
-//!
-//! Leases that are asked for ahead, by who walks through a tree, have rules of their own: `ahead`.
+//! Leases that a client asks for ahead, while it walks through a tree, have rules of their own:
+//! `ahead`.
 
 use crate::rt::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
@@ -44,35 +46,38 @@ use tokio::sync::Notify;
 mod ahead;
 #[cfg(test)]
 mod model;
+mod queue;
+mod state;
 mod table;
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 mod tests;
 
 use table::Table;
-pub(super) use table::{ClientId, Progress, Recalls, SessionId, Ticket, Wants};
+pub(super) use table::{ClientId, Progress, Recalls, SessionId, WaiterId, Wants};
 
 #[derive(Default)]
 struct Shared {
     table: Table,
-    bells: HashMap<Ticket, Arc<Notify>>,
+    wakeups: HashMap<WaiterId, Arc<Notify>>,
 }
 
-/// All of them.
+/// All leases of a server.
 pub(super) struct Leases {
     shared: Mutex<Shared>,
     clock: Arc<dyn Clock>,
     /// How long a lease lasts after the last sign of life.
     term: Duration,
-    /// Nothing is changed before: clients may rely on leases of the server before this one.
+    /// No change begins before this time: clients may rely on leases of the previous server.
     held_until: Duration,
-    /// Told of each session whose write leases go to others without its word, before they do.
+    /// Called for each session that loses its write leases without having returned them, before
+    /// others get them.
     on_fence: OnceLock<OnFence>,
 }
 
 type OnFence = Box<dyn Fn(SessionId, Fencing) + Send + Sync>;
 
-/// A session is being fenced. If that is never done, nobody gets what it had.
+/// A fence that is being recorded. Until it is done, no session gets what the fenced one had.
 #[must_use]
 pub(super) struct Fencing {
     leases: Arc<Leases>,
@@ -80,7 +85,7 @@ pub(super) struct Fencing {
 }
 
 impl Fencing {
-    /// It stands on the volume: what the session had is free.
+    /// The volume has recorded the fence: what the session had is free.
     pub(super) fn done(self) {
         self.leases.with(|table| table.fenced(self.session));
     }
@@ -88,16 +93,16 @@ impl Fencing {
 
 /// How a change begins.
 pub(super) enum Begin {
-    Now(Turn),
-    /// When its turn has come.
-    Later(Place),
-    /// Not at all.
+    Now(ChangeGuard),
+    /// The change begins when the waiter's turn has come.
+    Later(QueuePosition),
+    /// The change is refused.
     Not(Progress),
 }
 
 impl Leases {
-    /// `hold`: how long nothing is changed.
-    /// `in_use`: clients that walk ahead take nothing away that its holder used so recently.
+    /// `hold`: for how long no change begins. `in_use`: a walk takes no lease away that its holder
+    /// used so recently.
     pub(super) fn new(
         clock: Arc<dyn Clock>,
         term: Duration,
@@ -112,26 +117,26 @@ impl Leases {
         Self { shared, clock, term, held_until, on_fence: OnceLock::new() }
     }
 
-    /// `told` hears of each session whose write leases go to others without its word, before they
-    /// do: they go when the [`Fencing`] is done.
+    /// `told` is called for each session that loses its write leases without having returned them.
+    /// Others get the leases when the [`Fencing`] is done.
     pub(super) fn on_fence(&self, told: OnFence) {
         let _once = self.on_fence.set(told);
     }
 
-    /// Does something to the table; who may go on behind it is told.
+    /// Acts on the table, and wakes those waiters that may go on.
     fn with<T>(&self, act: impl FnOnce(&mut Table) -> T) -> T {
         let mut shared = self.shared.lock();
-        let Shared { table, bells } = &mut *shared;
+        let Shared { table, wakeups } = &mut *shared;
         let result = act(table);
-        for ticket in table.woken.drain(..) {
-            if let Some(bell) = bells.get(&ticket) {
-                bell.notify_one();
+        for waiter in table.woken.drain(..) {
+            if let Some(wakeup) = wakeups.get(&waiter) {
+                wakeup.notify_one();
             }
         }
         result
     }
 
-    /// Sees to it that these sessions lose their leases, which somebody has waited for long enough.
+    /// Fences these sessions: another session has waited long enough for their leases.
     fn fence(self: &Arc<Self>, sessions: Vec<SessionId>) {
         for session in sessions {
             tracing::warn!(
@@ -146,150 +151,155 @@ impl Leases {
         }
     }
 
-    /// A session has a connection that knows of no leases. Gives the series of changes that goes
-    /// on.
+    /// A session has a new connection, which knows of no leases. Returns the current epoch.
     pub(super) fn begin(&self, session: SessionId, client: ClientId) -> u32 {
         let until = self.clock.monotonic() + self.term;
         self.with(|table| table.begin(session, client, until))
     }
 
-    /// A sign of life; whether the term goes on, and the series before which its leases were taken
-    /// away.
+    /// A sign of life. Returns whether it renews the term, and the epoch that began with the
+    /// session's last fence.
     pub(super) fn renew(&self, session: SessionId) -> (bool, u32) {
         let until = self.clock.monotonic() + self.term;
         self.with(|table| (table.renew(session, until), table.fenced_before(session)))
     }
 
-    /// The series before which a session's leases were taken away.
+    /// The epoch that began with the session's last fence.
     pub(super) fn fenced_before(&self, session: SessionId) -> u32 {
         self.with(|table| table.fenced_before(session))
     }
 
-    /// All that a session has promised, and not brought yet, is worth nothing any more.
-    pub(super) fn disown(&self, session: SessionId) {
-        self.with(|table| table.disown(session));
+    /// Ends the epoch as a fence does: early-acknowledged changes of the session that have not
+    /// arrived are dropped.
+    pub(super) fn end_fenced_epoch(&self, session: SessionId) {
+        self.with(|table| table.end_fenced_epoch(session));
     }
 
-    /// What a session has to bring arrives: its term goes on, and for some time also while it owes
-    /// an answer to a recall.
+    /// Changes of the session arrive: its term is renewed, for some time even while it owes an
+    /// answer to a recall.
     pub(super) fn makes_progress(&self, session: SessionId) {
         let now = self.clock.monotonic();
         self.with(|table| table.makes_progress(session, now, self.term));
     }
 
-    /// The series of changes that goes on.
-    pub(super) fn series(&self, session: SessionId) -> u32 {
-        self.with(|table| table.series(session))
+    /// The current epoch of a session's changes.
+    pub(super) fn epoch(&self, session: SessionId) -> u32 {
+        self.with(|table| table.epoch(session))
     }
 
-    /// A promise was not kept: those made behind it in this series are worth nothing.
-    pub(super) fn end_series(&self, session: SessionId, series: u32) {
-        self.with(|table| table.end_series(session, series));
+    /// An early-acknowledged change has failed: the changes behind it in this epoch are dropped.
+    pub(super) fn end_epoch(&self, session: SessionId, epoch: u32) {
+        self.with(|table| table.end_epoch(session, epoch));
     }
 
-    /// A session is told of an inode, and may keep it if this says so. Before it is read.
+    /// Grants a read lease, if this returns true. The caller reads the inode after this.
     pub(super) fn grant(&self, session: SessionId, ino: Ino) -> bool {
         let now = self.clock.monotonic();
         self.with(|table| table.grant(session, ino, now))
     }
 
-    /// A session is about to make an inode under a number of its own, and gets the write lease;
-    /// whether it may.
-    pub(super) fn bear(&self, session: SessionId, ino: Ino) -> bool {
+    /// Grants the write lease of an inode that the session is about to make under a number of its
+    /// own, if this returns true.
+    pub(super) fn grant_new(&self, session: SessionId, ino: Ino) -> bool {
         let now = self.clock.monotonic();
-        self.with(|table| table.bear(session, ino, now))
+        self.with(|table| table.grant_new(session, ino, now))
     }
 
-    /// It was not made.
-    pub(super) fn unbear(&self, session: SessionId, ino: Ino) {
-        self.with(|table| table.unbear(session, ino));
+    /// The inode was not made.
+    pub(super) fn revoke_new(&self, session: SessionId, ino: Ino) {
+        self.with(|table| table.revoke_new(session, ino));
     }
 
-    /// A session relies on these no more. Write leases end when the change `after` has been applied
-    /// (`None`: it has).
+    /// A session has returned these leases. Write leases end when the change `after` has been
+    /// applied (`None`: at once).
     pub(super) fn give_back(&self, session: SessionId, inos: &[Ino], after: Option<u64>) {
         self.with(|table| table.give_back(session, inos, after));
     }
 
-    /// A session relies on none any more, and never will.
+    /// A session has ended and relies on no lease.
     pub(super) fn end(&self, session: SessionId) {
         self.with(|table| table.end(session));
     }
 
-    /// Forgets what is over, and sessions that are not `alive`.
+    /// Removes what is over, and sessions that are not `alive`.
     pub(super) fn expire(&self, alive: &HashSet<SessionId>) {
         let now = self.clock.monotonic();
         self.with(|table| table.expire(alive, now));
     }
 
-    /// Whether a session gets no lease now, for it has left others waiting again and again.
+    /// Whether a session gets no lease now, because its client has ignored recalls.
     pub(super) fn is_barred(&self, session: SessionId) -> bool {
         let now = self.clock.monotonic();
         self.with(|table| table.is_barred(session, now))
     }
 
-    /// How many a session has, and how many of them are write leases.
+    /// How many leases a session has, and how many of them are write leases.
     pub(super) fn held_by(&self, session: SessionId) -> (usize, usize) {
         self.with(|table| table.held_by(session))
     }
 
-    /// The server is about to stop, and nobody gets a lease any more. Gives what is to be recalled.
+    /// The server is about to stop: no session gets a lease any more. Returns what to recall.
     pub(super) fn close(&self) -> Recalls {
         let now = self.clock.monotonic();
         self.with(|table| table.close(now))
     }
 
-    /// Whether anybody relies on a lease, and whether anybody has promised what was not made.
+    /// Whether a session relies on a lease, and whether a session has write leases, under which it
+    /// may have acknowledged what the server has not applied.
     pub(super) fn relied_on(&self) -> (bool, bool) {
         let now = self.clock.monotonic();
         self.with(|table| table.relied_on(now))
     }
 
-    /// Whether a request of a session sees all that was promised of these.
+    /// Whether a request of this session sees everything that clients have acknowledged of these
+    /// inodes.
     pub(super) fn is_readable(&self, session: SessionId, inos: &[Ino]) -> bool {
         self.with(|table| table.is_readable(session, inos))
     }
 
-    /// The answer that grants these write leases is on its way.
-    pub(super) fn told(&self, session: SessionId, inos: &[Ino]) {
-        self.with(|table| table.told(session, inos));
+    /// The server has sent the answer that grants these write leases.
+    pub(super) fn grant_sent(&self, session: SessionId, inos: &[Ino]) {
+        self.with(|table| table.grant_sent(session, inos));
     }
 
-    /// Nobody hears it. Gives what is to be recalled.
-    pub(super) fn not_told(&self, session: SessionId, inos: &[Ino]) -> Recalls {
-        Recalls::from_iter([(session, self.with(|table| table.not_told(session, inos)))])
+    /// The server will not send that answer. Returns what to recall.
+    pub(super) fn grant_not_sent(&self, session: SessionId, inos: &[Ino]) -> Recalls {
+        Recalls::from_iter([(session, self.with(|table| table.grant_not_sent(session, inos)))])
     }
 
-    /// Begins a change, at once if it may; `recall` asks sessions to give back what is in the way.
+    /// Begins a change, at once if possible. `recall` sends recalls of what is in its way.
     pub(super) fn begin_change(
         self: &Arc<Self>,
         session: SessionId,
-        (series, promised): (u32, bool),
+        (epoch, is_early): (u32, bool),
         inos: Vec<Ino>,
         recall: impl Fn(&Recalls),
     ) -> Begin {
         let now = self.clock.monotonic();
-        match self.with(|table| table.begin_own(session, series, &inos, now)) {
-            Some(Progress::Begun(_)) => return Begin::Now(Turn::new(self, session, inos, None)),
+        match self.with(|table| table.begin_own(session, epoch, &inos, now)) {
+            Some(Progress::Begun(_)) => {
+                return Begin::Now(ChangeGuard::new(self, session, inos, None));
+            }
             Some(not) => return Begin::Not(not),
             None => {}
         }
-        let place = self.ask(session, Wants::Change { series, promised }, inos);
+        let position = self.ask(session, Wants::Change { epoch, is_early }, inos);
         if self.clock.monotonic() < self.held_until {
-            return Begin::Later(place);
+            return Begin::Later(position);
         }
-        match self.progress(place.ticket) {
+        match self.progress(position.waiter) {
             Progress::Waits(recalls, _) => {
                 recall(&recalls);
-                Begin::Later(place)
+                Begin::Later(position)
             }
-            Progress::Begun(_) => Begin::Now(place.into_turn()),
+            Progress::Begun(_) => Begin::Now(position.into_guard()),
             not => Begin::Not(not),
         }
     }
 
-    /// Makes read leases of a session write leases where nobody else has one or waits for one;
-    /// gives those. [`Leases::told`] or [`Leases::not_told`] must follow.
+    /// Turns read leases of a session into write leases, where no other session has a lease or
+    /// waits for one. Returns those. The caller must call [`Leases::grant_sent`] or
+    /// [`Leases::grant_not_sent`] for them.
     pub(super) fn upgrade(&self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
         let now = self.clock.monotonic();
         if now < self.held_until {
@@ -299,29 +309,34 @@ impl Leases {
         }
     }
 
-    /// A change was refused. What was given back behind it is free.
+    /// A change was refused. What the client has returned behind it is free.
     pub(super) fn refused(&self, session: SessionId, seq: u64) {
         self.with(|table| table.end_change(session, Some(seq)));
     }
 
-    /// Stands in line.
-    pub(super) fn ask(self: &Arc<Self>, session: SessionId, wants: Wants, inos: Vec<Ino>) -> Place {
-        let bell = Arc::new(Notify::new());
-        let ticket = {
+    /// Enters a queue.
+    pub(super) fn ask(
+        self: &Arc<Self>,
+        session: SessionId,
+        wants: Wants,
+        inos: Vec<Ino>,
+    ) -> QueuePosition {
+        let wakeup = Arc::new(Notify::new());
+        let waiter = {
             let mut shared = self.shared.lock();
-            let ticket = shared.table.ask(session, wants, inos.clone());
-            shared.bells.insert(ticket, Arc::clone(&bell));
-            ticket
+            let waiter = shared.table.ask(session, wants, inos.clone());
+            shared.wakeups.insert(waiter, Arc::clone(&wakeup));
+            waiter
         };
-        Place { leases: Arc::clone(self), session, ticket, wants, inos, bell }
+        QueuePosition { leases: Arc::clone(self), session, waiter, wants, inos, wakeup }
     }
 
-    fn progress(self: &Arc<Self>, ticket: Ticket) -> Progress {
+    fn progress(self: &Arc<Self>, waiter: WaiterId) -> Progress {
         let mut asked = Recalls::default();
         loop {
             let now = self.clock.monotonic();
             let try_once = |table: &mut Table| {
-                (table.progress(ticket, now), std::mem::take(&mut table.to_fence))
+                (table.progress(waiter, now), std::mem::take(&mut table.to_fence))
             };
             let (progress, to_fence) = self.with(try_once);
             let Progress::Waits(recalls, until) = progress else { return progress };
@@ -335,25 +350,26 @@ impl Leases {
         }
     }
 
-    fn leave(&self, ticket: Ticket) {
-        self.shared.lock().bells.remove(&ticket);
-        self.with(|table| table.leave(ticket));
+    fn leave(&self, waiter: WaiterId) {
+        self.shared.lock().wakeups.remove(&waiter);
+        self.with(|table| table.leave(waiter));
     }
 }
 
-/// A place in the line, left when this is dropped: who stands behind it does not go on before.
-pub(super) struct Place {
+/// A waiter in the queues of its inodes. Dropping it leaves the queues; until then, waiters behind
+/// it stay behind.
+pub(super) struct QueuePosition {
     leases: Arc<Leases>,
     session: SessionId,
-    ticket: Ticket,
+    waiter: WaiterId,
     wants: Wants,
     inos: Vec<Ino>,
-    bell: Arc<Notify>,
+    wakeup: Arc<Notify>,
 }
 
-impl Place {
-    /// Until its turn has come, or never will; `recall` asks sessions to give back what is in the
-    /// way.
+impl QueuePosition {
+    /// Waits until the waiter's turn has come or never will. `recall` sends recalls of what is in
+    /// its way.
     pub(super) async fn wait(&self, recall: impl Fn(&Recalls)) -> Progress {
         let leases = &self.leases;
         let held = leases.held_until.saturating_sub(leases.clock.monotonic());
@@ -361,67 +377,72 @@ impl Place {
             sleep(held).await;
         }
         loop {
-            let (recalls, until) = match leases.progress(self.ticket) {
+            let (recalls, until) = match leases.progress(self.waiter) {
                 Progress::Waits(recalls, until) => (recalls, until),
                 progress => return progress,
             };
             recall(&recalls);
             let Some(until) = until else {
-                self.bell.notified().await;
+                self.wakeup.notified().await;
                 continue;
             };
             crate::rt::select! {
-                () = self.bell.notified() => {}
+                () = self.wakeup.notified() => {}
                 () = sleep(until.saturating_sub(leases.clock.monotonic())) => {}
             }
         }
     }
 
-    /// Its turn has come.
-    pub(super) fn into_turn(mut self) -> Turn {
+    /// The waiter's turn has come.
+    pub(super) fn into_guard(mut self) -> ChangeGuard {
         let inos = std::mem::take(&mut self.inos);
-        Turn::new(&Arc::clone(&self.leases), self.session, inos, Some(self))
+        ChangeGuard::new(&Arc::clone(&self.leases), self.session, inos, Some(self))
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuePosition {
     fn drop(&mut self) {
-        self.leases.leave(self.ticket);
+        self.leases.leave(self.waiter);
     }
 }
 
-/// A change is being made: nobody but its session relies on these inodes, or changes them, as long
-/// as this lives.
-pub(super) struct Turn {
+/// A change is being applied: as long as this lives, no other session relies on these inodes or
+/// changes them.
+pub(super) struct ChangeGuard {
     leases: Arc<Leases>,
     session: SessionId,
     inos: Vec<Ino>,
-    place: Option<Place>,
+    position: Option<QueuePosition>,
     applied: Option<u64>,
 }
 
-impl Turn {
-    fn new(leases: &Arc<Leases>, session: SessionId, inos: Vec<Ino>, place: Option<Place>) -> Self {
-        Self { leases: Arc::clone(leases), session, inos, place, applied: None }
+impl ChangeGuard {
+    fn new(
+        leases: &Arc<Leases>,
+        session: SessionId,
+        inos: Vec<Ino>,
+        position: Option<QueuePosition>,
+    ) -> Self {
+        Self { leases: Arc::clone(leases), session, inos, position, applied: None }
     }
 
     pub(super) fn inos(&self) -> &[Ino] {
         &self.inos
     }
 
-    /// Whether its session has the write leases of all of them: then names cannot have come to mean
-    /// something else.
+    /// Whether the session has the write leases of all inodes: then no name can have got another
+    /// meaning.
     pub(super) fn is_own(&self) -> bool {
-        self.place.is_none()
+        self.position.is_none()
     }
 
-    /// The change with this number was made, or refused.
+    /// The change with this number was applied, or refused.
     pub(super) fn done(mut self, seq: u64) {
         self.applied = Some(seq);
     }
 }
 
-impl Drop for Turn {
+impl Drop for ChangeGuard {
     fn drop(&mut self) {
         self.leases.with(|table| table.end_change(self.session, self.applied));
     }

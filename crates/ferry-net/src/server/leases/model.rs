@@ -1,29 +1,31 @@
-//! Every order of events of a few clients at the table of leases: what they send, what arrives
-//! when, who is woken when. Checked in each state: a write lease is alone, a change finds nobody
-//! who relies on what it changes, a promise is kept, a request sees all that was promised before it
-//! was made. Checked where nothing can happen any more: everybody has done all that it wanted. Who
-//! waits looks again only when it is woken, so a wake-up that is forgotten is found, too.
+//! An exhaustive model: every order of events of a few clients at the table of leases: what they
+//! send, what arrives when, which waiter is woken when. Checked in each state: a write lease is
+//! alone, a change finds no session that relies on what it changes, an early-acknowledged change
+//! succeeds, a request sees everything that was acknowledged before it was made. Checked where
+//! nothing can happen any more: each client has done all that it wanted. A waiter looks again only
+//! when it is woken, so a forgotten wake-up is found, too.
 
 use crate::rt::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt::Write as _;
 
+use super::state::LeaseState;
 use super::table::*;
 use super::*;
 
 /// What a client does, one after the other.
 #[derive(Clone, Debug)]
 enum Act {
-    /// A change that it answers itself, under write leases that it asks for.
-    Promise(Vec<Ino>),
-    /// A change that waits; where it is answered `Busy`, once more under leases.
+    /// A change that the client acknowledges early, under write leases that it asks for.
+    Early(Vec<Ino>),
+    /// A change that waits for the server; after `Busy`, once more under write leases.
     Change(Vec<Ino>),
-    /// A request, whose answer it keeps if it may.
+    /// A request, whose answer the client caches if it may.
     Read(Vec<Ino>),
-    /// Leases that nobody has asked for are given back.
+    /// Returns leases that were not recalled.
     Return(Vec<Ino>),
     /// Asks ahead, for write leases if this says so, and goes on.
     Walk(Vec<Ino>, bool),
-    /// Nothing is heard of it any more.
+    /// The client falls silent for good.
     Vanish,
 }
 
@@ -31,14 +33,14 @@ enum Act {
 enum Up {
     Change {
         seq: u64,
-        promised: bool,
+        is_early: bool,
         inos: Vec<Ino>,
     },
     Returned {
         inos: Vec<Ino>,
     },
     Lease(Vec<Ino>),
-    /// And what had been promised when it was made.
+    /// And what had been acknowledged when it was made.
     Read(Vec<Ino>, Vec<u64>),
     Walk(Vec<Ino>, bool),
 }
@@ -60,23 +62,23 @@ enum Down {
 #[derive(Clone, Debug)]
 struct Under {
     seq: u64,
-    promised: bool,
+    is_early: bool,
     inos: Vec<Ino>,
-    ticket: Option<Ticket>,
+    waiter: Option<WaiterId>,
     begun: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Client {
     script: VecDeque<Act>,
-    /// What it relies on: `true`, the write lease.
+    /// The leases on which it relies: `true`, the write lease.
     holds: BTreeMap<Ino, bool>,
     waits: bool,
-    /// Something was given back since its request.
+    /// It has returned a lease since its request.
     tainted: bool,
-    /// What was given back or changed since it asked ahead.
+    /// What it has returned or changed since it asked ahead.
     stale: BTreeSet<Ino>,
-    gone: bool,
+    vanished: bool,
     sent: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
@@ -85,12 +87,12 @@ struct Client {
     under: Option<Under>,
     received: u64,
     applied: u64,
-    /// A request that waits.
-    asked: Option<(Ticket, Up)>,
-    /// Leases whose answer is not yet sent.
+    /// A request that waits at the server.
+    asked: Option<(WaiterId, Up)>,
+    /// Write leases whose answer is not sent yet.
     telling: Option<Vec<Ino>>,
-    /// What it has asked for ahead, and the answer that is not yet sent.
-    walk: Option<(Ticket, Vec<Ino>, bool)>,
+    /// What it has asked for ahead, and the answer that is not sent yet.
+    walk: Option<(WaiterId, Vec<Ino>, bool)>,
     walked: Option<(Vec<Ino>, Vec<Ino>)>,
 }
 
@@ -98,13 +100,13 @@ struct Client {
 struct World {
     table: Table,
     clients: Vec<Client>,
-    /// What everybody must see of an inode: changes answered.
+    /// What every client must see of an inode: the number of acknowledged changes.
     owed: BTreeMap<Ino, u64>,
     applied: BTreeMap<Ino, u64>,
-    woken: BTreeSet<Ticket>,
-    /// Sessions of which the volume does not say yet that they are fenced.
+    woken: BTreeSet<WaiterId>,
+    /// Sessions whose fence the volume has not recorded yet.
     fencing: BTreeSet<SessionId>,
-    /// So often nobody is told of leases that were granted.
+    /// So many answers that grant leases fail to be sent.
     failures: usize,
 }
 
@@ -119,18 +121,18 @@ enum Event {
     Asked(usize),
     Told(usize),
     NotTold(usize),
-    /// A walk tries to go on, or has waited long enough.
+    /// A walk looks again, or has waited long enough.
     Walk(usize),
     Late(usize),
     Walked(usize),
     NotWalked(usize),
-    /// The volume says that a session is fenced.
+    /// The volume has recorded a fence.
     Fenced(SessionId),
 }
 
 const TERM: Duration = Duration::from_secs(5);
 const NOW: Duration = Duration::from_secs(1);
-/// Nothing is in use any more. What is in use is left out, as what comes too late is.
+/// No lease is in use any more. Leases in use are left out, as those that come too late are.
 const LATER: Duration = Duration::from_secs(3);
 
 impl World {
@@ -149,35 +151,35 @@ impl World {
         let mut events = Vec::new();
         for (at, client) in self.clients.iter().enumerate() {
             let runs =
-                |ticket: Option<Ticket>| ticket.is_none_or(|ticket| self.woken.contains(&ticket));
-            if !client.waits && !client.gone && !client.script.is_empty() {
+                |waiter: Option<WaiterId>| waiter.is_none_or(|waiter| self.woken.contains(&waiter));
+            if !client.waits && !client.vanished && !client.script.is_empty() {
                 events.push(Event::Act(at));
             }
-            // A request comes behind what its client has promised.
+            // A request comes behind the early-acknowledged changes of its client.
             let early = matches!(client.up.front(), Some(Up::Read(..) | Up::Walk(..)))
                 && client.received > client.applied;
             if !client.up.is_empty() && !early {
                 events.push(Event::Arrives(at));
             }
-            if !client.down.is_empty() && !client.gone {
+            if !client.down.is_empty() && !client.vanished {
                 events.push(Event::Heard(at));
             }
             match &client.under {
                 None if !client.queue.is_empty() => events.push(Event::Begin(at)),
                 Some(under) if under.begun => events.push(Event::End(at)),
-                Some(under) if runs(under.ticket) => events.push(Event::Begin(at)),
+                Some(under) if runs(under.waiter) => events.push(Event::Begin(at)),
                 _ => {}
             }
-            if client.asked.as_ref().is_some_and(|(ticket, _)| runs(Some(*ticket))) {
+            if client.asked.as_ref().is_some_and(|(waiter, _)| runs(Some(*waiter))) {
                 events.push(Event::Asked(at));
             }
             if client.telling.is_some() {
                 events.push(Event::Told(at));
                 events.extend((self.failures > 0).then_some(Event::NotTold(at)));
             }
-            if let Some((ticket, ..)) = client.walk {
+            if let Some((waiter, ..)) = client.walk {
                 events.push(Event::Late(at));
-                if runs(Some(ticket)) {
+                if runs(Some(waiter)) {
                     events.push(Event::Walk(at));
                 }
             }
@@ -201,19 +203,19 @@ impl World {
             Event::Told(at) => {
                 let inos = self.clients[at].telling.take().expect("to be told");
                 self.clients[at].down.push_back(Down::Leases(inos.clone()));
-                self.table.told(at as SessionId, &inos);
+                self.table.grant_sent(at as SessionId, &inos);
             }
             Event::NotTold(at) => {
                 self.failures -= 1;
                 let inos = self.clients[at].telling.take().expect("to be told");
                 self.clients[at].down.push_back(Down::Leases(Vec::new()));
-                let recalled = self.table.not_told(at as SessionId, &inos);
+                let recalled = self.table.grant_not_sent(at as SessionId, &inos);
                 self.recall(Recalls::from_iter([(at as SessionId, recalled)]));
             }
             Event::NotWalked(at) => {
                 self.failures -= 1;
                 let (_, held) = self.clients[at].walked.take().expect("to be told");
-                let recalled = self.table.not_told(at as SessionId, &held);
+                let recalled = self.table.grant_not_sent(at as SessionId, &held);
                 self.recall(Recalls::from_iter([(at as SessionId, recalled)]));
             }
             Event::Fenced(session) => {
@@ -225,7 +227,7 @@ impl World {
             Event::Walked(at) => {
                 let (leased, held) = self.clients[at].walked.take().expect("to be told");
                 self.clients[at].down.push_back(Down::Walked(leased, held.clone()));
-                self.table.told(at as SessionId, &held);
+                self.table.grant_sent(at as SessionId, &held);
             }
         }
         self.woken.extend(self.table.woken.drain(..));
@@ -235,12 +237,12 @@ impl World {
 
     fn walk(&mut self, at: usize, late: bool) {
         let session = at as SessionId;
-        let (ticket, inos, writes) = self.clients[at].walk.clone().expect("it walks");
-        self.woken.remove(&ticket);
-        if !late && let Progress::Waits(recalls, _) = self.table.progress(ticket, LATER) {
+        let (waiter, inos, writes) = self.clients[at].walk.clone().expect("it walks");
+        self.woken.remove(&waiter);
+        if !late && let Progress::Waits(recalls, _) = self.table.progress(waiter, LATER) {
             return self.recall(recalls);
         }
-        self.table.leave(ticket);
+        self.table.leave(waiter);
         let leased: Vec<Ino> =
             inos.into_iter().filter(|ino| self.table.grant(session, *ino, LATER)).collect();
         let held = if writes { self.table.upgrade(session, &leased, LATER) } else { Vec::new() };
@@ -267,13 +269,13 @@ impl World {
     fn act(&mut self, at: usize) {
         let client = &mut self.clients[at];
         match client.script.front().cloned().expect("something to do") {
-            Act::Promise(inos) => {
+            Act::Early(inos) => {
                 if inos.iter().all(|ino| client.holds.get(ino) == Some(&true)) {
                     client.sent += 1;
                     client.stale.extend(&inos);
                     client.up.push_back(Up::Change {
                         seq: client.sent,
-                        promised: true,
+                        is_early: true,
                         inos: inos.clone(),
                     });
                     client.script.pop_front();
@@ -286,7 +288,7 @@ impl World {
             Act::Change(inos) => {
                 client.sent += 1;
                 client.stale.extend(&inos);
-                client.up.push_back(Up::Change { seq: client.sent, promised: false, inos });
+                client.up.push_back(Up::Change { seq: client.sent, is_early: false, inos });
                 client.waits = true;
             }
             Act::Read(inos) => {
@@ -308,26 +310,26 @@ impl World {
             }
             Act::Vanish => {
                 // Its own term is over before the server says so.
-                (client.gone, client.script) = (true, VecDeque::new());
+                (client.vanished, client.script) = (true, VecDeque::new());
                 client.holds.clear();
-                // Its promises are not kept if they have not been applied by then.
+                // Its acknowledged changes are dropped if they have not been applied by then.
                 let late = client.up.iter().filter_map(|up| match up {
-                    Up::Change { promised: true, inos, .. } => Some(inos),
+                    Up::Change { is_early: true, inos, .. } => Some(inos),
                     _ => None,
                 });
                 let queued = client
                     .queue
                     .iter()
-                    .filter(|(_, promised, _)| *promised)
+                    .filter(|(_, is_early, _)| *is_early)
                     .map(|(_, _, inos)| inos);
                 let under =
-                    client.under.iter().filter(|under| under.promised).map(|under| &under.inos);
+                    client.under.iter().filter(|under| under.is_early).map(|under| &under.inos);
                 for ino in late.chain(queued).chain(under).flatten() {
-                    *self.owed.get_mut(ino).expect("promised") -= 1;
+                    *self.owed.get_mut(ino).expect("acknowledged") -= 1;
                 }
                 self.table.holders.get_mut(&(at as SessionId)).expect("there").until =
                     Duration::ZERO;
-                // Those who wait have set their clocks to the end of its term.
+                // Waiters have set their clocks to the end of its term.
                 self.woken.extend(self.table.waiting.keys());
             }
         }
@@ -337,28 +339,28 @@ impl World {
         let session = at as SessionId;
         let client = &mut self.clients[at];
         match client.up.pop_front().expect("something has come") {
-            Up::Change { seq, promised, inos } => {
+            Up::Change { seq, is_early, inos } => {
                 client.received = seq;
-                client.queue.push_back((seq, promised, inos));
+                client.queue.push_back((seq, is_early, inos));
             }
             Up::Returned { inos } => {
                 let after = (client.received > client.applied).then_some(client.received);
                 self.table.give_back(session, &inos, after);
             }
             Up::Lease(inos) => {
-                let ticket = self.table.ask(session, Wants::Lease, inos.clone());
-                client.asked = Some((ticket, Up::Lease(inos)));
-                self.woken.insert(ticket);
+                let waiter = self.table.ask(session, Wants::Lease, inos.clone());
+                client.asked = Some((waiter, Up::Lease(inos)));
+                self.woken.insert(waiter);
             }
             Up::Walk(inos, writes) => {
-                let ticket = self.table.ask(session, Wants::Walk { writes }, inos.clone());
-                client.walk = Some((ticket, inos, writes));
-                self.woken.insert(ticket);
+                let waiter = self.table.ask(session, Wants::Walk { writes }, inos.clone());
+                client.walk = Some((waiter, inos, writes));
+                self.woken.insert(waiter);
             }
             Up::Read(inos, owed) => {
-                let ticket = self.table.ask(session, Wants::Read, inos.clone());
-                client.asked = Some((ticket, Up::Read(inos, owed)));
-                self.woken.insert(ticket);
+                let waiter = self.table.ask(session, Wants::Read, inos.clone());
+                client.asked = Some((waiter, Up::Read(inos, owed)));
+                self.woken.insert(waiter);
             }
         }
     }
@@ -373,9 +375,9 @@ impl World {
 
     fn asked(&mut self, at: usize) {
         let session = at as SessionId;
-        let (ticket, what) = self.clients[at].asked.clone().expect("asked");
-        self.woken.remove(&ticket);
-        match (self.table.progress(ticket, NOW), what) {
+        let (waiter, what) = self.clients[at].asked.clone().expect("asked");
+        self.woken.remove(&waiter);
+        match (self.table.progress(waiter, NOW), what) {
             (Progress::Waits(recalls, _), _) => self.recall(recalls),
             (Progress::Begun(granted), Up::Lease(_)) => {
                 (self.clients[at].asked, self.clients[at].telling) = (None, Some(granted));
@@ -383,14 +385,14 @@ impl World {
             (Progress::Begun(_), Up::Read(inos, owed)) => {
                 for (ino, owed) in inos.iter().zip(owed) {
                     let seen = self.applied.get(ino).copied().unwrap_or(0);
-                    // Who has vanished meanwhile keeps no promise.
+                    // The changes of a client that has vanished meanwhile do not count.
                     let owed = owed.min(self.owed.get(ino).copied().unwrap_or(0));
-                    assert!(seen >= owed, "{ino}: less than was promised");
+                    assert!(seen >= owed, "{ino}: less than was acknowledged");
                 }
                 let leased = inos.iter().all(|ino| self.table.grant(session, *ino, NOW));
                 self.clients[at].down.push_back(Down::Read { inos, leased });
                 self.clients[at].asked = None;
-                self.table.leave(ticket);
+                self.table.leave(waiter);
             }
             other => panic!("{other:?}"),
         }
@@ -408,7 +410,7 @@ impl World {
             Down::Walked(leased, held) => self.walked(at, &leased, &held),
             Down::Leases(inos) if client.tainted => {
                 client.stale.extend(&inos);
-                // What it has given back since it asked may have been this.
+                // What it has returned since it asked may have been this.
                 client.holds.retain(|ino, _| !inos.contains(ino));
                 client.up.push_back(Up::Returned { inos });
                 client.waits = false;
@@ -416,7 +418,7 @@ impl World {
             }
             Down::Leases(inos) => {
                 client.holds.extend(inos.into_iter().map(|ino| (ino, true)));
-                // What was granted is used at once.
+                // The client uses at once what was granted.
                 client.waits = false;
                 self.act(at);
             }
@@ -440,53 +442,56 @@ impl World {
                 client.up.push_back(Up::Lease(inos));
                 client.tainted = false;
             }
-            Down::Changed(other) => panic!("{other:?}: a promise was broken"),
+            Down::Changed(other) => panic!("{other:?}: an early-acknowledged change failed"),
         }
     }
 
     fn begin(&mut self, at: usize) {
         let session = at as SessionId;
         if self.clients[at].under.is_none() {
-            let (seq, promised, inos) = self.clients[at].queue.pop_front().expect("a change");
+            let (seq, is_early, inos) = self.clients[at].queue.pop_front().expect("a change");
             let begun = match self.table.begin_own(session, 0, &inos, NOW) {
                 None => false,
                 Some(Progress::Begun(_)) => true,
-                Some(progress) => return self.refuse(at, (seq, promised), progress),
+                Some(progress) => return self.refuse(at, (seq, is_early), progress),
             };
-            let ticket = (!begun).then(|| {
-                self.table.ask(session, Wants::Change { series: 0, promised }, inos.clone())
+            let waiter = (!begun).then(|| {
+                self.table.ask(session, Wants::Change { epoch: 0, is_early }, inos.clone())
             });
-            self.clients[at].under = Some(Under { seq, promised, inos, ticket, begun });
+            self.clients[at].under = Some(Under { seq, is_early, inos, waiter, begun });
         }
         let under = self.clients[at].under.clone().expect("a change");
-        let Some(ticket) = under.ticket else { return };
-        self.woken.remove(&ticket);
-        match self.table.progress(ticket, NOW) {
+        let Some(waiter) = under.waiter else { return };
+        self.woken.remove(&waiter);
+        match self.table.progress(waiter, NOW) {
             Progress::Waits(recalls, _) => self.recall(recalls),
             Progress::Begun(_) => self.clients[at].under.as_mut().expect("a change").begun = true,
             progress => {
-                self.table.leave(ticket);
+                self.table.leave(waiter);
                 self.clients[at].under = None;
-                self.refuse(at, (under.seq, under.promised), progress);
+                self.refuse(at, (under.seq, under.is_early), progress);
             }
         }
     }
 
-    fn refuse(&mut self, at: usize, (seq, promised): (u64, bool), progress: Progress) {
-        if promised {
-            assert!(self.clients[at].gone, "{progress:?}: a promise under leases is kept");
-            self.table.end_series(at as SessionId, 0);
+    fn refuse(&mut self, at: usize, (seq, is_early): (u64, bool), progress: Progress) {
+        if is_early {
+            assert!(
+                self.clients[at].vanished,
+                "{progress:?}: an early-acknowledged change under leases succeeds"
+            );
+            self.table.end_epoch(at as SessionId, 0);
         }
-        self.done(at, seq, promised, progress);
+        self.done(at, seq, is_early, progress);
     }
 
     fn end(&mut self, at: usize) {
-        let Under { seq, promised, inos, ticket, .. } =
+        let Under { seq, is_early, inos, waiter, .. } =
             self.clients[at].under.take().expect("a change");
-        let late = self.clients[at].gone;
+        let late = self.clients[at].vanished;
         for ino in &inos {
             *self.applied.entry(*ino).or_default() += 1;
-            if !promised || late {
+            if !is_early || late {
                 *self.owed.entry(*ino).or_default() += 1;
             }
             for (other, client) in self.clients.iter().enumerate().filter(|(other, _)| *other != at)
@@ -494,16 +499,16 @@ impl World {
                 assert!(!client.holds.contains_key(ino), "{other} relies on {ino}");
             }
         }
-        self.done(at, seq, promised, Progress::Begun(Vec::new()));
-        if let Some(ticket) = ticket {
-            self.table.leave(ticket);
+        self.done(at, seq, is_early, Progress::Begun(Vec::new()));
+        if let Some(waiter) = waiter {
+            self.table.leave(waiter);
         }
     }
 
-    fn done(&mut self, at: usize, seq: u64, promised: bool, progress: Progress) {
+    fn done(&mut self, at: usize, seq: u64, is_early: bool, progress: Progress) {
         let client = &mut self.clients[at];
         client.applied = seq;
-        if !promised {
+        if !is_early {
             client.down.push_back(Down::Changed(progress));
         }
         self.table.end_change(at as SessionId, Some(seq));
@@ -511,7 +516,7 @@ impl World {
 
     fn check(&self) {
         self.table.check();
-        // Nobody changes, or is told of, what a session had that is being fenced.
+        // No session changes, or is granted, what a session that is being fenced had.
         for session in &self.fencing {
             let had = |ino: &Ino| self.table.hold(*session, *ino).is_some_and(|hold| hold.writes);
             for (at, client) in
@@ -525,7 +530,10 @@ impl World {
                 );
             }
             let holder = &self.table.holders[session];
-            assert!(holder.fencing && holder.writes > 0, "{session} has lost its leases too early");
+            assert!(
+                holder.is_fenced && holder.writes > 0,
+                "{session} has lost its leases too early"
+            );
         }
         let mut holders: BTreeMap<Ino, Vec<bool>> = BTreeMap::new();
         for client in &self.clients {
@@ -540,20 +548,20 @@ impl World {
     }
 
     fn check_end(&self) {
-        for (at, client) in self.clients.iter().enumerate().filter(|(_, client)| !client.gone) {
+        for (at, client) in self.clients.iter().enumerate().filter(|(_, client)| !client.vanished) {
             assert!(client.script.is_empty() && !client.waits, "{at} waits without end");
         }
         assert!(self.table.waiting.is_empty() && self.table.queues.is_empty());
     }
 
-    /// The same for states that differ only in the numbers of tickets.
+    /// The state as text, without the numbers of waiters.
     fn key(&self) -> String {
-        let order: BTreeMap<Ticket, usize> = {
-            let mut all: Vec<Ticket> = self.table.waiting.keys().copied().collect();
+        let order: BTreeMap<WaiterId, usize> = {
+            let mut all: Vec<WaiterId> = self.table.waiting.keys().copied().collect();
             all.sort_unstable();
             all.into_iter().zip(0..).collect()
         };
-        let place = |ticket: &Ticket| order.get(ticket).copied();
+        let index = |waiter: &WaiterId| order.get(waiter).copied();
         let mut key = String::new();
         for (ino, holds) in self.table.inodes.iter().collect::<BTreeMap<_, _>>() {
             let mut holds = holds.clone();
@@ -561,28 +569,30 @@ impl World {
             let _ok = write!(key, "{ino}{holds:?}");
         }
         for (session, holder) in self.table.holders.iter().collect::<BTreeMap<_, _>>() {
-            let behind: Vec<_> = holder.behind.iter().map(place).collect();
-            let Holder { until, returning, series, applying, fencing, .. } = holder;
-            let _ok =
-                write!(key, "{session}{until:?}{returning:?}{series}{applying}{fencing}{behind:?}");
+            let behind: Vec<_> = holder.waiters.iter().map(index).collect();
+            let Holder { until, returning, epoch, applying, is_fenced, .. } = holder;
+            let _ok = write!(
+                key,
+                "{session}{until:?}{returning:?}{epoch}{applying}{is_fenced}{behind:?}"
+            );
         }
-        for (ticket, waiting) in self.table.waiting.iter().collect::<BTreeMap<_, _>>() {
-            let _ok = write!(key, "{:?}{waiting:?}", place(ticket));
+        for (waiter, waiting) in self.table.waiting.iter().collect::<BTreeMap<_, _>>() {
+            let _ok = write!(key, "{:?}{waiting:?}", index(waiter));
         }
         for client in &self.clients {
             let under = client
                 .under
                 .as_ref()
-                .map(|u| (u.seq, u.promised, &u.inos, u.ticket.as_ref().map(place), u.begun));
-            let asked = client.asked.as_ref().map(|(ticket, up)| (place(ticket), up));
+                .map(|u| (u.seq, u.is_early, &u.inos, u.waiter.as_ref().map(index), u.begun));
+            let asked = client.asked.as_ref().map(|(waiter, up)| (index(waiter), up));
             let walk =
-                client.walk.as_ref().map(|(ticket, inos, writes)| (place(ticket), inos, *writes));
+                client.walk.as_ref().map(|(waiter, inos, writes)| (index(waiter), inos, *writes));
             let Client {
                 script,
                 holds,
                 waits,
                 tainted,
-                gone,
+                vanished,
                 sent,
                 up,
                 down,
@@ -596,17 +606,17 @@ impl World {
             } = client;
             let _ok = write!(
                 key,
-                "{under:?}{asked:?}{script:?}{holds:?}{waits}{tainted}{gone}{sent}{up:?}{down:?}{queue:?}{received}{applied}{telling:?}{stale:?}{walk:?}{walked:?}"
+                "{under:?}{asked:?}{script:?}{holds:?}{waits}{tainted}{vanished}{sent}{up:?}{down:?}{queue:?}{received}{applied}{telling:?}{stale:?}{walk:?}{walked:?}"
             );
         }
-        let woken: Vec<_> = self.woken.iter().filter_map(place).collect();
+        let woken: Vec<_> = self.woken.iter().filter_map(index).collect();
         let _ok = write!(key, "{:?}{:?}{woken:?}{}", self.owed, self.applied, self.failures);
         key
     }
 }
 
 impl Table {
-    /// What is counted twice agrees.
+    /// Figures that are kept twice agree.
     fn check(&self) {
         assert_eq!(self.leases, self.inodes.values().map(Vec::len).sum::<usize>());
         for (ino, holds) in &self.inodes {
@@ -626,19 +636,19 @@ impl Table {
                 |which: &dyn Fn(&Hold) -> bool| own.iter().filter(|(_, hold)| which(hold)).count();
             assert_eq!(own.iter().map(|(ino, _)| *ino).collect::<HashSet<_>>(), holder.inos);
             assert_eq!(
-                (count(&|h| h.writes), count(&|h| h.recalled)),
+                (count(&|h| h.writes), count(&|h| h.state == LeaseState::Recalled)),
                 (holder.writes, holder.recalled)
             );
         }
     }
 }
 
-/// Goes through every order of events; gives the number of states.
+/// Goes through every order of events. Returns the number of states.
 fn explore(scripts: &[&[Act]]) -> usize {
     explore_failures(scripts, 0)
 }
 
-/// The same, where so many times nobody is told.
+/// The same, while so many answers fail to be sent.
 fn explore_failures(scripts: &[&[Act]], failures: usize) -> usize {
     let (mut seen, mut open) = (HashSet::default(), vec![World::new(scripts, failures)]);
     while let Some(world) = open.pop() {
@@ -657,8 +667,8 @@ fn explore_failures(scripts: &[&[Act]], failures: usize) -> usize {
     seen.len()
 }
 
-fn promise(inos: &[Ino]) -> Act {
-    Act::Promise(inos.into())
+fn early(inos: &[Ino]) -> Act {
+    Act::Early(inos.into())
 }
 
 fn change(inos: &[Ino]) -> Act {
@@ -670,92 +680,92 @@ fn read(inos: &[Ino]) -> Act {
 }
 
 #[test]
-fn two_that_want_each_others_leases_both_go_on() {
-    let one: &[Act] = &[promise(&[1]), promise(&[1, 2]), promise(&[1])];
-    let states = explore(&[one, &[promise(&[2]), promise(&[1, 2])]]);
+fn two_sessions_that_want_each_others_leases_both_go_on() {
+    let one: &[Act] = &[early(&[1]), early(&[1, 2]), early(&[1])];
+    let states = explore(&[one, &[early(&[2]), early(&[1, 2])]]);
     assert!(states > 1000, "{states}");
 }
 
-/// What each gives back is behind its own change, which touches what the other has.
+/// Each returns what is behind its own change, which touches what the other has.
 #[test]
 fn changes_never_wait_for_write_leases() {
-    let one: &[Act] = &[promise(&[1]), change(&[2]), promise(&[1])];
-    let states = explore(&[one, &[promise(&[2]), change(&[1]), promise(&[2])]]);
+    let one: &[Act] = &[early(&[1]), change(&[2]), early(&[1])];
+    let states = explore(&[one, &[early(&[2]), change(&[1]), early(&[2])]]);
     assert!(states > 1000, "{states}");
 }
 
 #[test]
-fn what_is_given_back_is_had_again_only_when_it_is_granted_again() {
-    let first: &[Act] = &[promise(&[1]), Act::Return(vec![1]), promise(&[1])];
-    let states = explore(&[first, &[promise(&[1]), read(&[1])]]);
+fn a_returned_lease_counts_again_only_when_it_is_granted_again() {
+    let first: &[Act] = &[early(&[1]), Act::Return(vec![1]), early(&[1])];
+    let states = explore(&[first, &[early(&[1]), read(&[1])]]);
     assert!(states > 500, "{states}");
 }
 
 #[test]
-fn three_that_fight_for_one_inode_all_get_it() {
-    let states = explore(&[&[promise(&[1])], &[promise(&[1]), read(&[1])], &[change(&[1])]]);
+fn three_sessions_that_want_one_inode_all_get_it() {
+    let states = explore(&[&[early(&[1])], &[early(&[1]), read(&[1])], &[change(&[1])]]);
     assert!(states > 1000, "{states}");
 }
 
 #[test]
-fn promised_changes_pass_those_who_wait_for_their_leases() {
-    let first: &[Act] = &[promise(&[1]), promise(&[1]), change(&[1, 2]), promise(&[1])];
-    let states = explore(&[first, &[read(&[2]), promise(&[2, 1])]]);
+fn early_acknowledged_changes_pass_waiters_for_their_leases() {
+    let first: &[Act] = &[early(&[1]), early(&[1]), change(&[1, 2]), early(&[1])];
+    let states = explore(&[first, &[read(&[2]), early(&[2, 1])]]);
     assert!(states > 500, "{states}");
 }
 
 #[test]
-fn readers_see_what_was_promised_and_no_writer_is_beside_them() {
-    let first: &[Act] = &[promise(&[1, 2]), read(&[2]), promise(&[2])];
+fn readers_see_what_was_acknowledged_and_a_writer_is_alone() {
+    let first: &[Act] = &[early(&[1, 2]), read(&[2]), early(&[2])];
     let states = explore(&[first, &[read(&[1, 2]), change(&[2]), read(&[2])]]);
     assert!(states > 1000, "{states}");
 }
 
 #[test]
-fn who_vanishes_is_fenced_and_its_late_changes_harm_nobody() {
-    let vanishing: &[Act] = &[promise(&[1]), promise(&[1]), Act::Vanish];
-    for other in [read(&[1]), change(&[1]), promise(&[1])] {
-        let states = explore(&[vanishing, &[other, promise(&[1])]]);
+fn a_session_that_vanishes_is_fenced_and_its_late_changes_are_dropped() {
+    let vanishing: &[Act] = &[early(&[1]), early(&[1]), Act::Vanish];
+    for other in [read(&[1]), change(&[1]), early(&[1])] {
+        let states = explore(&[vanishing, &[other, early(&[1])]]);
         assert!(states > 200, "{states}");
     }
 }
 
-/// Somebody asks ahead, and goes on meanwhile; the others neither wait for that nor rely on
-/// anything that it has got.
+/// A client asks ahead and goes on meanwhile. The others neither wait for that nor rely on anything
+/// that it got.
 #[test]
-fn walks_take_nothing_that_anybody_relies_on_and_nobody_waits_for_them() {
+fn walks_take_no_lease_that_is_relied_on_and_delay_no_session() {
     for writes in [false, true] {
         let ahead = || Act::Walk(vec![1, 2], writes);
-        let walker: &[Act] = &[ahead(), promise(&[1]), read(&[2])];
-        let states = explore(&[walker, &[promise(&[1, 2]), change(&[2])]]);
+        let walker: &[Act] = &[ahead(), early(&[1]), read(&[2])];
+        let states = explore(&[walker, &[early(&[1, 2]), change(&[2])]]);
         assert!(states > 1000, "{states}");
-        let walker: &[Act] = &[ahead(), change(&[2]), promise(&[1])];
-        let states = explore(&[walker, &[promise(&[1]), read(&[2]), promise(&[2])]]);
+        let walker: &[Act] = &[ahead(), change(&[2]), early(&[1])];
+        let states = explore(&[walker, &[early(&[1]), read(&[2]), early(&[2])]]);
         assert!(states > 1000, "{states}");
-        let giving: &[Act] = &[promise(&[1]), ahead(), Act::Return(vec![1]), promise(&[1])];
-        let states = explore(&[giving, &[read(&[1]), promise(&[1])]]);
+        let giving: &[Act] = &[early(&[1]), ahead(), Act::Return(vec![1]), early(&[1])];
+        let states = explore(&[giving, &[read(&[1]), early(&[1])]]);
         assert!(states > 1000, "{states}");
     }
 }
 
 #[test]
-fn two_that_walk_towards_each_other_both_go_on() {
-    let one: &[Act] = &[Act::Walk(vec![1], true), promise(&[1])];
-    let states = explore(&[one, &[Act::Walk(vec![1], true), promise(&[1])]]);
+fn two_walks_of_the_same_inodes_both_go_on() {
+    let one: &[Act] = &[Act::Walk(vec![1], true), early(&[1])];
+    let states = explore(&[one, &[Act::Walk(vec![1], true), early(&[1])]]);
     assert!(states > 1000, "{states}");
-    let vanishing: &[Act] = &[promise(&[1]), promise(&[1]), Act::Vanish];
-    let states = explore(&[vanishing, &[Act::Walk(vec![1], true), change(&[1]), promise(&[1])]]);
+    let vanishing: &[Act] = &[early(&[1]), early(&[1]), Act::Vanish];
+    let states = explore(&[vanishing, &[Act::Walk(vec![1], true), change(&[1]), early(&[1])]]);
     assert!(states > 200, "{states}");
 }
 
-/// It relies on what it had read before it asked.
+/// The client relies on what it had read before it asked.
 #[test]
-fn leases_that_nobody_is_told_of_take_nothing_from_who_has_read_before() {
-    let other: &[Act] = &[change(&[1]), promise(&[1])];
-    let asking: &[Act] = &[read(&[1]), promise(&[1]), read(&[1])];
+fn a_grant_that_is_not_sent_takes_no_read_lease_away() {
+    let other: &[Act] = &[change(&[1]), early(&[1])];
+    let asking: &[Act] = &[read(&[1]), early(&[1]), read(&[1])];
     let states = explore_failures(&[asking, other], 1);
     assert!(states > 1000, "{states}");
-    let walking: &[Act] = &[read(&[1]), Act::Walk(vec![1], true), promise(&[1])];
+    let walking: &[Act] = &[read(&[1]), Act::Walk(vec![1], true), early(&[1])];
     let states = explore_failures(&[walking, other], 1);
     assert!(states > 1000, "{states}");
 }

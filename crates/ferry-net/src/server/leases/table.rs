@@ -1,34 +1,36 @@
-//! The table of leases as data: who has which, and who waits for which. Nothing here waits, sends,
-//! or looks at a clock.
+//! The table of leases as data: which session has which lease, and which waits for which. Nothing
+//! here waits, sends, or reads a clock.
 
 use crate::rt::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use ferry_fs::Ino;
 
-/// A session's number.
-pub(in crate::server) type SessionId = u64;
-/// A client, whichever of its sessions: its certificate or, without one, its address.
-pub(in crate::server) type ClientId = u64;
-/// The place of somebody who waits: the smaller came first.
-pub(in crate::server) type Ticket = u64;
+use super::state::{LeaseEvent, LeaseState};
 
-/// Leases that one session is given when it asks.
-const LEASES_MAX: usize = 1 << 18;
-/// What it makes itself may bring it up to this.
-const BIRTHS_MAX: usize = 2 * LEASES_MAX;
-/// A session that brings changes may owe the answer to a recall for so many terms.
+/// The number of a session.
+pub(in crate::server) type SessionId = u64;
+/// A client across its sessions: a hash of its certificate or, without one, of its address.
+pub(in crate::server) type ClientId = u64;
+/// The number of a waiter: a smaller one came first.
+pub(in crate::server) type WaiterId = u64;
+
+/// Leases that one session gets when it asks.
+pub(super) const LEASES_MAX: usize = 1 << 18;
+/// With the inodes that it makes itself, a session may have so many.
+const NEW_LEASES_MAX: usize = 2 * LEASES_MAX;
+/// A session that sends changes may owe the answer to a recall for so many terms.
 const OWING_TERMS: u32 = 2;
-/// Leases of all sessions; beyond it only what they make themselves.
-const LEASES_TOTAL_MAX: usize = 1 << 22;
-/// So many terms that end in silence cost nothing: a connection may just have been lost.
+/// Leases of all sessions. Beyond it, sessions get only those of inodes that they make.
+pub(super) const LEASES_TOTAL_MAX: usize = 1 << 22;
+/// So many terms may end in silence without consequence: a connection may just have been lost.
 const IGNORED_FREE: u32 = 1;
 /// The longest time without leases is 2 to this many terms.
 const BARRED_DOUBLINGS_MAX: u32 = 6;
-/// After so many terms it is forgotten.
+/// After so many terms the silence is forgotten.
 const FORGIVEN_TERMS: u32 = 2 << BARRED_DOUBLINGS_MAX;
 
-/// A time of the clock in sixteenths of a second: there may be millions of them.
+/// A time of the clock in sixteenths of a second. Each lease has one, and there may be millions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Coarse(u32);
 
@@ -43,91 +45,80 @@ impl Coarse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hold {
     pub(super) session: SessionId,
-    /// It is the write lease, and the only one on this inode.
+    /// It is the write lease, and the only lease on this inode.
     pub(super) writes: bool,
-    /// The client was asked to give it back, and has not answered.
-    pub(super) recalled: bool,
-    /// The client has given it back; some of its changes are still to be applied before that
-    /// counts.
-    pub(super) returning: bool,
-    /// Answers under way that grant it. No recall is sent before they are: it would overtake them.
-    pub(super) telling: u16,
-    /// When its session was given it, or changed the inode under it, last.
+    pub(super) state: LeaseState,
+    /// When the session got it, or changed the inode under it, last.
     pub(super) used: Coarse,
 }
 
-impl Hold {
-    fn new(session: SessionId, writes: bool, used: Coarse) -> Self {
-        Self { session, writes, recalled: false, returning: false, telling: 0, used }
-    }
-}
-
-/// What a session has.
+/// What the table knows of a session.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Holder {
-    /// Until when it relies on its leases.
+    /// The end of the term: until then the session relies on its leases.
     pub(super) until: Duration,
     pub(super) inos: HashSet<Ino>,
-    /// Write leases among them.
+    /// The number of its write leases.
     pub(super) writes: usize,
-    /// Those that it was asked to give back, and owes an answer.
+    /// The number of its leases that are recalled and not returned.
     pub(super) recalled: usize,
-    /// Since when it does, as far as that was noted.
+    /// When the server first noted progress while the session owed such an answer.
     owing_since: Option<Duration>,
     /// Write leases that end when the change with this number has been applied, in this order.
     pub(super) returning: VecDeque<(u64, Vec<Ino>)>,
-    /// Counts the promises that were broken: those made before are worth nothing.
-    pub(super) series: u32,
-    /// The oldest series under whose leases it still is: they were taken away when this one began.
-    fenced_before: u32,
-    /// A change of its is being made: its write leases stay until it is done.
+    /// The current epoch. Early-acknowledged changes of older ones are dropped.
+    pub(super) epoch: u32,
+    /// The epoch that began with the last fence.
+    pub(super) fenced_before: u32,
+    /// A change of the session is being applied: its write leases stay until that is done.
     pub(super) applying: bool,
-    /// Its term was over and somebody wants what it has. Until [`Table::fenced`] nobody may use
-    /// that, neither itself nor others.
-    pub(super) fencing: bool,
-    /// Who waits for one of these to end.
-    pub(super) behind: Vec<Ticket>,
-    /// The client whose session it is.
+    /// *Fenced*: its term was over and another session wants what it has. Until [`Table::fenced`]
+    /// nobody may use its leases, neither itself nor others. A change under a new epoch may be
+    /// applied meanwhile, so this is independent of `applying`.
+    pub(super) is_fenced: bool,
+    /// Those that wait for the end of that change, or of a fence.
+    pub(super) waiters: Vec<WaiterId>,
+    /// The client of the session.
     client: ClientId,
-    /// The last term that has ended while it owed an answer to a recall.
+    /// The end of the last term that has passed while the session owed an answer to a recall.
     ignored: Duration,
 }
 
-/// What a client has done with recalls, in all of its sessions.
+/// How a client has ignored recalls, in all of its sessions.
 #[derive(Clone, Debug, Default)]
 struct Silence {
-    /// How often in a row a term has ended while it owed an answer,
+    /// The number of terms in a row that have passed while it owed an answer.
     times: u32,
-    /// at last in this session,
+    /// The session in which that happened last.
     session: SessionId,
-    /// then.
+    /// When that happened last.
     at: Duration,
-    /// It gets no lease before this.
+    /// The client gets no lease before this time.
     barred_until: Duration,
 }
 
 impl Holder {
-    /// Inodes that it has given back, and that still have to wait.
+    /// The number of inodes that the session has returned and that wait for changes.
     fn returning(&self) -> usize {
         self.returning.iter().map(|(_, inos)| inos.len()).sum()
     }
 }
 
-/// What somebody waits to do.
+/// What a waiter wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::server) enum Wants {
-    /// A change of an ordered stream.
-    Change { series: u32, promised: bool },
-    /// A request that would see less than what was promised.
+    /// To apply a change of an ordered stream.
+    Change { epoch: u32, is_early: bool },
+    /// To answer a request, which must see everything that the holder has acknowledged.
     Read,
-    /// A request for write leases.
+    /// To get write leases.
     Lease,
-    /// A request that is ahead of whoever will need it: nobody stands behind it, and it waits for
-    /// nobody who is at work. For write leases?
+    /// To answer a walk, write leases or not. No other waiter stands behind a walk, and it waits
+    /// for no holder that uses its lease.
     Walk { writes: bool },
 }
 
-/// Somebody who waits, or who has waited and is not done.
+/// A waiter, or one whose turn has come and that is not done.
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
     pub(super) session: SessionId,
@@ -137,55 +128,41 @@ pub(super) struct Waiting {
     pub(super) begun: bool,
 }
 
-/// What is to be recalled from whom.
+/// What to recall from which session.
 pub(in crate::server) type Recalls = HashMap<SessionId, Vec<Ino>>;
 
-/// How far somebody has come.
+/// How far a waiter has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::server) enum Progress {
-    /// Its turn has come; a request for leases has these.
+    /// Its turn has come. A waiter for leases has got these.
     Begun(Vec<Ino>),
-    /// These are to be asked, and at that time somebody's term is over.
+    /// It waits: the caller sends these recalls and looks again at that time, when a term ends.
     Waits(Recalls, Option<Duration>),
-    /// Another session has a write lease on what a change touches, or stands before it in line for
-    /// one.
+    /// Another session has a write lease on what the change touches, or waits for one in front of
+    /// it.
     Busy,
-    /// A change of a series that has ended.
+    /// The change belongs to an epoch that has ended.
     Dropped,
-    /// A promise without a lease.
+    /// An early-acknowledged change without write leases.
     Broken,
-}
-
-/// Who is in the way of somebody.
-#[derive(Default)]
-struct InTheWay {
-    recalls: Recalls,
-    until: Option<Duration>,
-    any: bool,
-}
-
-impl InTheWay {
-    fn waits(self) -> Option<Progress> {
-        self.any.then_some(Progress::Waits(self.recalls, self.until))
-    }
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
     pub(super) inodes: HashMap<Ino, Vec<Hold>>,
     pub(super) holders: HashMap<SessionId, Holder>,
-    /// Those who have left others waiting.
+    /// Clients that have ignored recalls.
     silences: HashMap<ClientId, Silence>,
     pub(super) leases: usize,
-    /// Who waits for an inode, oldest first.
-    pub(super) queues: HashMap<Ino, VecDeque<Ticket>>,
-    pub(super) waiting: HashMap<Ticket, Waiting>,
-    tickets: Ticket,
-    /// The server is about to stop: nobody gets a lease any more.
+    /// The waiters for an inode, oldest first.
+    pub(super) queues: HashMap<Ino, VecDeque<WaiterId>>,
+    pub(super) waiting: HashMap<WaiterId, Waiting>,
+    pub(super) last_waiter: WaiterId,
+    /// The server is about to stop: no session gets a lease any more.
     pub(super) closing: bool,
-    /// Who may have come further; whoever calls has them look again.
-    pub(super) woken: Vec<Ticket>,
-    /// Sessions that are to be fenced; whoever calls sees to it, and calls [`Table::fenced`] then.
+    /// Waiters that may have come further. The caller wakes them.
+    pub(super) woken: Vec<WaiterId>,
+    /// Sessions to fence. The caller records the fence, and then calls [`Table::fenced`].
     pub(super) to_fence: Vec<SessionId>,
     /// How long a lease lasts after the last sign of life.
     pub(super) term: Duration,
@@ -194,7 +171,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    fn wake(&mut self, ino: Ino) {
+    pub(super) fn wake(&mut self, ino: Ino) {
         if let Some(queue) = self.queues.get(&ino) {
             self.woken.extend(queue);
         }
@@ -208,21 +185,21 @@ impl Table {
         self.inodes.get_mut(&ino)?.iter_mut().find(|hold| hold.session == session)
     }
 
-    fn writer(&self, ino: Ino) -> Option<SessionId> {
+    pub(super) fn writer(&self, ino: Ino) -> Option<SessionId> {
         self.inodes.get(&ino)?.iter().find(|hold| hold.writes).map(|hold| hold.session)
     }
 
     pub(super) fn writes(&self, session: SessionId, ino: Ino) -> bool {
-        !self.is_fencing(session) && self.hold(session, ino).is_some_and(|hold| hold.writes)
+        !self.is_fenced(session) && self.hold(session, ino).is_some_and(|hold| hold.writes)
     }
 
-    pub(super) fn is_fencing(&self, session: SessionId) -> bool {
-        self.holders.get(&session).is_some_and(|holder| holder.fencing)
+    pub(super) fn is_fenced(&self, session: SessionId) -> bool {
+        self.holders.get(&session).is_some_and(|holder| holder.is_fenced)
     }
 
-    /// The term of a session is over: if it owed an answer to a recall, others have waited for that
-    /// in vain.
-    fn count_silence(&mut self, session: SessionId, now: Duration) {
+    /// A session's term is over. If it owed an answer to a recall, others have waited for that in
+    /// vain.
+    pub(super) fn count_silence(&mut self, session: SessionId, now: Duration) {
         let term = self.term;
         let Some(holder) = self.holders.get_mut(&session) else { return };
         if holder.recalled == 0 || holder.ignored == holder.until {
@@ -237,7 +214,7 @@ impl Table {
             (silence.times.saturating_add(1), session, now);
     }
 
-    /// Whether nobody has left others waiting, or that is forgotten.
+    /// Whether no client has ignored recalls, or all of that is forgotten.
     #[cfg(test)]
     pub(super) fn forgives_all(&self) -> bool {
         self.silences.is_empty()
@@ -250,26 +227,45 @@ impl Table {
         silence.is_some_and(|silence| silence.barred_until > now)
     }
 
-    /// Enters a lease, or makes one that is there a write lease.
+    /// The only function in which a lease that stays changes its state. It keeps the number of
+    /// recalls that the session has not answered.
+    fn transition(&mut self, session: SessionId, ino: Ino, event: LeaseEvent) {
+        let Some(hold) = self.hold_mut(session, ino) else { return };
+        let before = hold.state;
+        let after = before.after(event);
+        let after = after.unwrap_or_else(|| panic!("{event:?} of a lease that is {before:?}"));
+        hold.state = after;
+        if let Some(holder) = self.holders.get_mut(&session) {
+            holder.recalled += usize::from(after == LeaseState::Recalled);
+            holder.recalled -= usize::from(before == LeaseState::Recalled);
+        }
+    }
+
+    /// An answer is to grant the write lease: the session has it from now on.
+    pub(super) fn enter_write(&mut self, session: SessionId, ino: Ino, now: Duration) {
+        self.enter(session, ino, true, now);
+        self.transition(session, ino, LeaseEvent::Granted);
+    }
+
+    /// Enters a lease, or turns one that is there into a write lease.
     pub(super) fn enter(&mut self, session: SessionId, ino: Ino, writes: bool, now: Duration) {
         let used = Coarse::of(now);
         let Some(holder) = self.holders.get_mut(&session) else { return };
         let holds = self.inodes.entry(ino).or_default();
         if let Some(hold) = holds.iter_mut().find(|hold| hold.session == session) {
             holder.writes += usize::from(writes && !hold.writes);
-            holder.recalled -= usize::from(hold.recalled);
-            (hold.writes, hold.recalled, hold.used) = (hold.writes || writes, false, used);
+            (hold.writes, hold.used) = (hold.writes || writes, used);
             return;
         }
         holds.reserve_exact(1);
-        holds.push(Hold::new(session, writes, used));
+        holds.push(Hold { session, writes, state: LeaseState::Held, used });
         holder.inos.insert(ino);
         holder.writes += usize::from(writes);
         self.leases += 1;
     }
 
-    /// A lease is no more.
-    fn remove(&mut self, session: SessionId, ino: Ino) {
+    /// Removes a lease.
+    pub(super) fn remove(&mut self, session: SessionId, ino: Ino) {
         let Some(holds) = self.inodes.get_mut(&ino) else { return };
         let Some(at) = holds.iter().position(|hold| hold.session == session) else { return };
         let hold = holds.swap_remove(at);
@@ -280,13 +276,13 @@ impl Table {
         if let Some(holder) = self.holders.get_mut(&session) {
             holder.inos.remove(&ino);
             holder.writes -= usize::from(hold.writes);
-            holder.recalled -= usize::from(hold.recalled);
+            holder.recalled -= usize::from(hold.state == LeaseState::Recalled);
         }
         self.wake(ino);
     }
 
-    /// All leases of a session are no more, or all read leases.
-    fn remove_all(&mut self, session: SessionId, reads_only: bool) {
+    /// Removes all leases of a session, or all of its read leases.
+    pub(super) fn remove_all(&mut self, session: SessionId, reads_only: bool) {
         let Some(holder) = self.holders.get(&session) else { return };
         if holder.inos.is_empty() || reads_only && holder.writes == holder.inos.len() {
             return;
@@ -299,31 +295,28 @@ impl Table {
         }
     }
 
-    /// A session has a connection that knows of no leases: it relies on no read lease. Write leases
-    /// stay, as long as nobody wants them. Gives the series that goes on.
+    /// A session has a new connection, which knows of no leases: its read leases end. Its write
+    /// leases stay until another session wants them. Returns the current epoch.
     pub(super) fn begin(&mut self, session: SessionId, client: ClientId, until: Duration) -> u32 {
         self.remove_all(session, true);
         let holder = self.holders.entry(session).or_default();
-        (holder.until, holder.recalled, holder.client) = (until, 0, client);
-        let (series, inos) = (holder.series, holder.inos.iter().copied().collect::<Vec<_>>());
+        (holder.until, holder.client) = (until, client);
+        let (epoch, inos) = (holder.epoch, holder.inos.iter().copied().collect::<Vec<_>>());
         for ino in inos {
-            // What was asked on the last connection may not have arrived.
-            if let Some(hold) = self.hold_mut(session, ino) {
-                hold.recalled = false;
-            }
+            self.transition(session, ino, LeaseEvent::Reconnected);
             self.wake(ino);
         }
-        series
+        epoch
     }
 
-    /// A sign of life; whether the term goes on.
+    /// A sign of life. Returns whether it renews the term.
     pub(super) fn renew(&mut self, session: SessionId, until: Duration) -> bool {
         let holder = self.holders.get_mut(&session).filter(|holder| holder.recalled == 0);
         holder.map(|holder| (holder.until, holder.owing_since) = (until, None)).is_some()
     }
 
-    /// A session brings changes. Its term goes on for whoever waits; the session hears nothing of
-    /// that, and relies on its pings alone.
+    /// A session sends changes: its term is renewed for those that wait for it. The session does
+    /// not hear of that, and relies on its pings alone.
     pub(super) fn makes_progress(&mut self, session: SessionId, now: Duration, term: Duration) {
         let Some(holder) = self.holders.get_mut(&session) else { return };
         if holder.recalled == 0 {
@@ -334,13 +327,13 @@ impl Table {
         holder.until = holder.until.max(now + term);
     }
 
-    /// A session is told of an inode, and may keep it if this says so. Before it is read.
+    /// Grants a read lease, if this returns true. The caller reads the inode after this.
     pub(super) fn grant(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
-        let blocks = |ticket: &Ticket| {
-            self.waiting.get(ticket).is_some_and(|waiting| match waiting.wants {
+        let blocks = |waiter: &WaiterId| {
+            self.waiting.get(waiter).is_some_and(|waiting| match waiting.wants {
                 Wants::Read | Wants::Walk { .. } => false,
                 Wants::Lease => true,
-                // Whoever stands in line would have to recall it at once.
+                // A waiter in the queue would have to recall the lease at once.
                 Wants::Change { .. } => waiting.session != session || !waiting.begun,
             })
         };
@@ -350,12 +343,12 @@ impl Table {
         if self.writer(ino).is_some_and(|writer| writer != session) {
             return false;
         }
-        let valid = |holder: &&Holder| holder.until > now && !holder.fencing;
+        let valid = |holder: &&Holder| holder.until > now && !holder.is_fenced;
         let Some(holder) = self.holders.get(&session).filter(valid) else { return false };
         let (is_full, is_barred) = (holder.inos.len() >= LEASES_MAX, self.is_barred(session, now));
         if let Some(hold) = self.hold_mut(session, ino) {
             hold.used = Coarse::of(now);
-            return !hold.recalled && !hold.returning;
+            return !hold.state.is_leaving();
         }
         if self.closing || self.leases >= LEASES_TOTAL_MAX || is_full || is_barred {
             return false;
@@ -364,10 +357,10 @@ impl Table {
         true
     }
 
-    /// A session is about to make an inode that nobody knows, and gets its write lease; `false`: it
-    /// has too many, or somebody does know it.
-    pub(super) fn bear(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
-        let has_room = |holder: &Holder| holder.inos.len() < BIRTHS_MAX && !holder.fencing;
+    /// Grants the write lease of an inode that the session is about to make; `false`: the session
+    /// has too many leases, or another one knows the inode.
+    pub(super) fn grant_new(&mut self, session: SessionId, ino: Ino, now: Duration) -> bool {
+        let has_room = |holder: &Holder| holder.inos.len() < NEW_LEASES_MAX && !holder.is_fenced;
         let room = self.holders.get(&session).is_some_and(has_room);
         let free = room && !self.inodes.contains_key(&ino);
         if free {
@@ -375,37 +368,39 @@ impl Table {
             let holder = self.holders.get(&session);
             let returned =
                 holder.is_some_and(|h| h.returning.iter().any(|(_, inos)| inos.contains(&ino)));
-            if let Some(hold) = self.hold_mut(session, ino) {
-                hold.returning = returned;
+            if returned {
+                self.transition(session, ino, LeaseEvent::Returned);
             }
         }
         free
     }
 
-    /// It was not made.
-    pub(super) fn unbear(&mut self, session: SessionId, ino: Ino) {
+    /// The inode was not made.
+    pub(super) fn revoke_new(&mut self, session: SessionId, ino: Ino) {
         self.remove(session, ino);
     }
 
-    /// A session relies on these no more. A write lease ends when the change `after` has been
-    /// applied (`None`: it has); one that a change before that brings with what it makes, too.
+    /// A session has returned these leases. A write lease ends when the change `after` has been
+    /// applied (`None`: at once). So does one that an earlier change brings with the inode that it
+    /// makes.
     pub(super) fn give_back(&mut self, session: SessionId, inos: &[Ino], after: Option<u64>) {
-        if self.is_fencing(session) {
-            // It goes with all the rest, and not before.
+        if self.is_fenced(session) {
+            // The lease goes with all the others when the fence is recorded, and not before.
             return;
         }
         let (mut later, mut returning) =
             (Vec::new(), self.holders.get(&session).map_or(0, Holder::returning));
         for ino in inos {
-            let answers = self.hold(session, *ino).is_some_and(|hold| hold.recalled);
+            let state = self.hold(session, *ino).map(|hold| hold.state);
+            let answers = state == Some(LeaseState::Recalled);
             if let Some(holder) = self.holders.get(&session).filter(|_| answers)
                 && let Some(silence) = self.silences.get_mut(&holder.client)
                 && silence.session == session
             {
-                // Another session's answer says nothing of this one.
+                // The answer of another session says nothing of this one.
                 silence.times = 0;
             }
-            let Some(hold) = self.hold_mut(session, *ino) else {
+            let Some(hold) = self.hold(session, *ino) else {
                 if after.is_some() && returning < LEASES_MAX {
                     later.push(*ino);
                     returning += 1;
@@ -414,19 +409,16 @@ impl Table {
             };
             if after.is_none() || !hold.writes {
                 self.remove(session, *ino);
-            } else if !hold.returning {
-                let recalled = std::mem::take(&mut hold.recalled);
-                hold.returning = true;
+            } else if hold.state != LeaseState::Returning {
+                self.transition(session, *ino, LeaseEvent::Returned);
                 later.push(*ino);
-                if let Some(holder) = self.holders.get_mut(&session) {
-                    holder.recalled -= usize::from(recalled);
-                }
             }
         }
         if let (Some(after), Some(holder), false) =
             (after, self.holders.get_mut(&session), later.is_empty())
         {
-            // As many entries as changes, whatever a client says: they are gone through.
+            // There are as many entries as changes, whatever a client sends: the loop over them is
+            // bounded.
             match holder.returning.back_mut() {
                 Some((last, inos)) if *last >= after => inos.extend(later),
                 _ => holder.returning.push_back((after, later)),
@@ -434,15 +426,15 @@ impl Table {
         }
     }
 
-    /// A session relies on none any more, and never will.
+    /// A session has ended and relies on no lease.
     pub(super) fn end(&mut self, session: SessionId) {
         self.remove_all(session, false);
         if let Some(holder) = self.holders.remove(&session) {
-            self.woken.extend(holder.behind);
+            self.woken.extend(holder.waiters);
         }
     }
 
-    /// Forgets read leases that are over, and sessions that are over and not `alive`.
+    /// Removes read leases whose term is over, and sessions that are over and not `alive`.
     pub(super) fn expire(&mut self, alive: &HashSet<SessionId>, now: Duration) {
         let forgiven = self.term * FORGIVEN_TERMS;
         self.silences.retain(|_, silence| now.saturating_sub(silence.at) < forgiven);
@@ -459,8 +451,8 @@ impl Table {
         }
     }
 
-    pub(super) fn series(&self, session: SessionId) -> u32 {
-        self.holders.get(&session).map_or(0, |holder| holder.series)
+    pub(super) fn epoch(&self, session: SessionId) -> u32 {
+        self.holders.get(&session).map_or(0, |holder| holder.epoch)
     }
 
     /// How many leases a session has, and how many of them are write leases.
@@ -468,349 +460,63 @@ impl Table {
         self.holders.get(&session).map_or((0, 0), |holder| (holder.inos.len(), holder.writes))
     }
 
-    /// The series before which its leases were taken away.
+    /// The epoch that began with the session's last fence.
     pub(super) fn fenced_before(&self, session: SessionId) -> u32 {
         self.holders.get(&session).map_or(0, |holder| holder.fenced_before)
     }
 
-    /// All that a session has promised, and not brought yet, is worth nothing any more.
-    pub(super) fn disown(&mut self, session: SessionId) {
+    /// Ends the epoch as a fence does: early-acknowledged changes of the session that have not
+    /// arrived are dropped.
+    pub(super) fn end_fenced_epoch(&mut self, session: SessionId) {
         if let Some(holder) = self.holders.get_mut(&session) {
-            holder.series += 1;
-            holder.fenced_before = holder.series;
+            holder.epoch += 1;
+            holder.fenced_before = holder.epoch;
         }
     }
 
-    /// The promises that a session has made in this series are worth nothing any more.
-    pub(super) fn end_series(&mut self, session: SessionId, series: u32) {
-        if let Some(holder) =
-            self.holders.get_mut(&session).filter(|holder| holder.series == series)
+    /// Ends this epoch, if it is still the current one: early-acknowledged changes in it are
+    /// dropped.
+    pub(super) fn end_epoch(&mut self, session: SessionId, epoch: u32) {
+        if let Some(holder) = self.holders.get_mut(&session).filter(|holder| holder.epoch == epoch)
         {
-            holder.series += 1;
+            holder.epoch += 1;
         }
     }
 
-    /// Stands in line.
-    pub(super) fn ask(&mut self, session: SessionId, wants: Wants, inos: Vec<Ino>) -> Ticket {
-        self.tickets += 1;
-        for ino in &inos {
-            self.queues.entry(*ino).or_default().push_back(self.tickets);
-        }
-        self.waiting.insert(self.tickets, Waiting { session, wants, inos, begun: false });
-        self.tickets
-    }
-
-    /// Leaves the line: it is done, or nobody waits any more.
-    pub(super) fn leave(&mut self, ticket: Ticket) {
-        let Some(waiting) = self.waiting.remove(&ticket) else { return };
-        for ino in waiting.inos {
-            if let Some(queue) = self.queues.get_mut(&ino) {
-                queue.retain(|other| *other != ticket);
-                if queue.is_empty() {
-                    self.queues.remove(&ino);
-                }
-            }
-            self.wake(ino);
-        }
-    }
-
-    /// A change whose session has the write leases of all that it touches needs no place in any
-    /// line: who stands there waits for it.
-    pub(super) fn begin_own(
-        &mut self,
-        session: SessionId,
-        series: u32,
-        inos: &[Ino],
-        now: Duration,
-    ) -> Option<Progress> {
-        let Some(holder) = self.holders.get(&session).filter(|holder| holder.series == series)
-        else {
-            return Some(Progress::Dropped);
-        };
-        debug_assert!(!holder.applying, "one at a time");
-        if !inos.iter().all(|ino| self.writes(session, *ino)) {
-            return None;
-        }
-        self.uses(session, inos, now);
-        self.set_applying(session, true);
-        Some(Progress::Begun(Vec::new()))
-    }
-
-    /// A session is about to change these.
-    fn uses(&mut self, session: SessionId, inos: &[Ino], now: Duration) {
-        for ino in inos {
-            if let Some(hold) = self.hold_mut(session, *ino) {
-                hold.used = Coarse::of(now);
-            }
-        }
-    }
-
-    fn set_applying(&mut self, session: SessionId, applying: bool) {
-        if let Some(holder) = self.holders.get_mut(&session) {
-            holder.applying = applying;
-            if !applying {
-                self.woken.append(&mut holder.behind);
-            }
-        }
-    }
-
-    /// What a change did is done; `applied`: and with it all changes of its session up to this one.
-    pub(super) fn end_change(&mut self, session: SessionId, applied: Option<u64>) {
-        self.set_applying(session, false);
-        let Some(applied) = applied else { return };
-        while let Some(holder) = self.holders.get_mut(&session)
-            && holder.returning.front().is_some_and(|(after, _)| *after <= applied)
-            && let Some((_, inos)) = holder.returning.pop_front()
-        {
-            for ino in inos {
-                if self.hold(session, ino).is_some_and(|hold| hold.returning) {
-                    self.remove(session, ino);
-                }
-            }
-        }
-    }
-
-    /// Tries to go on.
-    pub(super) fn progress(&mut self, ticket: Ticket, now: Duration) -> Progress {
-        let Some(Waiting { session, wants, inos, .. }) = self.waiting.get(&ticket).cloned() else {
-            return Progress::Dropped;
-        };
-        let progress = match wants {
-            Wants::Change { series, promised } => {
-                self.progress_change(ticket, (series, promised), now)
-            }
-            Wants::Read => self.in_the_way(ticket, |_, hold| hold.writes, now).waits(),
-            Wants::Lease if inos.iter().any(|ino| self.is_behind(ticket, *ino)) => {
-                Some(Progress::Waits(Recalls::default(), None))
-            }
-            Wants::Lease => self.in_the_way(ticket, |_, _| true, now).waits(),
-            Wants::Walk { writes } => return self.progress_walk(session, &inos, writes, now),
-        };
-        if let Some(not_yet) = progress {
-            return not_yet;
-        }
-        if wants == Wants::Lease {
-            let granted = self.take(session, inos, now);
-            self.leave(ticket);
-            return Progress::Begun(granted);
-        }
-        if let Some(waiting) = self.waiting.get_mut(&ticket) {
-            waiting.begun = true;
-        }
-        if wants != Wants::Read {
-            self.uses(session, &inos, now);
-            self.set_applying(session, true);
-        }
-        Progress::Begun(Vec::new())
-    }
-
-    /// The change waits for earlier changes and for the word of readers, for nothing else.
-    fn progress_change(
-        &mut self,
-        ticket: Ticket,
-        (series, promised): (u32, bool),
-        now: Duration,
-    ) -> Option<Progress> {
-        let Waiting { session, inos, .. } = self.waiting.get(&ticket)?;
-        let session = *session;
-        if self.holders.get(&session).is_none_or(|holder| holder.series != series) {
-            return Some(Progress::Dropped);
-        }
-        let others: Vec<Ino> =
-            inos.iter().copied().filter(|ino| !self.writes(session, *ino)).collect();
-        if promised && !others.is_empty() {
-            return Some(Progress::Broken);
-        }
-        let mut waits = false;
-        for ino in &others {
-            if self.writer(*ino).is_some() {
-                return Some(Progress::Busy);
-            }
-            for earlier in self.earlier(ticket, *ino) {
-                match earlier.wants {
-                    Wants::Lease if earlier.session != session => return Some(Progress::Busy),
-                    Wants::Change { .. } => waits = true,
-                    Wants::Lease | Wants::Read | Wants::Walk { .. } => {}
-                }
-            }
-        }
-        if waits {
-            return Some(Progress::Waits(Recalls::default(), None));
-        }
-        self.in_the_way(ticket, |ino, _| others.contains(&ino), now).waits()
-    }
-
-    fn earlier(&self, ticket: Ticket, ino: Ino) -> impl Iterator<Item = &Waiting> {
-        let queue = self.queues.get(&ino).into_iter().flatten();
-        queue.take_while(move |other| **other < ticket).filter_map(|other| self.waiting.get(other))
-    }
-
-    fn is_behind(&self, ticket: Ticket, ino: Ino) -> bool {
-        self.earlier(ticket, ino).any(|earlier| !matches!(earlier.wants, Wants::Walk { .. }))
-    }
-
-    /// What others have, of what somebody waits for and `matters` says: it is recalled, or taken
-    /// away where its term is over. Of its own only what it has given back, or was asked for, is in
-    /// the way of a new lease.
-    fn in_the_way(
-        &mut self,
-        ticket: Ticket,
-        matters: impl Fn(Ino, &Hold) -> bool,
-        now: Duration,
-    ) -> InTheWay {
-        let mut found = InTheWay::default();
-        let Some(Waiting { session, wants, inos, .. }) = self.waiting.get(&ticket).cloned() else {
-            return found;
-        };
-        for ino in inos {
-            let holds = self.inodes.get(&ino).cloned().unwrap_or_default();
-            for hold in holds.into_iter().filter(|hold| matters(ino, hold)) {
-                if hold.session == session {
-                    let is_fencing = self.is_fencing(session);
-                    found.any |= wants == Wants::Lease
-                        && hold.writes
-                        && (hold.recalled || hold.returning || is_fencing);
-                    continue;
-                }
-                let until =
-                    self.holders.get(&hold.session).map_or(Duration::ZERO, |holder| holder.until);
-                if until <= now {
-                    self.count_silence(hold.session, now);
-                }
-                if (until <= now || self.is_fencing(hold.session)) && self.take_away(hold, ticket) {
-                    continue;
-                }
-                found.any = true;
-                if self.is_fencing(hold.session) {
-                    continue;
-                }
-                // At the end of the term of somebody who is making a change one waits for that to
-                // end.
-                found.until = [found.until, Some(until).filter(|until| *until > now)]
-                    .into_iter()
-                    .flatten()
-                    .min();
-                if !hold.recalled && !hold.returning && hold.telling == 0 {
-                    self.recall(hold.session, ino);
-                    found.recalls.entry(hold.session).or_default().push(ino);
-                }
-            }
-        }
-        found
-    }
-
+    /// The caller asks the session's client to return the lease.
     pub(super) fn recall(&mut self, session: SessionId, ino: Ino) {
-        if let Some(hold) = self.hold_mut(session, ino) {
-            hold.recalled = true;
-        }
-        if let Some(holder) = self.holders.get_mut(&session) {
-            holder.recalled += 1;
-        }
+        self.transition(session, ino, LeaseEvent::Recalled);
     }
 
-    /// Takes a lease away whose term is over; whether it is gone. With a write lease go all that
-    /// the session has, and what it has promised: not in the middle of a change, and when that
-    /// stands on the volume.
-    fn take_away(&mut self, hold: Hold, waits: Ticket) -> bool {
-        if !hold.writes {
-            self.remove_all(hold.session, true);
-            return true;
-        }
-        let Some(holder) = self.holders.get_mut(&hold.session) else { return false };
-        holder.behind.push(waits);
-        if !holder.applying && !std::mem::replace(&mut holder.fencing, true) {
-            holder.series += 1;
-            holder.fenced_before = holder.series;
-            holder.returning.clear();
-            self.to_fence.push(hold.session);
-        }
-        false
-    }
-
-    /// That a session is fenced stands on the volume: what it had is free.
-    pub(super) fn fenced(&mut self, session: SessionId) {
-        self.remove_all(session, false);
-        if let Some(holder) = self.holders.get_mut(&session) {
-            holder.fencing = false;
-            self.woken.append(&mut holder.behind);
-        }
-    }
-
-    /// Enters the write leases that somebody has waited for, as far as there is room. They are not
-    /// recalled before [`Table::told`].
-    fn take(&mut self, session: SessionId, inos: Vec<Ino>, now: Duration) -> Vec<Ino> {
-        let mut granted = Vec::new();
-        for ino in inos {
-            let Some(holder) = self.holders.get(&session).filter(|holder| holder.until > now)
-            else {
-                break;
-            };
-            if self.closing || holder.fencing || self.is_barred(session, now) {
-                break;
-            }
-            let full = self.leases >= LEASES_TOTAL_MAX || holder.inos.len() >= LEASES_MAX;
-            if full && self.hold(session, ino).is_none() {
-                break;
-            }
-            self.enter(session, ino, true, now);
-            if let Some(hold) = self.hold_mut(session, ino) {
-                hold.telling = hold.telling.saturating_add(1);
-            }
-            granted.push(ino);
-        }
-        granted
-    }
-
-    /// From now on nobody gets a lease. Gives what is to be recalled: all that somebody relies on,
-    /// and was not asked for yet.
-    pub(super) fn close(&mut self, now: Duration) -> Recalls {
-        self.closing = true;
-        let mut recalls = Recalls::default();
-        // There may be millions: each is looked at once.
-        for (ino, holds) in &mut self.inodes {
-            let asked = |hold: &Hold| hold.recalled || hold.returning || hold.telling > 0;
-            for hold in holds.iter_mut().filter(|hold| !asked(hold)) {
-                if let Some(holder) = self.holders.get_mut(&hold.session).filter(|h| h.until > now)
-                {
-                    hold.recalled = true;
-                    holder.recalled += 1;
-                    recalls.entry(hold.session).or_default().push(*ino);
-                }
-            }
-        }
-        recalls
-    }
-
-    /// Whether anybody relies on a lease at this time, and whether anybody has promised what was
-    /// not made, now or before.
+    /// Whether a session relies on a lease at this time, and whether a session has write leases,
+    /// whose term may be over.
     pub(super) fn relied_on(&self, now: Duration) -> (bool, bool) {
         let relies = |holder: &Holder| holder.until > now && !holder.inos.is_empty();
         (self.holders.values().any(relies), self.holders.values().any(|holder| holder.writes > 0))
     }
 
-    /// The answer that grants these is on its way.
-    pub(super) fn told(&mut self, session: SessionId, inos: &[Ino]) {
+    /// The server has sent the answer that grants these.
+    pub(super) fn grant_sent(&mut self, session: SessionId, inos: &[Ino]) {
         for ino in inos {
-            if let Some(hold) = self.hold_mut(session, *ino) {
-                hold.telling = hold.telling.saturating_sub(1);
-            }
+            self.transition(session, *ino, LeaseEvent::GrantSent);
             self.wake(*ino);
         }
     }
 
-    /// Nobody will hear that these are write leases. The session may have had read leases before
-    /// and relies on those, or hears of the same in another answer: so it is asked to give back
-    /// what it has. Gives those.
-    pub(super) fn not_told(&mut self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
-        self.told(session, inos);
-        let is_asked = |hold: &Hold| hold.recalled || hold.returning || hold.telling > 0;
-        let held = |ino: &Ino| self.hold(session, *ino).is_some_and(|hold| !is_asked(hold));
+    /// The server will not send that answer. The session may rely on read leases that it had
+    /// before, or may learn of the write leases from another answer. So the server recalls what it
+    /// has. Returns what to recall.
+    pub(super) fn grant_not_sent(&mut self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
+        self.grant_sent(session, inos);
+        let held =
+            |ino: &Ino| self.hold(session, *ino).is_some_and(|hold| hold.state.may_be_recalled());
         let asked: Vec<Ino> = inos.iter().copied().filter(held).collect();
         asked.iter().for_each(|ino| self.recall(session, *ino));
         asked
     }
 
-    /// Whether a request of a session sees all that was promised of these.
+    /// Whether a request of this session sees everything that clients have acknowledged of these
+    /// inodes.
     pub(super) fn is_readable(&self, session: SessionId, inos: &[Ino]) -> bool {
         inos.iter().all(|ino| self.writer(*ino).is_none_or(|writer| writer == session))
     }

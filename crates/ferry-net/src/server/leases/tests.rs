@@ -1,4 +1,4 @@
-//! One rule after the other; all of them in every order of events: `model`.
+//! One rule after the other. `model` checks all of them in every order of events.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -49,35 +49,37 @@ fn poll<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Option<T> {
 const NO_ONE: fn(&Recalls) = |_| {};
 
 impl Leases {
-    fn change(self: &Arc<Self>, session: SessionId, promised: bool, inos: &[Ino]) -> Begin {
-        self.begin_change(session, (self.series(session), promised), inos.into(), NO_ONE)
+    fn change(self: &Arc<Self>, session: SessionId, is_early: bool, inos: &[Ino]) -> Begin {
+        self.begin_change(session, (self.epoch(session), is_early), inos.into(), NO_ONE)
     }
-    fn turn(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> Turn {
-        let Begin::Now(turn) = self.change(session, false, inos) else { panic!("not now") };
-        turn
+    fn guard(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> ChangeGuard {
+        let Begin::Now(guard) = self.change(session, false, inos) else { panic!("not now") };
+        guard
     }
-    fn line(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> Place {
-        let Begin::Later(place) = self.change(session, false, inos) else { panic!("not in line") };
-        place
+    fn queued(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> QueuePosition {
+        let Begin::Later(position) = self.change(session, false, inos) else {
+            panic!("not queued")
+        };
+        position
     }
-    fn refusal(self: &Arc<Self>, session: SessionId, promised: bool, inos: &[Ino]) -> Progress {
-        let Begin::Not(why) = self.change(session, promised, inos) else { panic!("not refused") };
+    fn refusal(self: &Arc<Self>, session: SessionId, is_early: bool, inos: &[Ino]) -> Progress {
+        let Begin::Not(why) = self.change(session, is_early, inos) else { panic!("not refused") };
         why
     }
-    /// Write leases that can be had at once.
+    /// Write leases that can be granted at once.
     fn lease(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
-        let place = self.ask(session, Wants::Lease, inos.into());
-        match self.progress(place.ticket) {
+        let position = self.ask(session, Wants::Lease, inos.into());
+        match self.progress(position.waiter) {
             Progress::Begun(granted) => {
-                self.told(session, &granted);
+                self.grant_sent(session, &granted);
                 granted
             }
             other => panic!("{other:?}"),
         }
     }
-    /// How far somebody in line is, and whom it wants to be asked.
-    fn recalls(self: &Arc<Self>, place: &Place) -> Option<Recalls> {
-        match self.progress(place.ticket) {
+    /// How far a waiter has come, and what it recalls.
+    fn recalls(self: &Arc<Self>, position: &QueuePosition) -> Option<Recalls> {
+        match self.progress(position.waiter) {
             Progress::Waits(recalls, _) => Some(recalls),
             _ => None,
         }
@@ -85,44 +87,46 @@ impl Leases {
 }
 
 #[test]
-fn a_change_waits_for_the_word_of_others_and_gives_no_lease_meanwhile() {
+fn a_change_waits_for_returned_read_leases_and_no_lease_is_granted_meanwhile() {
     let (runtime, (leases, _)) = (runtime(), leases());
     let _inside = runtime.enter();
     assert!(leases.grant(1, 10) && leases.grant(2, 10) && leases.grant(2, 10));
     let recalled = Mutex::new(Vec::new());
     let recall = |recalls: &Recalls| recalled.lock().extend(recalls.clone());
-    let Begin::Later(place) = leases.begin_change(1, (0, false), vec![10, 11], recall) else {
+    let Begin::Later(position) = leases.begin_change(1, (0, false), vec![10, 11], recall) else {
         panic!("another relies on it")
     };
     assert_eq!(*recalled.lock(), [(2, vec![10])], "not its own");
     {
-        let mut wait = pin!(place.wait(recall));
+        let mut wait = pin!(position.wait(recall));
         assert!(poll(wait.as_mut()).is_none());
         assert!(!leases.grant(3, 10) && !leases.grant(2, 10), "it is about to change");
-        assert!(!leases.renew(2).0, "it owes a word");
+        assert!(!leases.renew(2).0, "it owes an answer");
         assert!(poll(wait.as_mut()).is_none());
         assert_eq!(recalled.lock().len(), 1, "asked once");
         leases.give_back(2, &[10], Some(7));
         assert_eq!(
             poll(wait),
             Some(Progress::Begun(Vec::new())),
-            "a read lease needs only its word"
+            "a read lease needs only the answer"
         );
     }
     assert!(leases.renew(2).0);
-    assert!(leases.grant(1, 11), "whose turn it is");
+    assert!(leases.grant(1, 11), "its own change is being applied");
     assert!(!leases.grant(2, 11));
-    drop(place.into_turn());
+    drop(position.into_guard());
     assert!(leases.grant(2, 11));
     assert_eq!((leases.held_by(1), leases.held_by(2)), ((2, 0), (1, 0)));
     leases.end(1);
     leases.give_back(2, &[11, 12], None);
     let shared = leases.shared.lock();
-    assert!(shared.table.inodes.is_empty() && shared.table.leases == 0 && shared.bells.is_empty());
+    assert!(
+        shared.table.inodes.is_empty() && shared.table.leases == 0 && shared.wakeups.is_empty()
+    );
 }
 
 #[test]
-fn who_brings_changes_is_waited_for_and_for_two_terms_while_it_owes_its_word() {
+fn a_session_that_sends_changes_may_owe_a_recall_for_two_terms() {
     let (leases, hand) = leases();
     assert_eq!(leases.lease(1, &[10]), [10]);
     hand.set(4);
@@ -147,8 +151,8 @@ fn who_brings_changes_is_waited_for_and_for_two_terms_while_it_owes_its_word() {
     hand.set(21);
     leases.makes_progress(1);
     assert!(leases.recalls(&reader).is_none(), "not for ever");
-    assert_eq!(leases.series(1), 1);
-    // Once it has given its word nothing bounds it but silence.
+    assert_eq!(leases.epoch(1), 1);
+    // Once it has returned the lease, only silence ends its term.
     leases.begin(1, 1);
     assert_eq!(leases.lease(1, &[11]), [11]);
     let reader = leases.ask(2, Wants::Read, vec![11]);
@@ -161,59 +165,59 @@ fn who_brings_changes_is_waited_for_and_for_two_terms_while_it_owes_its_word() {
     }
     leases.refused(1, 9);
     assert!(leases.recalls(&reader).is_none());
-    assert_eq!(leases.series(1), 1, "it has lost nothing");
+    assert_eq!(leases.epoch(1), 1, "it has lost nothing");
 }
 
 #[test]
-fn a_term_that_is_over_is_not_waited_for() {
+fn a_lease_whose_term_is_over_delays_no_change() {
     let (leases, hand) = leases();
     assert!(leases.grant(2, 10));
     hand.set(4);
     assert!(leases.renew(2).0);
-    let place = leases.line(1, &[10]);
+    let position = leases.queued(1, &[10]);
     hand.set(8);
-    assert!(leases.recalls(&place).is_some());
+    assert!(leases.recalls(&position).is_some());
     hand.set(9);
     leases.expire(&HashSet::from_iter([1, 2, 3]));
-    assert!(leases.recalls(&place).is_none());
+    assert!(leases.recalls(&position).is_none());
     assert!(!leases.grant(2, 12), "nothing is heard of it");
     leases.begin(2, 2);
     assert!(leases.grant(2, 12));
 }
 
 #[test]
-fn turns_come_in_order_and_never_wait_for_each_other() {
+fn changes_begin_in_queue_order_and_never_wait_for_each_other() {
     let (leases, _) = leases();
     leases.begin(4, 4);
-    let first = leases.turn(1, &[1, 2]);
-    let second = leases.line(2, &[2, 3]);
-    let third = leases.line(3, &[1, 3]);
-    drop(leases.turn(4, &[4]));
+    let first = leases.guard(1, &[1, 2]);
+    let second = leases.queued(2, &[2, 3]);
+    let third = leases.queued(3, &[1, 3]);
+    drop(leases.guard(4, &[4]));
     drop(first);
     assert!(leases.recalls(&third).is_some(), "not before the second");
     assert!(leases.recalls(&second).is_none());
-    drop(second.into_turn());
+    drop(second.into_guard());
     assert!(leases.recalls(&third).is_none());
 }
 
 #[test]
-fn nothing_is_changed_while_leases_of_an_earlier_server_may_last() {
+fn no_change_begins_while_leases_of_an_earlier_server_may_last() {
     let hand = Arc::new(Hand::default());
     let leases =
         Arc::new(Leases::new(hand.clone(), Duration::from_secs(5), Duration::from_secs(5), IN_USE));
     leases.begin(1, 1);
-    drop(leases.line(1, &[1]));
-    let (runtime, place) = (runtime(), leases.ask(1, Wants::Lease, vec![1]));
+    drop(leases.queued(1, &[1]));
+    let (runtime, position) = (runtime(), leases.ask(1, Wants::Lease, vec![1]));
     let _inside = runtime.enter();
-    assert!(poll(pin!(place.wait(NO_ONE))).is_none(), "and nobody decides about it alone");
-    drop(place);
+    assert!(poll(pin!(position.wait(NO_ONE))).is_none(), "and nobody decides about it alone");
+    drop(position);
     hand.set(5);
     leases.begin(1, 1);
-    drop(leases.turn(1, &[1]));
+    drop(leases.guard(1, &[1]));
 }
 
 #[test]
-fn a_write_lease_is_given_back_when_what_came_before_is_applied() {
+fn a_returned_write_lease_is_free_when_earlier_changes_are_applied() {
     let (leases, _) = leases();
     assert_eq!(leases.lease(1, &[10, 11]), [10, 11]);
     assert!(leases.grant(1, 10) && !leases.grant(2, 10), "it is alone");
@@ -222,13 +226,13 @@ fn a_write_lease_is_given_back_when_what_came_before_is_applied() {
     assert_eq!(leases.recalls(&reader), Some(Recalls::from_iter([(1, vec![10])])));
     assert!(!leases.renew(1).0);
     leases.give_back(1, &[10], Some(2));
-    assert!(leases.renew(1).0, "it has given its word");
+    assert!(leases.renew(1).0, "it has answered");
     assert_eq!(
         leases.recalls(&reader),
         Some(Recalls::default()),
         "its changes are still to be applied"
     );
-    leases.turn(1, &[10]).done(1);
+    leases.guard(1, &[10]).done(1);
     assert!(leases.recalls(&reader).is_some());
     leases.refused(1, 2);
     assert!(leases.recalls(&reader).is_none());
@@ -237,38 +241,42 @@ fn a_write_lease_is_given_back_when_what_came_before_is_applied() {
     let again = leases.ask(1, Wants::Lease, vec![11]);
     assert_eq!(leases.recalls(&again), Some(Recalls::default()), "what it is about to lose");
     leases.refused(1, 3);
-    assert_eq!(leases.progress(again.ticket), Progress::Begun(vec![11]));
-    assert_eq!(leases.refusal(1, true, &[10]), Progress::Broken, "a promise without a lease");
+    assert_eq!(leases.progress(again.waiter), Progress::Begun(vec![11]));
+    assert_eq!(
+        leases.refusal(1, true, &[10]),
+        Progress::Broken,
+        "an early-acknowledged change without a lease"
+    );
 }
 
 #[test]
-fn a_change_of_what_another_may_promise_is_busy() {
+fn a_change_under_another_sessions_write_lease_is_busy() {
     let (leases, _) = leases();
     assert!(leases.grant(3, 20));
     assert_eq!(leases.lease(1, &[10]), [10]);
     assert_eq!(leases.refusal(2, false, &[10, 11]), Progress::Busy);
     let asking = leases.ask(2, Wants::Lease, vec![10, 20]);
-    assert_eq!(leases.refusal(3, false, &[20]), Progress::Busy, "another stands in line for it");
-    drop(leases.turn(1, &[10]));
+    assert_eq!(leases.refusal(3, false, &[20]), Progress::Busy, "another waits for it");
+    drop(leases.guard(1, &[10]));
     assert_eq!(
         leases.recalls(&asking),
         Some(Recalls::from_iter([(1, vec![10]), (3, vec![20])])),
-        "promised changes pass the line, and those who ask for leases are not in their own way"
+        "early-acknowledged changes pass the queue, and waiters for leases are not in their own way"
     );
-    drop(leases.line(2, &[20]));
+    drop(leases.queued(2, &[20]));
     leases.give_back(1, &[10], None);
     leases.give_back(3, &[20], None);
-    assert_eq!(leases.progress(asking.ticket), Progress::Begun(vec![10, 20]));
+    assert_eq!(leases.progress(asking.waiter), Progress::Begun(vec![10, 20]));
 }
 
 #[test]
 fn a_recall_never_overtakes_the_answer_that_grants() {
     let (leases, _) = leases();
     let asking = leases.ask(1, Wants::Lease, vec![10]);
-    assert_eq!(leases.progress(asking.ticket), Progress::Begun(vec![10]));
+    assert_eq!(leases.progress(asking.waiter), Progress::Begun(vec![10]));
     let other = leases.ask(2, Wants::Lease, vec![10]);
     assert_eq!(leases.recalls(&other), Some(Recalls::default()));
-    leases.told(1, &[10]);
+    leases.grant_sent(1, &[10]);
     assert_eq!(leases.recalls(&other), Some(Recalls::from_iter([(1, vec![10])])));
     // The recall may be lost with the connection.
     leases.begin(1, 1);
@@ -276,50 +284,49 @@ fn a_recall_never_overtakes_the_answer_that_grants() {
     let again = leases.ask(1, Wants::Lease, vec![10]);
     assert!(leases.recalls(&again).is_some(), "behind the other");
     leases.give_back(1, &[10], None);
-    assert_eq!(leases.progress(other.ticket), Progress::Begun(vec![10]));
+    assert_eq!(leases.progress(other.waiter), Progress::Begun(vec![10]));
 }
 
 #[test]
-fn who_is_not_heard_of_for_a_term_loses_all_that_it_has_promised_but_not_in_the_middle_of_a_change()
-{
+fn a_silent_session_is_fenced_but_not_while_its_change_is_applied() {
     let (leases, hand) = leases();
     assert_eq!(leases.lease(1, &[10, 11]), [10, 11]);
     hand.set(6);
     leases.begin(2, 2);
     leases.expire(&HashSet::from_iter([1, 2, 3]));
-    let changing = leases.turn(1, &[11]);
+    let changing = leases.guard(1, &[11]);
     let reader = leases.ask(2, Wants::Read, vec![10]);
     assert!(leases.recalls(&reader).is_some(), "its change is being made");
     changing.done(1);
     assert!(leases.recalls(&reader).is_none());
-    assert_eq!((leases.held_by(1), leases.series(1)), ((0, 0), 1));
+    assert_eq!((leases.held_by(1), leases.epoch(1)), ((0, 0), 1));
     let Begin::Not(Progress::Dropped) = leases.begin_change(1, (0, true), vec![11], NO_ONE) else {
-        panic!("of a series that is over")
+        panic!("of an epoch that is over")
     };
     assert_eq!(leases.begin(1, 1), 1);
-    leases.end_series(1, 0);
-    assert_eq!(leases.series(1), 1, "ended once");
+    leases.end_epoch(1, 0);
+    assert_eq!(leases.epoch(1), 1, "ended once");
 }
 
 #[test]
-fn what_a_client_makes_is_its_own_from_the_beginning() {
+fn a_client_has_the_write_lease_of_what_it_makes() {
     let (leases, _) = leases();
-    assert!(leases.bear(1, 10));
-    assert!(!leases.bear(2, 10) && !leases.grant(2, 10));
-    drop(leases.turn(1, &[10]));
-    leases.unbear(1, 10);
+    assert!(leases.grant_new(1, 10));
+    assert!(!leases.grant_new(2, 10) && !leases.grant(2, 10));
+    drop(leases.guard(1, &[10]));
+    leases.revoke_new(1, 10);
     assert!(leases.grant(2, 10));
-    // It may be given back before it is made.
+    // It may be returned before it is made.
     leases.give_back(1, &[11, 12], Some(3));
     leases.refused(1, 2);
-    assert!(leases.bear(1, 11));
+    assert!(leases.grant_new(1, 11));
     leases.refused(1, 3);
-    assert!(leases.bear(1, 12));
+    assert!(leases.grant_new(1, 12));
     assert_eq!((leases.held_by(1), leases.is_readable(2, &[11])), ((1, 1), true));
 }
 
 #[test]
-fn a_server_that_stops_has_all_leases_back_or_knows_that_it_has_not() {
+fn a_server_that_stops_knows_whether_it_has_all_leases_back() {
     let (leases, hand) = leases();
     assert_eq!(leases.relied_on(), (false, false));
     assert!(leases.grant(1, 10) && leases.grant(2, 10) && leases.grant(2, 11));
@@ -342,11 +349,11 @@ fn a_server_that_stops_has_all_leases_back_or_knows_that_it_has_not() {
     assert_eq!(leases.lease(3, &[12]), [12]);
     assert_eq!(leases.close(), Recalls::from_iter([(3, vec![12])]));
     hand.set(5);
-    assert_eq!(leases.relied_on(), (false, true), "what it has promised it may still send");
+    assert_eq!(leases.relied_on(), (false, true), "what it has acknowledged it may still send");
 }
 
 #[test]
-fn what_is_given_back_again_and_again_is_one_entry() {
+fn repeated_returns_behind_one_change_are_one_entry() {
     let mut table = Table::default();
     table.begin(1, 1, Duration::from_secs(5));
     for ino in 0..1000 {
@@ -360,15 +367,15 @@ fn what_is_given_back_again_and_again_is_one_entry() {
 }
 
 #[test]
-fn who_ignores_recalls_again_and_again_gets_no_leases_for_a_growing_while() {
+fn a_client_that_ignores_recalls_gets_no_leases_for_growing_times() {
     const TERM: u64 = 5;
     let (leases, hand) = leases();
     let mut now = 0;
-    // Session 1 has a lease and says that it is there, but not a word to the recall; session 2
+    // Session 1 has a lease and sends signs of life, but does not answer the recall. Session 2
     // changes the inode.
     let mut ignores = |answers: bool| {
         assert!(leases.grant(1, 7), "at {now}");
-        let place = leases.line(2, &[7]);
+        let position = leases.queued(2, &[7]);
         assert!(!leases.renew(1).0);
         if answers {
             leases.give_back(1, &[7], None);
@@ -377,15 +384,15 @@ fn who_ignores_recalls_again_and_again_gets_no_leases_for_a_growing_while() {
             hand.set(now);
             assert!(!leases.renew(1).0 && leases.renew(2).0);
         }
-        assert!(matches!(leases.progress(place.ticket), Progress::Begun(_)));
-        place.into_turn().done(1);
+        assert!(matches!(leases.progress(position.waiter), Progress::Begun(_)));
+        position.into_guard().done(1);
         assert!(leases.renew(1).0, "it goes on, without what it had");
-        // How long it gets nothing.
+        // For how long it gets nothing.
         let begun = now;
         while !leases.grant(1, 7) {
             assert!(leases.is_barred(1));
-            let place = leases.ask(1, Wants::Lease, vec![8]);
-            assert_eq!(leases.progress(place.ticket), Progress::Begun(vec![]));
+            let position = leases.ask(1, Wants::Lease, vec![8]);
+            assert_eq!(leases.progress(position.waiter), Progress::Begun(vec![]));
             now += 1;
             hand.set(now);
             leases.renew(1);
@@ -400,7 +407,7 @@ fn who_ignores_recalls_again_and_again_gets_no_leases_for_a_growing_while() {
 }
 
 #[test]
-fn who_is_fenced_holds_up_nobody_else_and_nobody_gets_what_it_had_before() {
+fn a_fence_delays_no_other_session_and_frees_leases_only_when_recorded() {
     let (leases, hand) = leases();
     let fencing = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&fencing);
@@ -411,24 +418,24 @@ fn who_is_fenced_holds_up_nobody_else_and_nobody_gets_what_it_had_before() {
     leases.begin(2, 2);
     leases.begin(3, 3);
     assert!(leases.grant(2, 12));
-    let place = leases.ask(2, Wants::Lease, vec![10, 12]);
+    let position = leases.ask(2, Wants::Lease, vec![10, 12]);
     let reader = leases.ask(3, Wants::Read, vec![11]);
-    assert_eq!(leases.recalls(&place), Some(Recalls::default()));
+    assert_eq!(leases.recalls(&position), Some(Recalls::default()));
     assert_eq!(leases.recalls(&reader), Some(Recalls::default()));
     let (session, one) = fencing.lock().pop().unwrap();
     assert!(session == 1 && fencing.lock().is_empty(), "once");
-    // The volume takes its time. Others go on; it is back, and has nothing.
+    // The volume takes its time. Others go on. The fenced session is back, and has nothing.
     assert!(leases.grant(3, 13) && leases.renew(3).0);
-    assert_eq!(leases.begin(1, 1), 1, "its series has ended");
-    assert!(leases.renew(1).0 && !leases.grant(1, 14) && !leases.bear(1, 15));
+    assert_eq!(leases.begin(1, 1), 1, "its epoch has ended");
+    assert!(leases.renew(1).0 && !leases.grant(1, 14) && !leases.grant_new(1, 15));
     assert_eq!(leases.refusal(1, true, &[10]), Progress::Broken);
     assert_eq!(leases.refusal(1, false, &[10]), Progress::Busy);
     leases.give_back(1, &[10, 11], None);
     leases.expire(&HashSet::from_iter([1, 2, 3]));
-    assert!(leases.recalls(&place).is_some() && leases.recalls(&reader).is_some());
+    assert!(leases.recalls(&position).is_some() && leases.recalls(&reader).is_some());
     one.done();
-    assert_eq!(leases.progress(place.ticket), Progress::Begun(vec![10, 12]));
-    assert_eq!(leases.progress(reader.ticket), Progress::Begun(Vec::new()));
+    assert_eq!(leases.progress(position.waiter), Progress::Begun(vec![10, 12]));
+    assert_eq!(leases.progress(reader.waiter), Progress::Begun(Vec::new()));
     assert_eq!(leases.held_by(1), (0, 0));
     assert!(leases.grant(1, 14));
 }
@@ -457,7 +464,7 @@ fn a_client_that_ignores_recalls_gets_no_leases_in_a_new_session_either() {
     assert!(!barred(12, 7), "a connection may just have been lost");
     ignores(13, 7);
     assert!(barred(14, 7) && !leases.grant(14, 20) && !barred(15, 8));
-    // Who has more sessions answers in one, and ignores in the others.
+    // A client with several sessions answers in one, and ignores in the others.
     ignores(16, 8);
     leases.begin(17, 8);
     assert_eq!(leases.lease(17, &[10]), [10]);

@@ -1,10 +1,21 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::rt::Mutex;
+use ferry_fs::{ROOT, SessionStore};
+use tokio::sync::Semaphore;
+
 use super::*;
+use crate::limits::Peer;
+use crate::message::{Op, Outcome, Who};
+use crate::server::leases::Leases;
+use crate::server::locks::Locks;
 
 fn change(seq: u64) -> Change {
     let permit = || Arc::new(Semaphore::new(1)).try_acquire_owned().expect("one is free");
-    let (series, promised, who, op) = (0, None, Who::default(), Op::Nothing {});
-    let (came, bytes) = (Duration::ZERO, 1);
-    Change { seq, series, promised, came, bytes, who, op, room: (permit(), permit()) }
+    let (epoch, early, caller, op) = (0, None, Who::default(), Op::Nothing {});
+    let (arrived, bytes) = (Duration::ZERO, 1);
+    Change { seq, epoch, early, arrived, bytes, caller, op, room: (permit(), permit()) }
 }
 
 fn greeting() -> Greeting {
@@ -21,7 +32,7 @@ fn leases() -> Leases {
 }
 
 fn session() -> Session {
-    let mounted = Mounted { path: b"/".to_vec(), root: ROOT, read_only: false, walls: None };
+    let mounted = Mounted { path: b"/".to_vec(), root: ROOT, read_only: false, bounds: None };
     Session::new((1, 1), "test".into(), Peer::default(), mounted)
 }
 
@@ -31,36 +42,36 @@ fn an_older_connection_changes_nothing_and_takes_no_lock() {
     let both = (&locks, &leases);
     let (line, _frames) = crate::lanes::line();
     let old = session.connect((&line, None), &greeting, (false, 0), both).expect("it lives");
-    assert!(session.may_lock(Some(old)).is_some());
+    assert!(session.locking_right(Some(old)).is_some());
     let new = session.connect((&line, None), &greeting, (true, 0), both).expect("it lives");
-    assert!(session.may_lock(Some(old)).is_none());
+    assert!(session.locking_right(Some(old)).is_none());
     assert!(!session.push(old, change(1), 0, &leases).expect("late, not against the rules"));
     assert!(session.next().is_none());
     assert!(session.push(new, change(1), 0, &leases).expect("it comes again"));
     session.disconnect(old, Duration::ZERO, &locks);
-    assert!(!session.end(Some(Duration::MAX), &locks), "the newer connection is there");
+    assert!(!session.close_if_away(Duration::MAX, &locks), "the newer connection is there");
     session.disconnect(new, Duration::ZERO, &locks);
-    assert!(session.end(Some(Duration::ZERO), &locks));
-    assert!(session.may_lock(Some(new)).is_none() && session.may_lock(None).is_none());
+    assert!(session.close_if_away(Duration::ZERO, &locks));
+    assert!(session.locking_right(Some(new)).is_none() && session.locking_right(None).is_none());
     assert!(session.connect((&line, None), &greeting, (true, 0), both).is_none());
 }
 
 #[test]
-fn answers_that_nobody_waits_for_go_together_and_before_all_that_comes_later() {
+fn answers_of_early_acknowledged_changes_are_batched_in_order() {
     let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
     let (line, mut frames) = crate::lanes::line();
-    let epoch =
+    let connection =
         session.connect((&line, None), &greeting, (false, 0), (&locks, &leases)).expect("it lives");
     let mut sent =
         || frames.try_recv().map(|(bytes, rooms): (Vec<u8>, Vec<Room>)| (bytes.len(), rooms.len()));
     assert!(sent().is_some_and(|(_, rooms)| rooms == 0), "the welcome");
     for seq in 1..=5 {
-        session.push(epoch, change(seq), 0, &leases).expect("in order");
+        session.push(connection, change(seq), 0, &leases).expect("in order");
     }
-    let made = |promised: bool| {
+    let made = |is_early: bool| {
         let Change { seq, room, .. } = session.next().expect("it has come");
         let applied = Applied::alone(Outcome::Done {});
-        session.applied(seq, applied, room, promised);
+        session.applied(seq, applied, room, is_early);
     };
     made(true);
     assert_eq!(sent(), None, "there are more to come");
@@ -70,7 +81,7 @@ fn answers_that_nobody_waits_for_go_together_and_before_all_that_comes_later() {
     made(true);
     made(true);
     assert_eq!(sent(), None);
-    session.reply((epoch, 1), 0, Outcome::Done {}, None);
+    session.reply((connection, 1), 0, Outcome::Done {}, None);
     let (more, rooms) = sent().expect("a reply never waits");
     assert!(more > 2 * one && rooms == 2 && sent().is_none());
     made(false);
@@ -84,16 +95,16 @@ fn a_server_that_stops_takes_no_more_changes_and_applies_those_that_it_has() {
     let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
     let both = (&locks, &leases);
     let (line, _frames) = crate::lanes::line();
-    let epoch = session.connect((&line, None), &greeting, (false, 0), both).expect("it lives");
-    assert!(session.push(epoch, change(1), 0, &leases).expect("in order"));
-    session.close_ears();
-    assert!(!session.push(epoch, change(2), 0, &leases).expect("not heard"));
+    let connection = session.connect((&line, None), &greeting, (false, 0), both).expect("it lives");
+    assert!(session.push(connection, change(1), 0, &leases).expect("in order"));
+    session.drain();
+    assert!(!session.push(connection, change(2), 0, &leases).expect("not heard"));
     assert_eq!(session.next().map(|c| c.seq), Some(1));
     assert!(session.next().is_none() && !session.is_busy());
 }
 
 #[test]
-fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() {
+fn a_fence_while_the_session_is_being_recorded_does_not_deadlock() {
     use std::sync::mpsc::{channel, sync_channel};
     let dev: Arc<dyn ferry_device::BlockDevice> = Arc::new(ferry_device::MemDevice::new(64 << 20));
     let env = ferry_env::Env::real;
@@ -108,12 +119,12 @@ fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() 
     ));
     let (session, locks, greeting) = (Arc::new(session()), Locks::default(), greeting());
     let (line, _frames) = crate::lanes::line();
-    let epoch =
+    let connection =
         session.connect((&line, None), &greeting, (false, 0), (&locks, &leases)).expect("it lives");
     leases.begin(2, 2);
     leases.begin(3, 3);
-    assert!(leases.bear(2, 20) && leases.bear(session.number, 10));
-    // The first to be fenced takes a while: there is no room in the log.
+    assert!(leases.grant_new(2, 20) && leases.grant_new(session.number, 10));
+    // Recording the first fence takes a while: there is no room in the log.
     let (begun, has_begun) = sync_channel(1);
     let (go_on, goes_on) = channel();
     let goes_on = Mutex::new(goes_on);
@@ -133,27 +144,27 @@ fn who_is_fenced_while_it_is_entered_on_the_volume_does_not_stand_in_a_circle() 
     let (done, all) = channel();
     let (of_both, told) = (Arc::clone(&leases), done.clone());
     std::thread::spawn(move || {
-        let place = of_both.ask(3, super::super::leases::Wants::Lease, vec![20, 10]);
+        let position = of_both.ask(3, crate::server::leases::Wants::Lease, vec![20, 10]);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.expect("there are threads").block_on(place.wait(|_| {}));
+        runtime.expect("there are threads").block_on(position.wait(|_| {}));
         told.send("fenced")
     });
     has_begun.recv().expect("it begins");
-    // Nobody else waits for that.
+    // No other session waits for that.
     let one = || all.recv_timeout(Duration::from_secs(10)).expect("the others wait for each other");
     let (pushing, of_push, told) = (Arc::clone(&session), Arc::clone(&leases), done.clone());
     std::thread::spawn(move || {
-        pushing.push(epoch, change(1), 0, &of_push).expect("in order");
+        pushing.push(connection, change(1), 0, &of_push).expect("in order");
         told.send("pushed")
     });
     assert_eq!(one(), "pushed");
-    let (enlisting, volume) = (Arc::clone(&session), Arc::clone(&fs));
+    let (registering, volume) = (Arc::clone(&session), Arc::clone(&fs));
     std::thread::spawn(move || {
-        enlisting.enlist(&*volume, true).expect("it may");
+        registering.register(&*volume, true).expect("it may");
         done.send("entered")
     });
     assert_eq!(one(), "entered");
     go_on.send(()).expect("it is waited for");
     assert_eq!(one(), "fenced");
-    assert!(!session.is_enlisted() && fs.sessions().expect("it is read").is_empty());
+    assert!(!session.is_registered() && fs.sessions().expect("it is read").is_empty());
 }

@@ -25,7 +25,7 @@ use tokio_rustls::rustls::{
 use super::certificate;
 use super::validity::date;
 use crate::limits::Peer;
-use crate::server::{Cause, Refusal};
+use crate::refusal::{Cause, Refusal};
 
 /// The file, in the server's directory.
 pub(super) const REVOKED: &str = "revoked";

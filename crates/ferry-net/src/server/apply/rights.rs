@@ -1,30 +1,32 @@
-//! What a client may do whose certificate names the users and groups that it may act as.
+//! What a client may do whose certificate names the users and groups as which it may act.
 //!
-//! Permission is otherwise the kernel's to check, at the client (`default_permissions`). Of a
-//! client that is limited the server believes neither who asks nor that anything was checked, so it
-//! checks itself, before the file system sees the operation:
+//! Otherwise the client's kernel checks permission (`default_permissions`). The server does not
+//! trust a limited client to name the right user or to have checked anything, so it checks itself,
+//! before the file system sees the operation:
 //! * RIGHTS-1: the user and the group of an operation are of the certificate; so are those that
 //!   `chown` gives.
-//! * RIGHTS-2: it does only what mode bits, ACL, owner and sticky bit allow. A request does not say
-//!   which other groups its user is in: each of the certificate's counts where that allows more. So
-//!   a client that lies gets what some user of its certificate may do, and no more.
-//! * RIGHTS-3: what changes a program's contents takes its privileges away, asked or not; none are
-//!   given but by the owner, to the certificate's groups. Devices and attributes of the system are
-//!   root's.
-//! * RIGHTS-4: an open file is used as it was opened, by whomever: the kernel reads and writes for
-//!   nobody in particular.
-//! * RIGHTS-5: nothing is promised. What the client would decide alone might be refused here.
+//! * RIGHTS-2: the operation does only what mode bits, ACL, owner and sticky bit allow. A request
+//!   does not say in which other groups its user is: each group of the certificate counts where
+//!   that allows more. So a client that lies gets what some user of its certificate may do, and no
+//!   more.
+//! * RIGHTS-3: a change of a program's contents takes its privileges away, asked or not. Only the
+//!   owner gives some, and only to groups of the certificate. Devices and attributes of the system
+//!   are for root alone.
+//! * RIGHTS-4: an open file is used as it was opened, whichever user does it: the kernel reads and
+//!   writes for no particular user.
+//! * RIGHTS-5: the client acknowledges nothing early, because the server might refuse what it
+//!   decides alone.
 //!
-//! What the client's daemon asks of itself (user 0, group 0, thread 0) looks names up and opens
-//! files again that were open: it may what any user of the certificate may. Who may act as root
-//! (user 0) may do everything that RIGHTS-1 lets it.
+//! Requests of the client's daemon itself (user 0, group 0, thread 0) look names up and open files
+//! again that were open: the daemon may do what any user of the certificate may. If root (user 0)
+//! is among the users, it may do everything that RIGHTS-1 allows.
 
 use ferry_fs::{Attr, Errno, InProcess, Ino, SessionStore, SetAttr, SetTime};
 
-use super::apply::Applying;
-use super::session::Open;
+use super::applying::Applying;
 use crate::limits::Limits;
 use crate::message::{Check, Op, Who};
+use crate::server::session::Open;
 
 const READ: u32 = 4;
 const WRITE: u32 = 2;
@@ -43,10 +45,10 @@ const NOT_THE_OWNER: Errno = Errno(libc::EPERM);
 
 type Done = Result<(), Errno>;
 
-/// Who asks, and as whom it may.
+/// The user that asks, and as which users it may act.
 struct Rights<'a> {
     limits: &'a Limits,
-    who: Who,
+    caller: Who,
     /// The client's daemon, for itself.
     daemon: bool,
 }
@@ -58,7 +60,7 @@ struct AclEntry {
     id: u32,
 }
 
-/// From the form that the file system gives, which has checked it.
+/// Decodes the form that the file system gives, which has checked it.
 fn entries(list: &[u8]) -> Vec<AclEntry> {
     let (entries, _) = list.get(ACL_HEAD..).unwrap_or_default().as_chunks::<8>();
     let entry = |&[t0, t1, p0, p1, i0, i1, i2, i3]: &[u8; 8]| AclEntry {
@@ -72,19 +74,19 @@ fn entries(list: &[u8]) -> Vec<AclEntry> {
 impl Rights<'_> {
     /// RIGHTS-1.
     fn is_named(&self) -> bool {
-        self.limits.users.has(self.who.uid) && self.limits.groups.has(self.who.gid)
+        self.limits.users.has(self.caller.uid) && self.limits.groups.has(self.caller.gid)
     }
 
     fn is_root(&self) -> bool {
-        self.who.uid == 0 && self.limits.users.has(0)
+        self.caller.uid == 0 && self.limits.users.has(0)
     }
 
     fn owns(&self, attr: &Attr) -> bool {
-        if self.daemon { self.limits.users.has(attr.uid) } else { self.who.uid == attr.uid }
+        if self.daemon { self.limits.users.has(attr.uid) } else { self.caller.uid == attr.uid }
     }
 
     fn is_user(&self, id: u32) -> bool {
-        if self.daemon { self.limits.users.has(id) } else { self.who.uid == id }
+        if self.daemon { self.limits.users.has(id) } else { self.caller.uid == id }
     }
 
     /// RIGHTS-2: what is allowed, of reading, writing and executing.
@@ -94,11 +96,11 @@ impl Rights<'_> {
             return READ | WRITE | EXECUTE;
         }
         if self.owns(attr) {
-            // What was opened when its mode was another is opened again after the server has
-            // crashed: an owner could change the mode.
+            // A file may be opened again after a crash although its mode has changed since: an
+            // owner could change the mode back.
             return if self.daemon { READ | WRITE | EXECUTE } else { owner };
         }
-        // Where there is a mask, the mode's middle digit is it.
+        // If there is a mask, it is the mode's middle digit.
         let masked = list.iter().any(|entry| entry.tag == ACL_MASK);
         let mask = if masked { group } else { 7 };
         let named = list.iter().filter(|entry| entry.tag == ACL_USER && self.is_user(entry.id));
@@ -130,27 +132,27 @@ fn allowed(fs: &dyn SessionStore, rights: &Rights<'_>, attr: &Attr) -> Result<u3
     Ok(rights.allowed(attr, &entries(&list)))
 }
 
-/// Whether some user of a certificate may search a directory: it lies on the way to what its client
-/// mounts.
-pub(super) fn may_search(fs: &dyn SessionStore, limits: &Limits, dir: &Attr) -> bool {
-    let rights = Rights { limits, who: Who::default(), daemon: true };
+/// Whether some user of a certificate may search a directory, which lies on the way to what its
+/// client mounts.
+pub(in crate::server) fn may_search(fs: &dyn SessionStore, limits: &Limits, dir: &Attr) -> bool {
+    let rights = Rights { limits, caller: Who::default(), daemon: true };
     allowed(fs, &rights, dir).is_ok_and(|allowed| allowed & EXECUTE != 0)
 }
 
 impl Applying<'_> {
-    /// Whether this client may do it; what it must not ask for beside is taken out. Of a
+    /// Whether this client may do it; what it must not ask for besides is taken out. For a
     /// certificate without limits nothing is checked.
     pub(super) fn permit(&self, op: &mut Op) -> Done {
         let Some(limits) = &self.session.peer.limits else { return Ok(()) };
-        let Who { uid, gid, pid, .. } = self.who;
+        let Who { uid, gid, pid, .. } = self.caller;
         let daemon = (uid, gid, pid) == (0, 0, 0);
-        let rights = Rights { limits, who: self.who, daemon };
+        let rights = Rights { limits, caller: self.caller, daemon };
         match op.info().check {
             Check::Nothing => return Ok(()),
             Check::OpenFile => return self.permit_on_file(&rights, op),
             Check::Permission => {}
         }
-        if self.promise.is_some() {
+        if self.early.is_some() {
             return Err(NOT_THE_OWNER); // RIGHTS-5
         }
         let for_itself = daemon && (!op.is_ordered() || matches!(op, Op::Open { .. }));
@@ -160,10 +162,10 @@ impl Applying<'_> {
         self.permit_named(&rights, op)
     }
 
-    /// Whether a directory may be listed and searched for who asks, by the volume's number.
-    pub(super) fn may_walk(&self, dir: Ino) -> bool {
+    /// Whether the user that asks may list and search a directory, by the volume's number.
+    pub(in crate::server) fn may_walk(&self, dir: Ino) -> bool {
         let Some(limits) = &self.session.peer.limits else { return true };
-        let rights = Rights { limits, who: self.who, daemon: false };
+        let rights = Rights { limits, caller: self.caller, daemon: false };
         let may = || self.may_inside(&rights, &self.inside(dir)?, READ | EXECUTE);
         rights.is_named() && may().is_ok()
     }
@@ -189,7 +191,8 @@ impl Applying<'_> {
         }
     }
 
-    /// Takes a program's privileges away whose contents are about to change in a way that does not.
+    /// Takes a program's privileges away when its contents are about to change in a way that does
+    /// not do so itself.
     fn unprivilege(&self, rights: &Rights<'_>, fh: u64) -> Done {
         let Some(Open { ino, fh, writes: true, .. }) = self.session.handle(fh) else {
             return Ok(());
@@ -323,7 +326,7 @@ impl Applying<'_> {
         allowed(self.fs(), rights, attr)
     }
 
-    /// Who may execute a program may read it: it is the client that executes.
+    /// A user that may execute a program may read it, because the client executes it.
     fn may_open(&self, rights: &Rights<'_>, ino: Ino, flags: i32) -> Done {
         let attr = self.inside(ino)?;
         let mut wanted = match flags & libc::O_ACCMODE {
@@ -341,8 +344,8 @@ impl Applying<'_> {
         if wanted & !allowed == 0 { Ok(()) } else { Err(NOT_ALLOWED) }
     }
 
-    /// A new name in `dir`, of an inode with this mode. The inode's group is that of a directory
-    /// with set-group-id.
+    /// Makes a new name in `dir`, of an inode with this mode. In a directory with set-group-id the
+    /// inode gets the directory's group.
     fn may_make(&self, rights: &Rights<'_>, dir: Ino, mode: Option<&mut u32>) -> Done {
         let dir = self.attr_of(dir)?;
         self.may_inside(rights, &dir, WRITE | EXECUTE)?;
@@ -353,7 +356,7 @@ impl Applying<'_> {
         Ok(())
     }
 
-    /// Takes a name out of a directory; gives what it means.
+    /// Takes a name out of a directory. Returns what it means.
     fn may_remove(
         &self,
         rights: &Rights<'_>,

@@ -1,27 +1,27 @@
-//! Walks: what a client asks for ahead of somebody who goes through a tree, many directories in one
-//! answer.
+//! Walks: what a client asks for before a program that goes through a tree needs it, many
+//! directories in one answer.
 //!
-//! * WALK-1: nobody waits for what nobody has asked for. What its holder uses is left out
-//!   (`leases/ahead`), and what has not come back after [`WalkTimes::wait_max`]. The answer waits for a
-//!   sync where it tells of what others have changed (`fresh`, UNSTABLE-3).
-//! * WALK-2: leases on all of a step are recalled at once; a step is what the one before has
-//!   listed. Each is entered before what it covers is read. Write leases take the place of read
-//!   leases at the end, so that nobody who wants one waits for the walk; and only where nothing of
-//!   others is left to be made durable (`fresh`, UNSTABLE-1).
-//! * WALK-3: an answer tells of no inode without a lease, and of no directory but whole. It is as
-//!   long as one answer may be; a client that wants more asks again.
-//! * WALK-4: a directory is listed for who may list and search it; who may promise nothing gets no
-//!   write leases.
+//! * WALK-1: no other session waits for a walk. The walk leaves out what its holder uses
+//!   (`leases/ahead`), and what has not come back after [`super::core::WalkTimes`]. The answer
+//!   waits for a
+//!   sync if it tells what others have changed (`unstable`, UNSTABLE-3).
+//! * WALK-2: the leases of a step are recalled at once; a step is what the step before has listed.
+//!   Each lease is entered before the inode is read. Write leases replace read leases at the end,
+//!   so that no session that wants one waits for the walk; and only if nothing of others is left to
+//!   be made durable (`unstable`, UNSTABLE-1).
+//! * WALK-3: an answer tells of no inode without a lease, and of each directory wholly or not at
+//!   all. It is as long as one answer may be; a client that wants more asks again.
+//! * WALK-4: a directory is listed only for users that may list and search it. A client that may
+//!   not acknowledge early gets no write leases.
 
 use crate::rt::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::rt::time::{Instant, timeout_at};
 use ferry_fs::{Attr, Ino};
 
-use super::Core;
 use super::apply::Applying;
+use super::core::Core;
 use super::leases::Wants;
 use super::requests::Request;
 use crate::codec::List;
@@ -29,36 +29,20 @@ use crate::message::{
     Found, Listed, Op, Outcome, Place, Purpose, Seen, WALK_BYTES_MAX, WALK_DIRS_MAX, WALK_ENTRIES,
 };
 
-/// How a server treats clients that walk through a tree. Tests take other times: in them things
-/// happen sooner after each other, on machines that are busy.
-#[derive(Clone, Copy)]
-pub(crate) struct WalkTimes {
-    /// An inode is in use so long after its holder was given it, or has changed it.
-    pub(crate) in_use: Duration,
-    /// Leases are waited for so long, all steps together.
-    pub(crate) wait_max: Duration,
-}
-
-impl Default for WalkTimes {
-    fn default() -> Self {
-        Self { in_use: Duration::from_secs(1), wait_max: Duration::from_millis(50) }
-    }
-}
-
 /// Bytes of an inode in an answer.
 const SEEN_BYTES: usize = 118;
 /// Bytes of a name beside the name itself.
 const NAME_BYTES: usize = 24;
 
-/// An answer that becomes longer.
+/// A walk and its answer so far.
 struct Walk {
     purpose: Purpose,
-    /// Inodes of the next step, by the volume's numbers. Those of the first were asked for.
+    /// Inodes of the next step, by the volume's numbers. Those of the first step were asked for.
     next: Vec<Ino>,
-    /// Which of those that were asked for they are.
+    /// Their indices among those that were asked for.
     asked: HashMap<Ino, u32>,
     first: bool,
-    /// Of a session with walls: in which directory each was found.
+    /// For a session with bounds: the directory in which each was found.
     found_in: HashMap<Ino, Ino>,
     /// What was asked for and has no room.
     rest: Vec<u32>,
@@ -81,21 +65,21 @@ impl Walk {
     }
 }
 
-/// Write leases that are about to be told of. Whatever happens, they are recalled then; at once if
-/// nobody was told.
-struct Telling<'a> {
+/// Write leases that the answer is about to grant. When this is dropped they may be recalled; at
+/// once if the answer was not sent.
+struct Granting<'a> {
     core: &'a Core,
     session: u64,
     inos: Vec<Ino>,
-    told: bool,
+    is_sent: bool,
 }
 
-impl Drop for Telling<'_> {
+impl Drop for Granting<'_> {
     fn drop(&mut self) {
-        if self.told {
-            self.core.leases.told(self.session, &self.inos);
+        if self.is_sent {
+            self.core.leases.grant_sent(self.session, &self.inos);
         } else {
-            self.core.recall(&self.core.leases.not_told(self.session, &self.inos));
+            self.core.recall(&self.core.leases.grant_not_sent(self.session, &self.inos));
         }
     }
 }
@@ -106,10 +90,10 @@ impl Core {
         let mut request = request;
         let Op::Walk { dirs, mut purpose } = request.op else { return };
         if dirs.0.len() > WALK_DIRS_MAX {
-            return (request.told)(Outcome::Failed { errno: libc::EINVAL }, 0);
+            return (request.respond)(Outcome::Failed { errno: libc::EINVAL }, 0);
         }
         let session = Arc::clone(&request.session);
-        if !session.may_promise() || self.leases.is_barred(session.number) {
+        if !session.may_acknowledge_early() || self.leases.is_barred(session.number) {
             purpose = purpose.min(Purpose::Look {});
         }
         request.op = Op::Nothing {};
@@ -119,16 +103,16 @@ impl Core {
             request.applying(&core).find(&dirs.0, &mut walk);
             (request, walk)
         });
-        // One that has panicked is answered.
+        // If it has panicked, it is answered.
         let Ok(both) = found.await else { return };
         (request, walk) = both;
         let wants = Wants::Walk { writes: purpose == Purpose::Remove {} };
         let deadline = Instant::now() + self.walk_times.wait_max;
         while !walk.next.is_empty() && !session.is_over() {
-            let place = self.leases.ask(session.number, wants, walk.next.clone());
+            let position = self.leases.ask(session.number, wants, walk.next.clone());
             let late =
-                timeout_at(deadline, place.wait(|recalls| self.recall(recalls))).await.is_err();
-            drop(place);
+                timeout_at(deadline, position.wait(|recalls| self.recall(recalls))).await.is_err();
+            drop(position);
             let core = Arc::clone(&self);
             let step = crate::rt::task::spawn_blocking(move || {
                 request.applying(&core).step(&mut walk);
@@ -140,59 +124,59 @@ impl Core {
                 break;
             }
         }
-        let shown: Vec<Ino> = walk.seen.iter().map(|(ino, _)| *ino).collect();
-        if !self.is_safe(&session, &shown).await {
+        let inos: Vec<Ino> = walk.seen.iter().map(|(ino, _)| *ino).collect();
+        if !self.is_safe(&session, &inos).await {
             walk = Walk::new(walk.purpose);
         }
         let _answered =
-            crate::rt::task::spawn_blocking(move || self.tell_of_walk(request, walk)).await;
+            crate::rt::task::spawn_blocking(move || self.send_walk(request, walk)).await;
     }
 
-    /// Answers it.
-    fn tell_of_walk(&self, request: Request, walk: Walk) {
+    /// Sends the answer.
+    fn send_walk(&self, request: Request, walk: Walk) {
         let Walk { purpose, mut seen, asked, dirs, rest, .. } = walk;
         let session = &request.session;
-        let mut telling =
-            Telling { core: self, session: session.number, inos: Vec::new(), told: false };
+        let mut granting =
+            Granting { core: self, session: session.number, inos: Vec::new(), is_sent: false };
         if purpose == (Purpose::Remove {}) && !session.is_over() {
-            let others = |ino: &Ino| self.fresh.is_others(session.number, &[*ino]);
+            let others = |ino: &Ino| self.unstable.is_others(session.number, &[*ino]);
             let inos = seen.iter().map(|(ino, _)| *ino);
             let inos: Vec<Ino> =
                 inos.filter(|ino| !others(ino) && self.is_changeable(session, *ino)).collect();
-            telling.inos = self.leases.upgrade(session.number, &inos);
-            if telling.inos.iter().any(others) {
-                // Somebody was quicker, between the two: there is nothing to be told of that can be
-                // relied on.
+            granting.inos = self.leases.upgrade(session.number, &inos);
+            if granting.inos.iter().any(others) {
+                // Another session has changed something between the two: the client could not rely
+                // on the answer.
                 let outcome = Outcome::Walked {
                     inodes: List(Vec::new()),
                     dirs: List(Vec::new()),
                     found: List(Vec::new()),
                     rest: List(Vec::new()),
                 };
-                return (request.told)(outcome, 0);
+                return (request.respond)(outcome, 0);
             }
-            let granted: HashSet<Ino> = telling.inos.iter().copied().collect();
+            let granted: HashSet<Ino> = granting.inos.iter().copied().collect();
             for (ino, seen) in seen.iter_mut().filter(|(ino, _)| granted.contains(ino)) {
                 (seen.writes, seen.plain) = (true, self.fs.is_plain(*ino).unwrap_or(false));
             }
         }
         let found = |(ino, _): &(Ino, Seen)| {
-            Some(Found { place: *asked.get(ino)?, ino: session.outward(*ino) })
+            Some(Found { place: *asked.get(ino)?, ino: session.client_ino(*ino) })
         };
         let found = List(seen.iter().filter_map(found).collect());
         let inodes = List(seen.into_iter().map(|(_, seen)| seen).collect());
-        // Who is gone has no use for leases.
-        telling.told = !session.is_over();
-        (request.told)(Outcome::Walked { inodes, dirs: List(dirs), found, rest: List(rest) }, 0);
+        // A session that has ended needs no leases.
+        granting.is_sent = !session.is_over();
+        (request.respond)(Outcome::Walked { inodes, dirs: List(dirs), found, rest: List(rest) }, 0);
     }
 }
 
 impl Applying<'_> {
-    /// What was asked for, as far as it may be named. What a name means is not believed before that
-    /// is seen under a lease.
+    /// What was asked for, as far as the client may name it. What a name means is certain only
+    /// under a lease.
     fn find(&self, places: &[Place], walk: &mut Walk) {
         for (at, Place { parent, name }) in (0..).zip(places) {
-            let parent = self.session.inward(*parent).filter(|_| name != b"..");
+            let parent = self.session.volume_ino(*parent).filter(|_| name != b"..");
             let readable = |dir: &Ino| self.core.leases.is_readable(self.session.number, &[*dir]);
             let may = |dir: &Ino| {
                 self.core.is_inside(self.session, *dir) && readable(dir) && self.may_walk(*dir)
@@ -204,7 +188,7 @@ impl Applying<'_> {
                 .and_then(|entry| entry.attr);
             let Some(Attr { ino, .. }) = found else { continue };
             self.fs().forget(ino, 1);
-            if self.session.walls.is_some() {
+            if self.session.bounds.is_some() {
                 walk.found_in.insert(ino, parent);
             }
             if walk.asked.insert(ino, at).is_none() {
@@ -213,8 +197,7 @@ impl Applying<'_> {
         }
     }
 
-    /// Sees the inodes of a step, and lists those of them that are directories, as long as there is
-    /// room.
+    /// Reads the inodes of a step, and lists those that are directories, as long as there is room.
     fn step(&self, walk: &mut Walk) {
         let asked_for = std::mem::take(&mut walk.first);
         let lists_only = walk.purpose == Purpose::List {};
@@ -225,7 +208,7 @@ impl Applying<'_> {
                 let seen = self.see(ino, walk);
                 let is_dir = seen.is_some_and(|attr| attr.mode & libc::S_IFMT == libc::S_IFDIR);
                 let listed = !is_dir || walk.is_full() || self.list_whole(ino, walk);
-                // Where it is the first, there is never room for it.
+                // If it is the first one, there is never room for it.
                 if !listed && asked_for && !walk.dirs.is_empty() {
                     walk.rest.extend(walk.asked.get(&ino));
                 }
@@ -233,7 +216,7 @@ impl Applying<'_> {
         }
     }
 
-    /// An inode as it is under a lease, if there is one to be had.
+    /// An inode as it is under a lease, if the client can get one.
     fn see(&self, ino: Ino, walk: &mut Walk) -> Option<Attr> {
         if !self.core.leases.grant(self.session.number, ino) {
             return None;
@@ -246,8 +229,8 @@ impl Applying<'_> {
         Some(known.attr)
     }
 
-    /// All names of a directory that is leased, if its user may see them; `false`: there is no
-    /// room. What they mean is the next step's.
+    /// Lists a directory that is leased, if the user may list it; `false`: there is no room. What
+    /// the names mean is read in the next step.
     fn list_whole(&self, dir: Ino, walk: &mut Walk) -> bool {
         if !self.may_walk(dir) {
             return true;
@@ -279,11 +262,11 @@ impl Applying<'_> {
             } else {
                 inside.len()
             };
-            if self.session.walls.is_some() {
+            if self.session.bounds.is_some() {
                 walk.found_in.extend(inside.iter().map(|ino| (*ino, dir)));
             }
             walk.next.extend(inside.into_iter().take(room));
-            walk.dirs.push(Listed { ino: self.session.outward(dir), names: List(names) });
+            walk.dirs.push(Listed { ino: self.session.client_ino(dir), names: List(names) });
         }
         true
     }

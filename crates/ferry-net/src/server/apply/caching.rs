@@ -1,28 +1,31 @@
-//! What a client may keep of what it is told, and what a change makes others give back.
+//! What a client may cache of an answer, and which inodes an operation touches.
 
 use ferry_fs::{Attr, Errno, Ino, ROOT};
 
-use super::apply::Applying;
+use super::applying::Applying;
 use crate::message::{LEASED, LEASED_FOUND, Naming, Op, Outcome, Place, Use};
 
 /// What became of a lookup.
 pub(super) enum Found {
-    /// The answer, and what may be kept of it.
+    /// The answer, and what the client may cache of it.
     Entry(Outcome, u8),
     /// Others have write leases on these.
     Behind(Vec<Ino>),
 }
 
 impl Applying<'_> {
-    /// The inode that a request reads, beside what a name means that is looked up.
+    /// The inode that a request reads, besides what a name means that it looks up.
     pub(super) fn reads(&self, op: &Op) -> Option<Ino> {
         let info = op.info();
         let file = || self.session.handle(info.from?).map(|open| open.ino);
-        info.inodes_with(Use::Read).next().and_then(|ino| self.session.inward(ino)).or_else(file)
+        info.inodes_with(Use::Read)
+            .next()
+            .and_then(|ino| self.session.volume_ino(ino))
+            .or_else(file)
     }
 
-    /// A name, and what may be kept of it: the directory's lease covers which inode it means, the
-    /// inode's own its attributes.
+    /// Looks a name up. The directory's lease covers which inode the name means, the inode's own
+    /// lease covers its attributes.
     pub(super) fn look_up(&self, parent: Ino, name: &[u8]) -> Result<Found, Errno> {
         let dir = if name == b"." { self.ino_of_handle(parent)? } else { self.ino(parent)? };
         let name = if parent == ROOT && name == b".." { b"." } else { name };
@@ -41,48 +44,43 @@ impl Applying<'_> {
         let mut leased = if of_dir { LEASED } else { 0 };
         if let Some(attr) = &mut entry.attr
             && leases.grant(id, attr.ino)
-            // Once more: what it was before the lease may have changed. Its last name may be gone,
-            // then the lease covers nothing.
+            // Read again under the lease: the attributes may have changed before. If the last name
+            // was removed meanwhile, the lease covers nothing.
             && let Ok((now, _)) = self.call(|cx| self.fs().getattr(cx, attr.ino, None))
         {
             *attr = now;
             leased |= LEASED_FOUND;
         }
-        // Of a file that was asked for by its number alone nobody says where it is: where it was
-        // found before.
+        // A file that was asked for by its number alone keeps the directory in which it was found
+        // before.
         let found_in = if name == b"." { self.session.where_found(dir) } else { dir };
         Ok(Found::Entry(self.entry(found_in, entry), leased))
     }
 
-    /// Nobody promises extended attributes: of an inode without any, others need not give back what
-    /// they may change. (`ls -l` asks twice for each file, and would wait each time for one that is
-    /// being written.)
-    pub(super) fn reads_nothing_promised(&self, op: &Op, ino: Ino) -> bool {
+    /// No client acknowledges extended attributes early, so a request for them need not recall the
+    /// lease of an inode that has none. (`ls -l` asks twice for each file, and would wait each time
+    /// for one that is being written.)
+    pub(super) fn reads_nothing_leased(&self, op: &Op, ino: Ino) -> bool {
         matches!(op, Op::Getxattr { .. } | Op::Listxattr { .. })
             && self.fs().is_plain(ino) == Ok(true)
     }
 
-    /// An inode by its number alone, which a file handle says (an NFS server's, say): the kernel
-    /// may have forgotten it. A session that may reach all of the volume may have it. Of any other
-    /// one it could not be said whether a file lies inside, for files do not know their
-    /// directories.
+    /// An inode by its number alone, which a file handle gives (of an NFS server, for example): the
+    /// kernel may have forgotten it. A session that may use the whole volume may have it. For any
+    /// other session the server could not tell whether a file lies inside, because files do not
+    /// know their directories.
     fn ino_of_handle(&self, ino: Ino) -> Result<Ino, Errno> {
-        let reaches_all = self.session.walls.is_none() && self.session.peer.limits.is_none();
+        let reaches_all = self.session.bounds.is_none() && self.session.peer.limits.is_none();
         self.ino(ino).or_else(|errno| if reaches_all { Ok(ino) } else { Err(errno) })
     }
 
-    /// What the client may keep of an inode that it may use.
+    /// The attributes of an inode, if the client may cache them.
     pub(super) fn leased(&self, ino: Ino) -> Option<Attr> {
-        self.session.inward(self.session.outward(ino))?;
+        self.session.volume_ino(self.session.client_ino(ino))?;
         if !self.core.leases.grant(self.session.number, ino) {
             return None;
         }
         self.attr_now(ino).ok()
-    }
-
-    pub(super) fn attr_now(&self, ino: Ino) -> Result<Attr, Errno> {
-        let (attr, _) = self.call(|cx| self.fs().getattr(cx, ino, None))?;
-        Ok(self.attr(attr))
     }
 
     pub(super) fn is_empty(&self, dir: Ino) -> bool {
@@ -96,8 +94,8 @@ impl Applying<'_> {
         listed.is_ok() && empty
     }
 
-    /// The names that a change takes away from what they mean, which is no directory; the new one
-    /// of a rename last.
+    /// The names that a change takes away from inodes that are no directories; the new name of a
+    /// rename comes last.
     pub(super) fn names_taken(&self, op: &Op) -> Vec<Place> {
         let info = op.info();
         let taken =
@@ -106,14 +104,14 @@ impl Applying<'_> {
             return Vec::new();
         }
         let place = |(dir, name): (Ino, &[u8])| {
-            Some(Place { parent: self.session.inward(dir)?, name: name.to_vec() })
+            Some(Place { parent: self.session.volume_ino(dir)?, name: name.to_vec() })
         };
         info.names().filter_map(place).collect()
     }
 
-    /// The names were taken from these inodes (and their directories are among them): who knows
-    /// them is told, with his next ping. Not of directories: programs at work in one that was moved
-    /// find it by what their kernel knows.
+    /// The names were taken from these inodes (their directories are among them). Sessions that
+    /// know them are told with their next ping. Not for directories: programs in a directory that
+    /// was moved find it by what their kernel knows.
     pub(super) fn names_lost(&self, inos: &[Ino], names: &[Place]) {
         let is_dir = |Place { parent, name }: &Place| {
             self.core
@@ -123,17 +121,18 @@ impl Applying<'_> {
         if names.is_empty() || matches!(names, [_, new] if is_dir(new)) {
             return;
         }
-        self.core.others(self.session).for_each(|other| other.lose_names(inos, names));
+        self.core.others(self.session).for_each(|other| other.names_removed(inos, names));
     }
 
     /// The inodes that a change reads or writes, in order. If it touches what its names mean, these
     /// inodes are among them.
-    pub(super) fn touched(&self, op: &Op) -> Vec<Ino> {
+    pub(in crate::server) fn touched(&self, op: &Op) -> Vec<Ino> {
         let info = op.info();
-        let named =
-            |(dir, name): (Ino, &[u8])| Some(self.core.named(self.session.inward(dir)?, name)?.ino);
+        let named = |(dir, name): (Ino, &[u8])| {
+            Some(self.core.named(self.session.volume_ino(dir)?, name)?.ino)
+        };
         let file = |fh: u64| self.session.handle(fh).map(|open| open.ino);
-        let inodes = info.inodes_with(Use::Read).filter_map(|ino| self.session.inward(ino));
+        let inodes = info.inodes_with(Use::Read).filter_map(|ino| self.session.volume_ino(ino));
         let targets = info.names().filter(|_| info.naming.touches_targets()).filter_map(named);
         let mut inos: Vec<Ino> =
             inodes.chain(info.handles().filter_map(file)).chain(targets).collect();

@@ -1,4 +1,4 @@
-//! Who is not let in hears why, and the administrator sees it.
+//! A refused client is told why, and the administrator sees it.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -39,7 +39,7 @@ fn refused(world: &World, cause: &str) -> u64 {
 }
 
 #[test]
-fn a_certificate_that_has_expired_opens_no_door_and_its_client_hears_that() {
+fn an_expired_certificate_is_refused_and_the_client_is_told() {
     let env = Env { clock: Arc::new(Ahead(40 * DAY)), ..Env::real() };
     let listening = Listening::of(World::serving(750, server_options(), env));
     let at = listening.dir.path();
@@ -50,7 +50,7 @@ fn a_certificate_that_has_expired_opens_no_door_and_its_client_hears_that() {
     assert!(said.contains("certificate (short) has expired on 2"), "{said}");
     assert!(listening.connect("long").is_ok());
     assert_eq!(refused(&listening.world, "certificate_expired"), 1);
-    // Each side looks at its own before it begins.
+    // Each side checks its own certificate before it begins.
     authority::issue(at, "over", &Terms::default(), 0).unwrap();
     let wall = Env::real().clock.wall();
     while Env::real().clock.wall().as_secs() <= wall.as_secs() + 1 {
@@ -64,7 +64,7 @@ fn a_certificate_that_has_expired_opens_no_door_and_its_client_hears_that() {
 }
 
 #[test]
-fn a_certificate_of_another_authority_is_called_so() {
+fn a_certificate_of_another_authority_is_refused_with_that_reason() {
     let listening = Listening::new(751);
     let stranger = tempfile::tempdir().unwrap();
     authority::init(stranger.path(), &["localhost".into()], authority::DAYS).unwrap();
@@ -81,7 +81,7 @@ fn a_certificate_of_another_authority_is_called_so() {
 }
 
 #[test]
-fn who_speaks_tls_and_who_does_not_hear_it_from_each_other() {
+fn a_mismatch_of_tls_is_reported_on_both_sides() {
     let listening = Listening::new(752);
     let (world, at) = (&listening.world, listening.dir.path());
     let laptop = authority::issue(at, "laptop", &Terms::default(), authority::DAYS).unwrap();
@@ -100,7 +100,7 @@ fn who_speaks_tls_and_who_does_not_hear_it_from_each_other() {
 }
 
 #[test]
-fn a_client_of_another_version_hears_so_whatever_else_it_says() {
+fn a_client_of_another_version_is_told_so() {
     let world = World::new(753);
     let told = |bytes: &[u8]| {
         let mut raw = Raw::connected(&world, Peer::default());
@@ -119,7 +119,7 @@ fn a_client_of_another_version_hears_so_whatever_else_it_says() {
 }
 
 #[test]
-fn an_administrator_sees_where_a_client_comes_from() {
+fn the_address_of_a_client_is_reported() {
     let listening = Listening::new(754);
     authority::issue(listening.dir.path(), "laptop", &Terms::default(), authority::DAYS).unwrap();
     let _client = listening.connect("laptop").unwrap();
@@ -130,7 +130,7 @@ fn an_administrator_sees_where_a_client_comes_from() {
 }
 
 #[test]
-fn a_private_key_that_others_can_read_is_not_used() {
+fn a_private_key_that_others_can_read_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     authority::init(at, &["localhost".into()], authority::DAYS).unwrap();
@@ -163,7 +163,7 @@ fn a_private_key_that_others_can_read_is_not_used() {
 }
 
 #[test]
-fn the_authority_s_key_lies_apart_and_the_server_does_without() {
+fn a_server_runs_without_the_key_of_its_authority() {
     let dir = tempfile::tempdir().unwrap();
     let (at, away) = (dir.path().join("tls"), dir.path().join("safe"));
     let days = authority::DAYS;
@@ -175,7 +175,7 @@ fn the_authority_s_key_lies_apart_and_the_server_does_without() {
         "that is no client"
     );
     authority::issue(&at, "laptop", &Terms::default(), days).unwrap();
-    // The administrator takes it away.
+    // The administrator takes the key away.
     fs::rename(at.join("authority"), &away).unwrap();
     assert!(ServerTls::load(&at).is_ok());
     for failed in [
@@ -192,7 +192,7 @@ fn the_authority_s_key_lies_apart_and_the_server_does_without() {
     let desktop = authority::issue(&away, "desktop", &Terms::default(), days).unwrap();
     assert!(ClientTls::load(&desktop).is_ok());
     assert_eq!(authority::revoke(&at, "laptop").unwrap(), 1, "which needs no key");
-    // One of an older version has all in one place.
+    // An authority of an older version has all files in one directory.
     let old = dir.path().join("old");
     fs::create_dir(&old).unwrap();
     for name in ["ca.key", "ca.pem"] {

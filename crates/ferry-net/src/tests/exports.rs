@@ -1,5 +1,5 @@
 //! A client reaches what lies below the directory that it mounts, and changes what it may change
-//! there; whatever others do meanwhile.
+//! there, whatever others do meanwhile.
 
 use super::certificates::{DAEMON, Liar, Listening, Root, failed};
 use super::*;
@@ -12,7 +12,7 @@ fn exports(words: &str) -> Vec<Export> {
     words.split(',').map(|word| word.parse().unwrap()).collect()
 }
 
-/// Who does not give leases back is not waited for.
+/// Clients that do not return leases are not waited for.
 fn world(seed: u64, words: &str) -> World {
     let lease_term = Duration::from_millis(100);
     World::with(seed, ServerOptions { exports: exports(words), lease_term, ..server_options() })
@@ -47,7 +47,7 @@ fn truncate(ino: Ino) -> Op {
 }
 
 #[test]
-fn what_another_client_moves_out_of_an_export_is_out_of_reach() {
+fn a_directory_moved_out_of_an_export_is_out_of_reach() {
     let world = world(950, "/:rw,/pub:rw");
     let root = Root(&world.fs);
     let (public, private) =
@@ -59,13 +59,13 @@ fn what_another_client_moves_out_of_an_export_is_out_of_reach() {
     let kept = root.dir(public, "kept", (0, 0), 0o755);
     let mut inside = Liar::at(&world, Peer::default(), "/pub");
     let mut all = Liar::at(&world, Peer::default(), "/");
-    let mut tickets = Vec::new();
+    let mut capabilities = Vec::new();
     for (parent, name, ino) in
         [(ROOT, "d", dir), (dir, "deep", deep), (deep, "f", file), (deep, "open", open)]
     {
         let known = known(look_up(&mut inside, parent, name));
         assert_eq!(known.attr.ino, ino);
-        tickets.push(Claim { ino, ticket: known.ticket });
+        capabilities.push(Claim { ino, ticket: known.ticket });
     }
     inside.ino(ROOT, "kept");
     let fh = inside.opens(DAEMON, open, libc::O_RDWR).unwrap();
@@ -127,22 +127,22 @@ fn what_another_client_moves_out_of_an_export_is_out_of_reach() {
     let write =
         Op::Write { fh, offset: 0, data: b"x".to_vec(), append: false, kill_suidgid: false };
     assert_eq!(inside.says(DAEMON, write), Outcome::Count { count: 1 });
-    // Tickets lead there no more than numbers do.
+    // Capabilities lead there no more than numbers do.
     let mut again = Liar::at(&world, Peer::default(), "/pub");
-    again.says(DAEMON, Op::Claim { inodes: List(tickets.clone()) });
+    again.says(DAEMON, Op::Claim { inodes: List(capabilities.clone()) });
     for ino in [dir, deep, file, open] {
         assert_eq!(again.says(DAEMON, Op::Getattr { ino }), failed(libc::ESTALE), "{ino}");
     }
-    // It comes back, and so does the way there.
+    // It comes back, and can be reached again.
     assert_eq!(all.says(DAEMON, rename(private, "d", public, "d")), Outcome::Done {});
     inside.ino(deep, "secret");
-    again.says(DAEMON, Op::Claim { inodes: List(tickets) });
+    again.says(DAEMON, Op::Claim { inodes: List(capabilities) });
     assert!(matches!(again.says(DAEMON, Op::Getattr { ino: file }), Outcome::Attributes { .. }));
     assert_eq!(again.ino(deep, ".."), dir);
 }
 
 #[test]
-fn a_removed_directory_with_an_open_file_is_still_inside() {
+fn a_removed_directory_with_an_open_file_stays_within_bounds() {
     let world = world(951, "/pub:rw");
     let root = Root(&world.fs);
     let public = root.dir(ROOT, "pub", (0, 0), 0o755);
@@ -164,7 +164,7 @@ fn a_removed_directory_with_an_open_file_is_still_inside() {
 }
 
 #[test]
-fn a_read_only_export_inside_another_is_read_only_for_whom_that_one_is_mounted() {
+fn a_read_only_export_inside_a_mounted_one_is_read_only() {
     let certificate = || Peer { exports: exports("/a:rw,/a/way/b:ro"), ..Peer::default() };
     for (seed, server, peer) in
         [(952, "/a:rw,/a/way/b:ro", Peer::default()), (953, "/:rw", certificate())]
@@ -216,7 +216,7 @@ fn a_read_only_export_inside_another_is_read_only_for_whom_that_one_is_mounted()
         assert_eq!(liar.says(DAEMON, truncate(file)), failed(libc::EROFS));
         assert_eq!(liar.opens(DAEMON, file, libc::O_RDWR), Err(libc::EROFS));
         assert_eq!(liar.opens(DAEMON, file, libc::O_RDONLY | libc::O_TRUNC), Err(libc::EROFS));
-        // Neither by a name elsewhere, nor by another place of the directory.
+        // Neither by a name elsewhere, nor by moving the directory.
         assert_eq!(liar.says(DAEMON, link(file, ROOT, "mine")), failed(libc::EXDEV));
         for op in [
             rename(way, "b", ROOT, "c"),
@@ -241,7 +241,7 @@ fn a_read_only_export_inside_another_is_read_only_for_whom_that_one_is_mounted()
             (root.names(a), root.names(inner)),
             (vec!["other".to_owned(), "way".into()], vec!["f".into()])
         );
-        // Who mounts it, or what is in it, changes nothing at all.
+        // A client that mounts it, or something in it, changes nothing at all.
         assert!(world.mount("/a/way/b").unwrap().fs.is_read_only());
         assert!(world.mount("/a/way/b/inner").unwrap().fs.is_read_only());
         // An honest client does the same, though it asks for leases and decides what it can.
@@ -254,7 +254,7 @@ fn a_read_only_export_inside_another_is_read_only_for_whom_that_one_is_mounted()
 }
 
 #[test]
-fn a_certificate_mounts_what_it_is_for() {
+fn a_certificate_mounts_only_its_exports() {
     let listening = Listening::new(954);
     let root = Root(&listening.world.fs);
     let home = root.dir(ROOT, "home", (0, 0), 0o755);
@@ -295,10 +295,10 @@ fn a_certificate_mounts_what_it_is_for() {
     assert_eq!(reader.create(ROOT, "x").map(drop), Err(Errno(libc::EROFS)));
 }
 
-/// A file handle says a number and nothing else: who reaches the whole volume gets the file, if
-/// that has a name or is open; others get what they know.
+/// A file handle is a number and nothing else. A session that may use the whole volume gets the
+/// file, if that has a name or is open. Others get what they know.
 #[test]
-fn a_number_alone_is_enough_for_who_reaches_all() {
+fn an_unrestricted_session_opens_inodes_by_number() {
     let world = world(954, "/:rw,/pub:rw");
     let root = Root(&world.fs);
     let public = root.dir(ROOT, "pub", (0, 0), 0o755);
@@ -316,7 +316,7 @@ fn a_number_alone_is_enough_for_who_reaches_all() {
     }
     assert_eq!(all.ino(dir, ".."), public);
     assert_eq!(look_up(&mut all, 1 << 40, "."), failed(libc::ESTALE), "it never was there");
-    // What is known lies where it was found, as often as it is asked for.
+    // A known file lies where it was found, however often it is asked for.
     assert_eq!((inside.ino(ROOT, "d"), inside.ino(dir, "f")), (dir, file));
     for _ in 0..2 {
         assert_eq!(known(look_up(&mut inside, file, ".")).attr.ino, file);
@@ -325,7 +325,7 @@ fn a_number_alone_is_enough_for_who_reaches_all() {
             Outcome::Attributes { .. }
         ));
     }
-    // Without a name it is there as long as somebody has it open, whoever still knows it.
+    // Without a name it is there as long as a client has it open, even if others know it.
     let fh = all.opens(DAEMON, other, libc::O_RDONLY);
     assert_eq!(fh, Err(libc::ESTALE), "it was not named");
     all.ino(dir, "other");

@@ -1,6 +1,6 @@
 //! Clients that wait for the answer to each change (`async=off`, or a limited certificate) are
-//! entered on the volume as others are: after a crash they know what is there, and make again what
-//! is not.
+//! recorded on the volume as others are: after a crash they know what is there, and replay what is
+//! not.
 
 use super::certificates::{Root, limited};
 use super::replay::Crashing;
@@ -20,7 +20,7 @@ fn waiting(crashing: &Crashing, is_limited: bool) -> (Client, Ino) {
     (client, dir)
 }
 
-/// Several changes of every kind; gives the file that is open.
+/// Several changes of every kind. Returns the file that is open.
 fn work(client: &Client, dir: Ino) -> (Ino, u64) {
     let sub = client.mkdir(dir, "sub").unwrap();
     let (ino, fh) = client.create(sub, "f").unwrap();
@@ -32,7 +32,7 @@ fn work(client: &Client, dir: Ino) -> (Ino, u64) {
     (ino, fh)
 }
 
-/// All is there, and nobody was told of a loss.
+/// All is there, and no loss is reported.
 fn assert_kept(client: &Client, dir: Ino, (ino, fh): (Ino, u64)) {
     assert_eq!(client.list(dir).unwrap(), ["sub"]);
     let sub = client.ino(dir, "sub");
@@ -45,12 +45,12 @@ fn assert_kept(client: &Client, dir: Ino, (ino, fh): (Ino, u64)) {
 }
 
 #[test]
-fn what_a_client_that_waits_has_made_and_is_there_is_not_told_as_lost() {
+fn a_durable_change_of_a_waiting_client_is_not_reported_lost() {
     for is_limited in [false, true] {
         let mut crashing = Crashing::new(740);
         let (client, dir) = waiting(&crashing, is_limited);
         let open = work(&client, dir);
-        // Durable, and nobody has told the client.
+        // Durable, and the client does not know it.
         crashing.world.fs.sync_sessions(&[]).unwrap();
         crashing.crash_and_start();
         assert_kept(&client, dir, open);
@@ -58,7 +58,7 @@ fn what_a_client_that_waits_has_made_and_is_there_is_not_told_as_lost() {
 }
 
 #[test]
-fn what_a_client_that_waits_has_made_and_a_crash_has_taken_is_made_again() {
+fn a_waiting_client_replays_what_a_crash_took() {
     for is_limited in [false, true] {
         let mut crashing = Crashing::new(741);
         let (client, dir) = waiting(&crashing, is_limited);
@@ -69,7 +69,7 @@ fn what_a_client_that_waits_has_made_and_a_crash_has_taken_is_made_again() {
 }
 
 #[test]
-fn what_a_limited_client_makes_again_is_what_it_may() {
+fn a_limited_client_replays_only_what_it_may() {
     let mut crashing = Crashing::new(742);
     let (client, dir) = waiting(&crashing, true);
     client.mkdir(dir, "sub").unwrap();

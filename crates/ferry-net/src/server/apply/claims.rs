@@ -1,0 +1,95 @@
+//! What a client tells a server that has taken the place of another: inodes that it knew, inode
+//! numbers that it had, and that it has replayed everything.
+
+use ferry_fs::{Errno, Ino, ROOT};
+
+use super::applying::{Applying, Done};
+use crate::codec::List;
+use crate::message::{BATCH_MAX, Claim, Numbers, Outcome};
+use crate::server::capability;
+
+impl Applying<'_> {
+    /// The session knows again what the capabilities prove. What is missing stays unknown.
+    pub(super) fn claim(&self, inodes: &List<Claim>) -> Done {
+        if inodes.0.len() > BATCH_MAX {
+            return Err(Errno(libc::EINVAL));
+        }
+        let place_of = |claim: &Claim| {
+            let dir = capability::found_in(&self.core.key, &self.session.path, claim)
+                .ok_or(Errno(libc::EPERM))?;
+            Ok((claim.ino, dir))
+        };
+        let claims = inodes.0.iter().filter(|claim| claim.ino != ROOT);
+        let claims = claims.map(place_of).collect::<Result<Vec<(Ino, Ino)>, Errno>>()?;
+        let mut found = Vec::with_capacity(claims.len());
+        for (ino, dir) in claims {
+            if let Ok(Some(attr)) =
+                self.call(|cx| self.fs().lookup(cx, ino, b".")).map(|entry| entry.attr)
+            {
+                self.session.found_in(attr.ino, dir);
+                if self.core.is_inside(self.session, attr.ino) {
+                    found.push(attr.ino);
+                } else {
+                    let stamp = self.session.learn(self.fs(), attr.ino, dir);
+                    self.session.forget(self.fs(), attr.ino, stamp);
+                }
+            } else if self.session.is_replaying() {
+                self.session.reservations.add_missing(ino);
+            }
+        }
+        // All get one stamp, and none that of another answer that the client has not seen.
+        let now = self.core.env.clock.monotonic();
+        Ok(Outcome::Count { count: self.session.learn_claimed(self.fs(), &found, now) })
+    }
+
+    /// The previous server gave these numbers to the client. What it has made under them is its
+    /// own.
+    pub(super) fn numbered(&self, numbers: &Numbers, made: &List<Ino>) -> Done {
+        let range = numbers.first..numbers.first.saturating_add(numbers.count.into());
+        if made.0.len() > BATCH_MAX || !self.session.is_replaying() {
+            return Err(Errno(libc::EINVAL));
+        }
+        if numbers.ticket != capability::of_numbers(&self.core.key, &self.session.path, &range) {
+            return Err(Errno(libc::EPERM));
+        }
+        if !self.session.reservations.add_former(range.clone()) {
+            return Err(Errno(libc::EINVAL));
+        }
+        let (mut claims, mut newest) = (Vec::new(), 0);
+        for ino in made.0.iter().filter(|ino| range.contains(ino)) {
+            if let Some(stamp) = self.find_again(*ino, 0) {
+                newest = stamp;
+                let capability = capability::of_inode(&self.core.key, &self.session.path, *ino, 0);
+                claims.push(Claim { ino: *ino, ticket: capability });
+            }
+        }
+        Ok(Outcome::Claimed { claims: List(claims), stamp: newest })
+    }
+
+    /// Everything is replayed. It becomes durable before others may change it, and the client knows
+    /// that before it says `Settled`. So the client never replays a second time over what others
+    /// have done.
+    pub(super) fn end_replay(&self) -> Done {
+        self.session.replayed();
+        match self.core.sync() {
+            Ok(()) => Ok(Outcome::Count { count: self.session.durable() }),
+            Err(errno) => {
+                self.core.fence(self.session);
+                Err(errno)
+            }
+        }
+    }
+
+    /// The session knows an inode again that it had found in `dir`, if it is there and within its
+    /// bounds. Returns the stamp.
+    fn find_again(&self, ino: Ino, dir: Ino) -> Option<u64> {
+        let entry = self.call(|cx| self.fs().lookup(cx, ino, b".")).ok()?;
+        let ino = entry.attr?.ino;
+        let stamp = self.session.learn(self.fs(), ino, dir);
+        if self.core.is_inside(self.session, ino) {
+            return Some(stamp);
+        }
+        self.session.forget(self.fs(), ino, stamp);
+        None
+    }
+}
