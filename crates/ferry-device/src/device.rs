@@ -78,6 +78,17 @@ pub trait BlockDevice: Send + Sync {
     fn next_data(&self, offset: u64) -> u64 {
         offset
     }
+    /// Reads from each copy that the device has, for a caller that knows what was written and did
+    /// not get it. Returns whether one copy is `wanted`, and leaves that in `buf`; the device then
+    /// writes the others anew. `false` where there is one copy.
+    fn read_matching(
+        &self,
+        _offset: u64,
+        _buf: &mut AlignedBuf,
+        _wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> bool {
+        false
+    }
     /// The components of a composite; empty for a single device.
     fn components(&self) -> Vec<ComponentStats> {
         Vec::new()

@@ -407,6 +407,15 @@ impl BlockDevice for HookedDevice {
         reads.iter_mut().map(|(offset, buf)| self.read_counted(*offset, buf)).collect()
     }
 
+    fn read_matching(
+        &self,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> bool {
+        self.inner.read_matching(offset, buf, wanted)
+    }
+
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
         let request = Request::new(Op::Write, offset, buf.len() as u64);
         self.serve(&request, &mut || self.inner.write(offset, buf))

@@ -5,7 +5,7 @@ mod composite_support;
 
 use composite_support::*;
 use ferry_device::{
-    BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, CompositeError, HEAD_LEN,
+    AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, CompositeError, HEAD_LEN,
     HookedDevice, Io, MirrorDevice,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -183,6 +183,29 @@ fn an_unreadable_block_is_read_from_another_side_and_rewritten() {
     check(&dev, 0);
     until(|| dev.live_sides() == 1);
     check(&dev, 0);
+}
+
+#[test]
+fn a_side_with_wrong_bytes_is_written_anew_from_one_with_the_wanted_ones() {
+    let devices = new_mirror(2);
+    let (memory, offset) = (Arc::default(), 3 * BLOCK);
+    let written = filled(BLOCK_SIZE, 7);
+    for wrong in [0, 1] {
+        let dev = open(&devices, &[0, 1], &memory);
+        dev.write(offset, &written).unwrap();
+        dev.flush().unwrap();
+        devices[wrong].inner().write(HEAD_LEN + offset, &filled(BLOCK_SIZE, 8)).unwrap();
+        let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
+        assert!(!dev.read_matching(offset, &mut buf, &|_| false), "no side has it");
+        assert!(dev.read_matching(offset, &mut buf, &|bytes| bytes == &written[..]));
+        assert!(buf[..] == written[..]);
+        until(|| dev.components()[wrong].repairs >= 1);
+        drop(dev);
+        for side in &devices {
+            side.inner().read(HEAD_LEN + offset, &mut buf).unwrap();
+            assert!(buf[..] == written[..], "both sides have what was written");
+        }
+    }
 }
 
 #[test]

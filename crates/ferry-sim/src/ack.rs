@@ -57,6 +57,9 @@ pub struct Worker<'w> {
     pub number: u64,
     /// Decides what it does.
     pub rng: SimRng,
+    /// It syncs every file that replaces another before the rename. Without this it trusts for half
+    /// of them that a rename never leaves an empty file, which `cache=writeback` does not promise.
+    pub syncs_replacements: bool,
 }
 
 impl Worker<'_> {
@@ -122,8 +125,7 @@ impl Worker<'_> {
         let temporary = self.root.join(format!("{path}.new"));
         let mut file = File::create(&temporary)?;
         file.write_all(&whole(path, version))?;
-        // Half of them trust that a rename never leaves an empty file.
-        if self.rng.chance(1, 2) {
+        if self.rng.chance(1, 2) || self.syncs_replacements {
             file.sync_all()?;
         }
         fs::rename(&temporary, self.root.join(path))?;

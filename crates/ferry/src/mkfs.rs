@@ -109,7 +109,7 @@ fn warn_of_small_host(volume: &Path, size: u64, device: &dyn BlockDevice) {
 
 /// A missing name below /dev is a typing error: the volume would be a file in memory, in place of a
 /// device. /dev/shm is for files.
-fn refuse_device_directory(path: &Path) -> Result<(), CliError> {
+pub fn refuse_device_directory(path: &Path) -> Result<(), CliError> {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
     let parent = absolute.parent().unwrap_or(&absolute);
     let parent = parent.canonicalize().unwrap_or_else(|_| parent.into());

@@ -14,6 +14,7 @@ use crate::cli::ReplaceArgs;
 use crate::control::{Control, print, stats_of};
 use crate::error::CliError;
 use crate::holder::{self, open_composite_when_free};
+use crate::mkfs::refuse_device_directory;
 
 /// The interval between two looks at the progress.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
@@ -35,6 +36,7 @@ pub fn run(args: &ReplaceArgs) -> Result<(), CliError> {
         return Err(CliError::Failed(format!("{}: {what}", args.volume.display())));
     }
     let new = std::path::absolute(&args.new).map_err(CliError::path(&args.new, "cannot find"))?;
+    refuse_device_directory(&new)?;
     let unreadable = match Control::find(&volume)? {
         Some(control) => while_in_use(args, &control, &old, &new)?,
         None => alone(args, &volume, &old, &new)?,

@@ -645,7 +645,7 @@ fn mkfs_warns_if_the_volume_may_outgrow_the_host() {
 }
 
 #[test]
-fn mkfs_makes_no_file_where_a_device_is_named() {
+fn no_file_is_made_where_a_device_is_named() {
     let absent = Path::new("/dev/ferry-no-such-device");
     for args in [vec!["mkfs", path(absent)], vec!["mkfs", path(absent), "--force", "--size", "64M"]]
     {
@@ -657,6 +657,12 @@ fn mkfs_makes_no_file_where_a_device_is_named() {
     let set = ["mkfs", path(&volume), "--size", "64M", "--device", "linear", path(absent)];
     fails(&ferry(&set), 1, "no file is made below /dev");
     assert!(!absent.exists() && !volume.exists());
+    let sides = ["a", "b"].map(|side| volume.with_extension(side));
+    let [a, b] = [path(&sides[0]), path(&sides[1])];
+    ok(&ferry(&["mkfs", path(&volume), "--size", "64M", "--device", "mirror", a, b]));
+    let replace = ["replace", path(&volume), a, path(absent)];
+    fails(&ferry(&replace), 1, "no file is made below /dev");
+    assert!(!absent.exists());
 }
 
 /// The process that has a volume open.

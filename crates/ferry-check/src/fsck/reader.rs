@@ -38,13 +38,18 @@ impl Reader {
 
     /// The block is there and has this checksum.
     pub(super) fn matches(&mut self, dev: u64, crc: u32) -> bool {
-        match self.blocks(dev, 1) {
-            Ok(bytes) => crc32c::crc32c(bytes) == crc,
-            Err(_) => {
-                self.failed = Some(dev);
-                false
-            }
+        let read = self.blocks(dev, 1).map(crc32c::crc32c);
+        let matches = read.as_ref().is_ok_and(|read| *read == crc) || self.elsewhere(dev, crc);
+        if !matches && read.is_err() {
+            self.failed = Some(dev);
         }
+        matches
+    }
+
+    /// Another copy of the device has the block with this checksum.
+    pub(super) fn elsewhere(&self, dev: u64, crc: u32) -> bool {
+        let mut one = AlignedBuf::zeroed(BLOCK as usize);
+        self.device.read_matching(dev * BLOCK, &mut one, &|bytes| crc32c::crc32c(bytes) == crc)
     }
 
     /// The last attempt to read this block failed.

@@ -51,16 +51,21 @@ impl Verifier {
                 return;
             }
             Err(error) => {
+                if self.0.elsewhere(block, crcs[0]) {
+                    return;
+                }
                 let what = format!("the device cannot read it: {error}");
                 let finding = Finding::new(Code::ReadError, what).of(ino);
                 findings.add(finding.at(offset).on_device(block * BLOCK).blocks(1));
                 return;
             }
         };
-        for (i, (bytes, crc)) in bytes.chunks_exact(BLOCK as usize).zip(crcs).enumerate() {
-            if crc32c::crc32c(bytes) != *crc {
-                let (finding, skip) =
-                    (Finding::new(Code::Checksum, MISMATCH).of(ino), i as u64 * BLOCK);
+        let each = (0..).zip(bytes.chunks_exact(BLOCK as usize).zip(crcs));
+        let differ = each.filter(|(_, (bytes, crc))| crc32c::crc32c(bytes) != **crc);
+        let differ: Vec<(u64, u32)> = differ.map(|(i, (_, crc))| (i, *crc)).collect();
+        for (i, crc) in differ {
+            if !self.0.elsewhere(block + i, crc) {
+                let (finding, skip) = (Finding::new(Code::Checksum, MISMATCH).of(ino), i * BLOCK);
                 findings.add(finding.at(offset + skip).on_device(block * BLOCK + skip).blocks(1));
             }
         }

@@ -446,6 +446,15 @@ impl BlockDevice for CompositeVolume {
         self.inner().read(offset, buf)
     }
 
+    fn read_matching(
+        &self,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> bool {
+        self.inner().read_matching(offset, buf, wanted)
+    }
+
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
         self.inner().write(offset, buf)
     }

@@ -18,6 +18,8 @@ impl LocalFs {
             return;
         }
         let Some(handle) = self.handles.get(ino, fh) else { return };
+        // What the kernel had taken from a program is lost on a volume that has become read-only.
+        let error = if error == Errno(libc::EROFS) { Errno(libc::EIO) } else { error };
         handle.inode.kernel_write_errors.add(error);
         if let Some(host) = &*self.host.read() {
             host.invalidate_attributes(ino);

@@ -10,7 +10,13 @@ fn worked(steps: u64) -> (tempfile::TempDir, String) {
     let log = OpenOptions::new().append(true).create_new(true).open(&log_path).expect("a new log");
     let left = Cell::new(steps);
     let stop = || left.replace(left.get().saturating_sub(1)) == 0;
-    let worker = Worker { root: dir.path(), log: &log, number: 0, rng: SimRng::new(5) };
+    let worker = Worker {
+        root: dir.path(),
+        log: &log,
+        number: 0,
+        rng: SimRng::new(5),
+        syncs_replacements: false,
+    };
     let (acknowledged, result) = worker.work(&stop);
     result.expect("the host's file system works");
     assert_eq!(acknowledged, steps);

@@ -1,4 +1,4 @@
-//! `ack run DIR LOG [--seconds N] [--threads N] [--seed S]` works below DIR until the time is up or
+//! `ack run DIR LOG [--seconds N] [--threads N] [--seed S] [--sync-replacements 0|1]` works below DIR until the time is up or
 //! the mount dies; `ack verify DIR LOG` says whether all that was acknowledged is there (status 1
 //! if not).
 
@@ -10,17 +10,18 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-const USAGE: &str =
-    "usage: ack run DIR LOG [--seconds N] [--threads N] [--seed S]\n       ack verify DIR LOG";
+const USAGE: &str = "usage: ack run DIR LOG [--seconds N] [--threads N] [--seed S] [--sync-replacements 0|1]\n       ack verify DIR LOG";
 
 struct Options {
     seconds: u64,
     threads: u64,
     seed: u64,
+    /// Not 0: `Worker::syncs_replacements`.
+    sync_replacements: u64,
 }
 
 fn parse(words: &[String]) -> Option<Options> {
-    let mut options = Options { seconds: 60, threads: 4, seed: 1 };
+    let mut options = Options { seconds: 60, threads: 4, seed: 1, sync_replacements: 0 };
     for pair in words.chunks(2) {
         let [name, value] = pair else { return None };
         let value = value.parse().ok()?;
@@ -28,6 +29,7 @@ fn parse(words: &[String]) -> Option<Options> {
             "--seconds" => options.seconds = value,
             "--threads" => options.threads = value,
             "--seed" => options.seed = value,
+            "--sync-replacements" => options.sync_replacements = value,
             _ => return None,
         }
     }
@@ -43,7 +45,13 @@ fn run(dir: &Path, log: &Path, options: &Options) -> std::io::Result<()> {
         let workers: Vec<_> = (0..options.threads)
             .map(|number| {
                 let rng = SimRng::new(options.seed << 16 | number);
-                let worker = Worker { root: dir, log: &log, number, rng };
+                let worker = Worker {
+                    root: dir,
+                    log: &log,
+                    number,
+                    rng,
+                    syncs_replacements: options.sync_replacements > 0,
+                };
                 scope.spawn(|| worker.work(&stop))
             })
             .collect();

@@ -9,7 +9,7 @@
 //!   list of active sides. A side that is out is stale for ever. If the request fails on all sides,
 //!   the mirror returns the error and puts no side out.
 //! * MIRROR-4. If a read fails on one side, another side answers it, and the blocks that failed are
-//!   rewritten from there.
+//!   rewritten from there. The same if a side answers with bytes that the reader knows to be wrong.
 //! * MIRROR-5. A copy between sides keeps writers out of its region, and waits for those inside.
 //! * MIRROR-6. A side on which a request failed is suspect until MIRROR-3 is done: nothing is
 //!   copied from it, and it serves reads only if all sides are suspect. It becomes suspect before
@@ -127,6 +127,16 @@ impl BlockDevice for MirrorDevice {
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
         check_range(self.shared.capacity, offset, buf.len() as u64)?;
         self.shared.read(offset, buf)
+    }
+
+    fn read_matching(
+        &self,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> bool {
+        check_range(self.shared.capacity, offset, buf.len() as u64).is_ok()
+            && self.shared.read_matching(offset, buf, wanted)
     }
 
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {

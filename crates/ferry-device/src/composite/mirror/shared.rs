@@ -333,6 +333,39 @@ impl Shared {
         Ok(())
     }
 
+    /// MIRROR-4, for a reader that knows the contents. Returns whether a side has them.
+    pub fn read_matching(
+        &self,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> bool {
+        let live = self.live.load(Ordering::SeqCst);
+        let mut other = AlignedBuf::zeroed(buf.len());
+        let (mut found, mut wrong) = (false, Vec::new());
+        for (i, side) in self.those(live) {
+            if side.read(offset, &mut other).is_err() || !wanted(&other) {
+                wrong.push((i, side));
+            } else if !found {
+                buf.copy_from_slice(&other);
+                found = true;
+            }
+        }
+        for (i, side) in wrong.into_iter().filter(|_| found) {
+            let len = buf.len();
+            tracing::warn!(
+                side = side.name,
+                offset,
+                len,
+                "a mirror's side does not have what was written; another side has it"
+            );
+            if !self.read_only {
+                self.ask(Job::Repair { side: i, offset, len });
+            }
+        }
+        found
+    }
+
     /// Reads from the first of `sides` that can; where none can read all, block by block. The
     /// blocks that none can read are zeros in `buf`.
     pub fn read_any(&self, sides: &[usize], offset: u64, buf: &mut AlignedBuf) -> ReadAny {

@@ -36,7 +36,7 @@ impl Table {
             }
             waits |= !others.is_empty();
             for hold in others.iter().filter(|hold| !hold.state.is_leaving()) {
-                self.recall(hold.session, *ino);
+                self.recall(hold.session, *ino, now);
                 recalls.entry(hold.session).or_default().push(*ino);
             }
         }

@@ -10,9 +10,11 @@
 //!   operation. So the ordered stream waits for others no longer than a term, and then for a sync,
 //!   which waits for no client. A change never waits for a write lease, nor for a session that
 //!   waits for one: the answer is `Busy`.
-//! * LEASE-4: each sign of life renews a session's term. While the session owes an answer to a
-//!   recall, only changes that arrive renew it, however slowly, and for two terms at most. A
-//!   session that has returned leases behind changes that have not arrived must send those changes.
+//! * LEASE-4: each sign of life renews a session's term. If the session owes an answer to a recall,
+//!   the term counts from the oldest such recall, so nobody waits longer than a term for the answer.
+//!   A sign of life that comes much later than that recall renews nothing. Then only changes that
+//!   arrive renew the term, however slowly, and for two terms at most. A session that has returned
+//!   leases behind changes that have not arrived must send those changes.
 //! * LEASE-5: a write lease is the only lease on its inode. Its session's changes of the inode wait
 //!   for no session. A write lease that the client returns is free when the server has applied all
 //!   changes that came before.
@@ -160,8 +162,8 @@ impl Leases {
     /// A sign of life. Returns whether it renews the term, and the epoch that began with the
     /// session's last fence.
     pub(super) fn renew(&self, session: SessionId) -> (bool, u32) {
-        let until = self.clock.monotonic() + self.term;
-        self.with(|table| (table.renew(session, until), table.fenced_before(session)))
+        let now = self.clock.monotonic();
+        self.with(|table| (table.renew(session, now), table.fenced_before(session)))
     }
 
     /// The epoch that began with the session's last fence.
@@ -264,7 +266,9 @@ impl Leases {
 
     /// The server will not send that answer. Returns what to recall.
     pub(super) fn grant_not_sent(&self, session: SessionId, inos: &[Ino]) -> Recalls {
-        Recalls::from_iter([(session, self.with(|table| table.grant_not_sent(session, inos)))])
+        let now = self.clock.monotonic();
+        let asked = self.with(|table| table.grant_not_sent(session, inos, now));
+        Recalls::from_iter([(session, asked)])
     }
 
     /// Begins a change, at once if possible. `recall` sends recalls of what is in its way.

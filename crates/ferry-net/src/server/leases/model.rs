@@ -209,13 +209,13 @@ impl World {
                 self.failures -= 1;
                 let inos = self.clients[at].telling.take().expect("to be told");
                 self.clients[at].down.push_back(Down::Leases(Vec::new()));
-                let recalled = self.table.grant_not_sent(at as SessionId, &inos);
+                let recalled = self.table.grant_not_sent(at as SessionId, &inos, Duration::ZERO);
                 self.recall(Recalls::from_iter([(at as SessionId, recalled)]));
             }
             Event::NotWalked(at) => {
                 self.failures -= 1;
                 let (_, held) = self.clients[at].walked.take().expect("to be told");
-                let recalled = self.table.grant_not_sent(at as SessionId, &held);
+                let recalled = self.table.grant_not_sent(at as SessionId, &held, Duration::ZERO);
                 self.recall(Recalls::from_iter([(at as SessionId, recalled)]));
             }
             Event::Fenced(session) => {

@@ -227,7 +227,7 @@ impl Table {
                     .flatten()
                     .min();
                 if hold.state.may_be_recalled() {
-                    self.recall(hold.session, ino);
+                    self.recall(hold.session, ino, now);
                     found.recalls.entry(hold.session).or_default().push(ino);
                 }
             }
@@ -298,7 +298,7 @@ impl Table {
             }
         }
         for (session, inos) in &recalls {
-            inos.iter().for_each(|ino| self.recall(*session, *ino));
+            inos.iter().for_each(|ino| self.recall(*session, *ino, now));
         }
         recalls
     }

@@ -62,6 +62,8 @@ pub(super) struct Holder {
     pub(super) writes: usize,
     /// The number of its leases that are recalled and not returned.
     pub(super) recalled: usize,
+    /// These recalls, the oldest first, with the time of each; among them some that were answered.
+    pub(super) recalls: VecDeque<(Duration, Ino)>,
     /// When the server first noted progress while the session owed such an answer.
     owing_since: Option<Duration>,
     /// Write leases that end when the change with this number has been applied, in this order.
@@ -309,10 +311,31 @@ impl Table {
         epoch
     }
 
-    /// A sign of life. Returns whether it renews the term.
-    pub(super) fn renew(&mut self, session: SessionId, until: Duration) -> bool {
-        let holder = self.holders.get_mut(&session).filter(|holder| holder.recalled == 0);
-        holder.map(|holder| (holder.until, holder.owing_since) = (until, None)).is_some()
+    /// A sign of life. Returns whether it renews the term (LEASE-4).
+    pub(super) fn renew(&mut self, session: SessionId, now: Duration) -> bool {
+        let oldest = self.oldest_recall(session);
+        let from = oldest.unwrap_or(now);
+        let Some(holder) = self.holders.get_mut(&session) else { return false };
+        // The server counts an eighth more than the client, which is a ninth of its own term.
+        if now.saturating_sub(from) > self.term / 9 {
+            return false;
+        }
+        holder.until = holder.until.max(from + self.term);
+        if oldest.is_none() {
+            holder.owing_since = None;
+        }
+        true
+    }
+
+    /// When the oldest recall was sent that the session has not answered.
+    fn oldest_recall(&mut self, session: SessionId) -> Option<Duration> {
+        loop {
+            let (at, ino) = *self.holders.get(&session)?.recalls.front()?;
+            if self.hold(session, ino).is_some_and(|hold| hold.state == LeaseState::Recalled) {
+                return Some(at);
+            }
+            self.holders.get_mut(&session)?.recalls.pop_front();
+        }
     }
 
     /// A session sends changes: its term is renewed for those that wait for it. The session does
@@ -484,8 +507,13 @@ impl Table {
     }
 
     /// The caller asks the session's client to return the lease.
-    pub(super) fn recall(&mut self, session: SessionId, ino: Ino) {
+    pub(super) fn recall(&mut self, session: SessionId, ino: Ino, now: Duration) {
         self.transition(session, ino, LeaseEvent::Recalled);
+        // Removes what was answered, so that no more is kept than the session has leases.
+        self.oldest_recall(session);
+        if let Some(holder) = self.holders.get_mut(&session) {
+            holder.recalls.push_back((now, ino));
+        }
     }
 
     /// Whether a session relies on a lease at this time, and whether a session has write leases,
@@ -506,12 +534,17 @@ impl Table {
     /// The server will not send that answer. The session may rely on read leases that it had
     /// before, or may learn of the write leases from another answer. So the server recalls what it
     /// has. Returns what to recall.
-    pub(super) fn grant_not_sent(&mut self, session: SessionId, inos: &[Ino]) -> Vec<Ino> {
+    pub(super) fn grant_not_sent(
+        &mut self,
+        session: SessionId,
+        inos: &[Ino],
+        now: Duration,
+    ) -> Vec<Ino> {
         self.grant_sent(session, inos);
         let held =
             |ino: &Ino| self.hold(session, *ino).is_some_and(|hold| hold.state.may_be_recalled());
         let asked: Vec<Ino> = inos.iter().copied().filter(held).collect();
-        asked.iter().for_each(|ino| self.recall(session, *ino));
+        asked.iter().for_each(|ino| self.recall(session, *ino, now));
         asked
     }
 

@@ -88,7 +88,7 @@ impl Leases {
 
 #[test]
 fn a_change_waits_for_returned_read_leases_and_no_lease_is_granted_meanwhile() {
-    let (runtime, (leases, _)) = (runtime(), leases());
+    let (runtime, (leases, hand)) = (runtime(), leases());
     let _inside = runtime.enter();
     assert!(leases.grant(1, 10) && leases.grant(2, 10) && leases.grant(2, 10));
     let recalled = Mutex::new(Vec::new());
@@ -101,6 +101,8 @@ fn a_change_waits_for_returned_read_leases_and_no_lease_is_granted_meanwhile() {
         let mut wait = pin!(position.wait(recall));
         assert!(poll(wait.as_mut()).is_none());
         assert!(!leases.grant(3, 10) && !leases.grant(2, 10), "it is about to change");
+        assert!(leases.renew(2).0, "it has just been asked");
+        hand.set(1);
         assert!(!leases.renew(2).0, "it owes an answer");
         assert!(poll(wait.as_mut()).is_none());
         assert_eq!(recalled.lock().len(), 1, "asked once");
@@ -126,6 +128,24 @@ fn a_change_waits_for_returned_read_leases_and_no_lease_is_granted_meanwhile() {
 }
 
 #[test]
+fn a_client_that_answers_recalls_keeps_its_leases_however_many_there_are() {
+    let (leases, hand) = leases();
+    let inos: Vec<Ino> = (100..140).collect();
+    assert!(inos.iter().all(|ino| leases.grant(2, *ino)));
+    // At every sign of life it owes the answer to a recall that it has just been sent.
+    for (secs, pair) in (0..).zip(inos.windows(2)) {
+        hand.set(secs);
+        leases.renew(1);
+        let position = leases.queued(1, &[pair[0]]);
+        assert!(leases.renew(2).0, "at {secs}");
+        leases.give_back(2, &[pair[0]], None);
+        drop(position.into_guard());
+        assert!(leases.grant(2, pair[1]), "at {secs}");
+    }
+    assert!(leases.shared.lock().table.holders[&2].recalls.len() <= 1, "answered ones go");
+}
+
+#[test]
 fn a_session_that_sends_changes_may_owe_a_recall_for_two_terms() {
     let (leases, hand) = leases();
     assert_eq!(leases.lease(1, &[10]), [10]);
@@ -138,7 +158,7 @@ fn a_session_that_sends_changes_may_owe_a_recall_for_two_terms() {
         Some(Recalls::from_iter([(1, vec![10])])),
         "its term went on"
     );
-    for secs in [8, 12, 16] {
+    for secs in [9, 12, 16] {
         hand.set(secs);
         leases.makes_progress(1);
         assert!(!leases.renew(1).0, "it must not rely on what it was asked for");
@@ -218,12 +238,13 @@ fn no_change_begins_while_leases_of_an_earlier_server_may_last() {
 
 #[test]
 fn a_returned_write_lease_is_free_when_earlier_changes_are_applied() {
-    let (leases, _) = leases();
+    let (leases, hand) = leases();
     assert_eq!(leases.lease(1, &[10, 11]), [10, 11]);
     assert!(leases.grant(1, 10) && !leases.grant(2, 10), "it is alone");
     assert!(leases.is_readable(1, &[10]) && !leases.is_readable(2, &[9, 10]));
     let reader = leases.ask(2, Wants::Read, vec![10]);
     assert_eq!(leases.recalls(&reader), Some(Recalls::from_iter([(1, vec![10])])));
+    hand.set(1);
     assert!(!leases.renew(1).0);
     leases.give_back(1, &[10], Some(2));
     assert!(leases.renew(1).0, "it has answered");
@@ -376,6 +397,7 @@ fn a_client_that_ignores_recalls_gets_no_leases_for_growing_times() {
     let mut ignores = |answers: bool| {
         assert!(leases.grant(1, 7), "at {now}");
         let position = leases.queued(2, &[7]);
+        hand.set(now + 1);
         assert!(!leases.renew(1).0);
         if answers {
             leases.give_back(1, &[7], None);
