@@ -4,7 +4,7 @@
 
 mod grow_support;
 
-use ferry_check::{FsckOptions, fsck};
+use ferry_check::{FsckOptions, fsck, repair};
 use ferry_device::{
     AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, HEAD_LEN, HookedDevice,
     Kind, MirrorDevice, Observer, Side,
@@ -44,10 +44,74 @@ fn device() -> Arc<HookedDevice> {
     Arc::new(HookedDevice::new(Arc::new(SimDevice::new(HEAD_LEN + LEN))))
 }
 
-fn mirror_of(name: &str, device: &Arc<HookedDevice>) -> Arc<MirrorDevice> {
-    let header = ComponentHeader::read(&**device).unwrap().expect("a side");
-    let side = Side { name: name.into(), device: device.clone(), header };
-    Arc::new(MirrorDevice::open(vec![side], false, 0, Arc::new(Nobody)).unwrap())
+fn mirror_of(sides: &[(&str, &Arc<HookedDevice>)]) -> Arc<MirrorDevice> {
+    let side = |(name, device): &(&str, &Arc<HookedDevice>)| {
+        let header = ComponentHeader::read(&***device).unwrap().expect("a side");
+        Side { name: (*name).into(), device: Arc::clone(device) as Arc<dyn BlockDevice>, header }
+    };
+    let sides = sides.iter().map(side).collect();
+    Arc::new(MirrorDevice::open(sides, false, 0, Arc::new(Nobody)).unwrap())
+}
+
+/// The header of a side of a mirror that has two.
+fn header(slot: usize) -> ComponentHeader {
+    ComponentHeader {
+        kind: Kind::Mirror,
+        set: *b"a set of sides..",
+        id: 100 + slot as u64,
+        slot: slot as u32,
+        slots: 2,
+        len: LEN,
+        unit: 4 << 20,
+        generation: 1,
+        active: vec![100, 101],
+    }
+}
+
+/// Makes some files and closes the volume.
+fn filled(volume: &Arc<dyn BlockDevice>) -> Files {
+    format(volume, 1 << 20);
+    let mut files = Files::new();
+    let contents = |n: u32| {
+        (0..40_000_u32)
+            .map(|i| (i.wrapping_mul(n.wrapping_mul(2_654_435_761)) >> 9) as u8 | 1)
+            .collect()
+    };
+    let fs = open(volume.clone(), false);
+    (1..6).for_each(|n| make(&fs, &mut files, format!("file {n}"), contents(n)));
+    fs.close().unwrap();
+    files
+}
+
+/// A side that answers with wrong bytes is asked first, or is not asked at all.
+#[test]
+fn a_wrong_block_on_one_side_costs_no_contents() {
+    let env = sim_env(1).0;
+    let thorough = || FsckOptions { verify_data: true, ..FsckOptions::default() };
+    for wrong in [0, 1] {
+        let devices = [device(), device()];
+        (0..).zip(&devices).for_each(|(slot, side)| header(slot).write(&**side).unwrap());
+        let mirror = || mirror_of(&[("a", &devices[0]), ("b", &devices[1])]);
+        let volume: Arc<dyn BlockDevice> = mirror();
+        let files = filled(&volume);
+        drop(volume);
+        let good = &files["file 3"][2 * BLOCK_SIZE..3 * BLOCK_SIZE];
+        let at = location_of(&devices[wrong], good);
+        let spoil = || devices[wrong].inner().write(at, &AlignedBuf::zeroed(BLOCK_SIZE)).unwrap();
+
+        spoil();
+        let volume: Arc<dyn BlockDevice> = mirror();
+        let report = fsck(&volume, thorough(), &env).unwrap();
+        assert!(report.clean && report.lost.is_empty(), "{report:#?}");
+        spoil();
+        let report = repair(&volume, thorough(), &env).unwrap();
+        assert!(report.clean && report.repaired == 0 && report.lost.is_empty(), "{report:#?}");
+        spoil();
+        let fs = open(volume, false);
+        files.iter().for_each(|(name, contents)| {
+            assert!(read(&fs, name).as_ref() == Some(contents), "{name}");
+        });
+    }
 }
 
 fn location_of(device: &HookedDevice, block: &[u8]) -> u64 {
@@ -62,31 +126,10 @@ fn location_of(device: &HookedDevice, block: &[u8]) -> u64 {
 #[test]
 fn zeros_of_a_rebuild_are_damage_of_the_file_and_never_its_contents() {
     let (last, new) = (device(), device());
-    let header = ComponentHeader {
-        kind: Kind::Mirror,
-        set: *b"a set of sides..",
-        id: 100,
-        slot: 0,
-        slots: 2,
-        len: LEN,
-        unit: 4 << 20,
-        generation: 1,
-        active: vec![100, 101],
-    };
-    header.write(&*last).unwrap();
-    let mirror = mirror_of("a", &last);
+    header(0).write(&*last).unwrap();
+    let mirror = mirror_of(&[("a", &last)]);
     let volume: Arc<dyn BlockDevice> = mirror.clone();
-    format(&volume, 1 << 20);
-    let mut files = Files::new();
-    let contents = |n: u32| {
-        (0..40_000_u32)
-            .map(|i| (i.wrapping_mul(n.wrapping_mul(2_654_435_761)) >> 9) as u8 | 1)
-            .collect()
-    };
-    let fs = open(volume.clone(), false);
-    (1..6).for_each(|n| make(&fs, &mut files, format!("file {n}"), contents(n)));
-    fs.close().unwrap();
-    drop(fs);
+    let files = filled(&volume);
 
     // The third block of one file goes bad on the only side there is.
     let bad = &files["file 3"][2 * BLOCK_SIZE..3 * BLOCK_SIZE];
@@ -99,7 +142,7 @@ fn zeros_of_a_rebuild_are_damage_of_the_file_and_never_its_contents() {
     assert_eq!((built.state, built.unreadable), (ComponentState::Active, 1));
     drop((mirror, volume));
 
-    let volume: Arc<dyn BlockDevice> = mirror_of("c", &new);
+    let volume: Arc<dyn BlockDevice> = mirror_of(&[("c", &new)]);
     let report = scrub(&volume, ScrubOptions::default(), &sim_env(1).0, &mut ToTheEnd).unwrap();
     let found: Vec<_> =
         report.damage.iter().map(|one| (one.path.clone(), one.file_offset)).collect();
