@@ -764,7 +764,7 @@ fn plan_of(seed: u64) -> Plan {
 /// `SIMULATION_SECONDS`, `SIMULATION_SEED` (the first one), `SIMULATION_THREADS`.
 #[test]
 #[ignore = "as long as one wants"]
-fn fuzz_for_a_given_time() {
+fn for_so_many_seconds() {
     let number = |name: &str, or: u64| std::env::var(name).map_or(or, |text| text.parse().unwrap());
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     let (seconds, first) = (number("SIMULATION_SECONDS", 60), number("SIMULATION_SEED", 1000));
