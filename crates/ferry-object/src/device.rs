@@ -549,11 +549,8 @@ impl ObjectDevice {
                 state.roots.log_bytes += first.log.len() as u64 + first.bytes as u64;
                 state.roots.log_objects += 1;
             }
-            while let Some((_, done)) =
-                state.flushes.pop_front_if(|(waits_for, _)| *waits_for < state.committed)
-            {
-                fx.ends.push((done, Ok(())));
-            }
+            let ended = state.flushes.partition_point(|(seq, _)| *seq < state.committed);
+            fx.ends.extend(state.flushes.drain(..ended).map(|(_, done)| (done, Ok(()))));
             while let Some(Io::Write { buf, .. }) = state.waiting.front()
                 && self.has_room(state, buf.len())
             {
