@@ -180,11 +180,8 @@ impl ObjectDevice {
             decode_shard(&name, *shard, &table)?.iter().for_each(|run| map.load(run));
         }
         map.loaded();
-        for link in &chain.links {
-            match link.header.kind {
-                Kind::Log => map.install(link.header.epoch, link.seq, &link.entries),
-                _ => map.fence(link.seq),
-            }
+        for link in chain.links.iter().filter(|link| link.header.kind == Kind::Log) {
+            map.install(link.header.epoch, link.seq, &link.entries);
         }
         let roots = Roots {
             number: chain.root.header.number,
@@ -514,8 +511,6 @@ impl ObjectDevice {
         for sealed in state.sealed.iter_mut().take_while(|sealed| sealed.seq < first + window) {
             match sealed.stage {
                 Stage::Data { left: 0 } => {}
-                #[cfg(feature = "planted")]
-                Stage::Data { .. } if crate::planted::is(crate::planted::Bug::LogBeforeData) => {}
                 _ => continue,
             }
             sealed.stage = Stage::Log;
@@ -537,8 +532,6 @@ impl ObjectDevice {
             let Some(sealed) = state.sealed(seq) else { return };
             assert_eq!(sealed.stage, Stage::Log, "a log object is answered once");
             sealed.stage = Stage::Answered;
-            #[cfg(feature = "planted")]
-            self.planted_at_answer(state, seq, fx);
             while let Some(first) = state.sealed.front()
                 && first.stage == Stage::Answered
             {
@@ -567,24 +560,6 @@ impl ObjectDevice {
             self.send_logs(state, fx);
             self.root_if_due(state, fx);
         });
-    }
-
-    #[cfg(feature = "planted")]
-    fn planted_at_answer(&self, state: &mut State, seq: u64, fx: &mut Effects) {
-        use crate::planted::{Bug, is};
-        if is(Bug::FlushBeforeGap) {
-            let (ended, open) = std::mem::take(&mut state.flushes)
-                .into_iter()
-                .partition::<VecDeque<_>, _>(|(waits_for, _)| *waits_for == seq);
-            state.flushes = open;
-            fx.ends.extend(ended.into_iter().map(|(_, done)| (done, Ok(()))));
-        }
-        if is(Bug::InstalledInAnyOrder)
-            && let Some(sealed) = state.sealed(seq)
-        {
-            let entries = std::mem::take(&mut sealed.entries);
-            state.map.install(self.volume.epoch, seq, &entries);
-        }
     }
 
     /// Looks for a newer claim. If there is one, nothing is acknowledged any more.

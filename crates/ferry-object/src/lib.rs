@@ -24,8 +24,6 @@ mod dir;
 mod error;
 mod executor;
 mod format;
-#[cfg(feature = "planted")]
-pub mod planted;
 mod roots;
 mod runs;
 mod state;

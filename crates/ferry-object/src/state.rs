@@ -40,14 +40,6 @@ impl Map {
         self.changed.clear();
     }
 
-    /// A fence of the chain. It is never deleted, so it counts nowhere.
-    pub fn fence(&mut self, _seq: u64) {
-        #[cfg(feature = "planted")]
-        if crate::planted::is(crate::planted::Bug::DeletedFence) {
-            self.logs.insert(_seq);
-        }
-    }
-
     /// Installs a log object.
     pub fn install(&mut self, epoch: u64, seq: u64, entries: &[Entry]) {
         self.logs.insert(seq);

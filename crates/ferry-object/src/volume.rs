@@ -322,10 +322,6 @@ pub(crate) fn claim(
     if wait {
         access.executor.pause(term + term / 2);
     }
-    #[cfg(feature = "planted")]
-    if crate::planted::is(crate::planted::Bug::NoLookAfterFence) {
-        return Ok((volume, chain));
-    }
     if access.exists(&claim_name(volume.epoch + 1))? {
         return Err(ObjectError::ClaimLost { epoch: volume.epoch + 1 });
     }
@@ -348,10 +344,6 @@ fn in_use(claim: &Claim, env: &Env) -> ObjectError {
 /// Writes the root with which the new owner starts: the newest one again. The old owner can write no
 /// root after it.
 fn take_over_root(access: &Access, volume: &Volume, env: &Env) -> Result<FoundRoot, ObjectError> {
-    #[cfg(feature = "planted")]
-    if crate::planted::is(crate::planted::Bug::NoTakeoverRoot) {
-        return newest_root(access, volume);
-    }
     loop {
         let newest = newest_root(access, volume)?;
         if newest.header.epoch > volume.epoch {
