@@ -1,0 +1,771 @@
+//! [`ObjectDevice`]: a block device whose blocks are in an object store.
+//!
+//! A write completes in memory. A flush seals what is in memory into a batch, which becomes one log
+//! object, and data objects where much was written together. The rules:
+//!
+//! * OBJECT-1: a log object is sent only after every data object that it names has answered.
+//! * OBJECT-2: log objects are sent in parallel, those from the lowest unanswered one to W behind it.
+//! * OBJECT-3: a flush ends when every log object up to its own has answered. What lies behind a gap
+//!   is not committed: a new owner ignores it.
+//! * OBJECT-4: log objects are installed in the map in the order of their numbers, whatever the order
+//!   of their answers.
+//! * OBJECT-5: `submit` never waits. The device seals unasked from [`Limits::seal_bytes`] on, so a
+//!   caller that flushes only when its writes have completed never meets a device that waits for a
+//!   flush.
+//! * OBJECT-6: when another owner has taken a name in the log, nothing is acknowledged any more.
+
+use crate::access::{Access, Counters, backoff};
+use crate::batch::{Batch, Built, Layout, Pending, build};
+use crate::error::ObjectError;
+use crate::executor::{Answer, Executor, Job, Upload};
+use crate::format::{
+    BLOCK, DATA_MAX, EntryKind, FRONT_LEN, Front, Header, Kind, Location, ObjectRef, claim_name,
+    decode_shard, encode, encode_entries, log_name, shard_name,
+};
+use crate::runs::{Run, RunMap, Sliced};
+use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
+use crate::store::Store;
+use crate::volume::{Chain, Claimant, Volume, VolumeOptions, claim, make, observe, random_id};
+use ferry_device::{AlignedBuf, BlockDevice, FlushTimer, FlushTiming, Io, IoDone};
+use ferry_env::Env;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak, mpsc};
+use std::time::Duration;
+
+/// How a device uses the store.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// A batch of so many bytes is sealed without a flush.
+    pub seal_bytes: usize,
+    /// Bytes in memory that the store does not have, at most; beyond that writes wait.
+    pub unsent_bytes_max: usize,
+    /// So many bytes without a hole go to a data object, and not to the log object.
+    pub data_run_bytes_min: usize,
+    /// Bytes of a data object, at most 16 MiB.
+    pub data_bytes_max: usize,
+    /// A root is written when the log has so many bytes that the newest one lacks.
+    pub root_log_bytes: u64,
+    /// The same in objects.
+    pub root_log_objects: u64,
+    /// A root is written this long after an object died.
+    pub root_delay: Duration,
+    /// Objects that no root needs are deleted after this time.
+    pub grace: Duration,
+    /// How long reads are answered after a look that no newer claim exists.
+    pub term: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            seal_bytes: 16 << 20,
+            unsent_bytes_max: 32 << 20,
+            data_run_bytes_min: 1 << 20,
+            data_bytes_max: DATA_MAX,
+            root_log_bytes: 256 << 20,
+            root_log_objects: 1000,
+            root_delay: Duration::from_secs(60),
+            grace: Duration::from_secs(600),
+            term: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What a device asked the store for, and holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ObjectStats {
+    /// Objects created and put, repetitions included.
+    pub puts: u64,
+    /// Their bytes.
+    pub put_bytes: u64,
+    /// Objects read, or parts of them.
+    pub gets: u64,
+    /// Their bytes.
+    pub get_bytes: u64,
+    /// Objects deleted.
+    pub deletes: u64,
+    /// Requests that had to be repeated.
+    pub retries: u64,
+    /// Bytes of the device that are not zeros, as the map has them.
+    pub mapped_bytes: u64,
+    /// Runs of the map, all of which is in memory.
+    pub map_runs: usize,
+    /// Bytes in memory that the store does not have.
+    pub unsent_bytes: usize,
+    /// Number of the newest root.
+    pub root: u64,
+    /// The owner's epoch.
+    pub epoch: u64,
+}
+
+/// Fronts of objects in memory, at most.
+const FRONTS_MAX: usize = 4096;
+
+/// What is done with the answer to an upload.
+pub(crate) type Then = Box<dyn FnOnce(&ObjectDevice, Result<(), ObjectError>) + Send>;
+
+/// A block device in an object store. The module's documentation has the rules.
+pub struct ObjectDevice {
+    pub(crate) access: Access,
+    pub(crate) env: Env,
+    pub(crate) volume: Volume,
+    pub(crate) limits: Limits,
+    pub(crate) state: Mutex<State>,
+    /// Number of the next data object or shard of this owner.
+    next_object: AtomicU64,
+    fronts: Mutex<HashMap<ObjectRef, Arc<Front>>>,
+    /// When the last look for a newer claim that found none began.
+    looked: Mutex<Duration>,
+    flush_timer: FlushTimer,
+    me: Weak<Self>,
+}
+
+fn new_access(store: Arc<dyn Store>, executor: Arc<dyn Executor>) -> Access {
+    Access { store, executor, counters: Arc::new(Counters::default()) }
+}
+
+impl ObjectDevice {
+    /// Makes a volume in an empty store; its device reads as zeros.
+    pub fn make(
+        store: Arc<dyn Store>,
+        executor: Arc<dyn Executor>,
+        options: &VolumeOptions,
+        env: &Env,
+    ) -> Result<(), ObjectError> {
+        make(&new_access(store, executor), options, env)
+    }
+
+    /// Claims the volume in the store and opens it. The owner before is fenced off.
+    pub fn open(
+        store: Arc<dyn Store>,
+        executor: Arc<dyn Executor>,
+        claimant: &Claimant,
+        limits: Limits,
+        env: &Env,
+    ) -> Result<Arc<Self>, ObjectError> {
+        let access = new_access(store, executor);
+        let now = env.clock.monotonic();
+        let (volume, chain) = claim(&access, claimant, limits.term, env)?;
+        Self::opened(access, volume, chain, limits, now, env)
+    }
+
+    /// Opens the volume as it is, for reading only. Nothing is claimed and nothing is written, so an
+    /// owner goes on.
+    pub fn open_read_only(
+        store: Arc<dyn Store>,
+        executor: Arc<dyn Executor>,
+        env: &Env,
+    ) -> Result<Arc<Self>, ObjectError> {
+        let access = new_access(store, executor);
+        let (volume, chain) = observe(&access)?;
+        Self::opened(access, volume, chain, Limits::default(), Duration::ZERO, env)
+    }
+
+    fn opened(
+        access: Access,
+        volume: Volume,
+        chain: Chain,
+        limits: Limits,
+        looked: Duration,
+        env: &Env,
+    ) -> Result<Arc<Self>, ObjectError> {
+        let mut map = Map::default();
+        for (shard, at) in &chain.root.root.shards {
+            let name = shard_name(*shard, *at);
+            let (front, table) = access.table(&name)?;
+            front.expect(Kind::Shard, &volume.id, at.number)?;
+            decode_shard(&name, *shard, &table)?.iter().for_each(|run| map.load(run));
+        }
+        map.loaded();
+        for link in chain.links.iter().filter(|link| link.header.kind == Kind::Log) {
+            map.install(link.header.epoch, link.seq, &link.entries);
+        }
+        let roots = Roots {
+            number: chain.root.header.number,
+            id: chain.root.header.id,
+            shards: chain.root.root.shards.iter().copied().collect(),
+            writing: None,
+            waiters: Vec::new(),
+            log_bytes: 0,
+            log_objects: chain.links.len() as u64,
+            died: None,
+            staged: Vec::new(),
+            condemned: VecDeque::new(),
+            collecting: false,
+        };
+        let state = State {
+            map,
+            open: Batch::default(),
+            sealed: VecDeque::new(),
+            next_seq: chain.next,
+            last_id: chain.last_id,
+            committed: chain.next,
+            committed_id: chain.last_id,
+            waiting: VecDeque::new(),
+            flushes: VecDeque::new(),
+            unsent: 0,
+            roots,
+            failed: None,
+        };
+        Ok(Arc::new_cyclic(|me| Self {
+            access,
+            env: env.clone(),
+            volume,
+            limits,
+            state: Mutex::new(state),
+            next_object: AtomicU64::new(0),
+            fronts: Mutex::default(),
+            looked: Mutex::new(looked),
+            flush_timer: FlushTimer::default(),
+            me: me.clone(),
+        }))
+    }
+
+    /// Makes everything durable and says in the store that the owner has ended: another one may open
+    /// the volume at once. The device serves nothing afterwards.
+    pub fn close(&self) -> Result<(), ObjectError> {
+        if self.is_read_only() {
+            return Ok(());
+        }
+        loop {
+            let (ended, end) = mpsc::channel();
+            let done: IoDone = Box::new(move |result| drop(ended.send(result)));
+            let mut closing = false;
+            self.with(|state, fx| {
+                if let Some(error) = &state.failed {
+                    return fx.ends.push((done, Err(error.clone().into())));
+                }
+                let at_rest = state.open.runs.is_empty() && state.sealed.is_empty();
+                if !at_rest {
+                    return self.flush_state(state, done, fx);
+                }
+                state.roots.waiters.push(done);
+                if state.roots.writing.is_none() {
+                    closing = true;
+                    self.start_root(state, true, fx);
+                }
+            });
+            let result = self.wait(&end);
+            let mut state = self.state.lock();
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            if result.is_ok() && closing {
+                state.failed = Some(ObjectError::ReadOnly);
+                return Ok(());
+            }
+        }
+    }
+
+    /// What it asked for and holds.
+    pub fn stats(&self) -> ObjectStats {
+        let counters = &self.access.counters;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let state = self.state.lock();
+        let (blocks, map_runs) = state.map.size();
+        ObjectStats {
+            puts: count(&counters.puts),
+            put_bytes: count(&counters.put_bytes),
+            gets: count(&counters.gets),
+            get_bytes: count(&counters.get_bytes),
+            deletes: count(&counters.deletes),
+            retries: count(&counters.retries),
+            mapped_bytes: blocks * BLOCK as u64,
+            map_runs,
+            unsent_bytes: state.unsent,
+            root: state.roots.number,
+            epoch: self.volume.epoch,
+        }
+    }
+
+    /// Why it acknowledges nothing any more, if it does not.
+    pub fn failure(&self) -> Option<ObjectError> {
+        self.state.lock().failed.clone()
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.volume.epoch == 0
+    }
+
+    pub(crate) fn me(&self) -> Arc<Self> {
+        self.me.upgrade().expect("a method runs, so a reference exists")
+    }
+
+    pub(crate) fn next_object(&self) -> ObjectRef {
+        let number = self.next_object.fetch_add(1, Ordering::Relaxed);
+        ObjectRef { epoch: self.volume.epoch, number }
+    }
+
+    /// Changes the state, and then does what has to be done without its lock.
+    pub(crate) fn with(&self, change: impl FnOnce(&mut State, &mut Effects)) {
+        let mut fx = Effects::default();
+        change(&mut self.state.lock(), &mut fx);
+        fx.jobs.into_iter().for_each(|job| self.access.executor.start(job));
+        fx.ends.into_iter().for_each(|(done, result)| done(result));
+    }
+
+    /// Waits for the end of a request.
+    fn wait(&self, end: &mpsc::Receiver<io::Result<()>>) -> io::Result<()> {
+        loop {
+            match end.try_recv() {
+                Ok(result) => return result,
+                Err(mpsc::TryRecvError::Empty) if self.access.executor.step() => {}
+                Err(_) => {
+                    return end.recv().unwrap_or_else(|_| Err(io::ErrorKind::NotConnected.into()));
+                }
+            }
+        }
+    }
+
+    /// A job that uploads, and repeats that until the store has answered.
+    pub(crate) fn upload(&self, upload: Upload, tries: u32, then: Then) -> Job {
+        let me = self.me();
+        let run = {
+            let upload = upload.clone();
+            move || -> Answer {
+                let result = if upload.exclusive {
+                    let created = me.access.create_once(&upload.name, &upload.bytes);
+                    created.and_then(|created| created.or_fenced())
+                } else {
+                    me.access.put_once(&upload.name, &upload.bytes)
+                };
+                Box::new(move || match result {
+                    Err(error @ (ObjectError::Unavailable(_) | ObjectError::Refused(_))) => {
+                        if tries == 0 {
+                            tracing::warn!(%error, "{}: the upload is repeated", upload.name);
+                        }
+                        me.access.counters.retries.fetch_add(1, Ordering::Relaxed);
+                        let again = me.upload(upload, tries + 1, then);
+                        me.access.executor.start(again);
+                    }
+                    result => then(&me, result),
+                })
+            }
+        };
+        let after = if tries == 0 { Duration::ZERO } else { backoff(tries - 1) };
+        Job { upload: Some(upload), after, run: Box::new(run) }
+    }
+
+    /// Takes a request, or keeps it until there is room.
+    fn accept(&self, state: &mut State, io: Io, fx: &mut Effects) {
+        let failed = match &state.failed {
+            None if self.is_read_only() => Some(ObjectError::ReadOnly),
+            failed => failed.clone(),
+        };
+        match (io, failed) {
+            (Io::Write { done, .. } | Io::Flush { done }, Some(error)) => {
+                fx.ends.push((done, Err(error.into())));
+            }
+            (Io::Flush { done }, None) => self.flush_state(state, done, fx),
+            (Io::Write { offset, buf, done }, None) => {
+                if let Err(error) = self.check(offset, buf.len() as u64) {
+                    fx.ends.push((done, Err(error)));
+                } else if !state.waiting.is_empty() || !self.has_room(state, buf.len()) {
+                    state.waiting.push_back(Io::Write { offset, buf, done });
+                    self.seal(state, fx);
+                } else {
+                    state.write(offset, &buf);
+                    fx.ends.push((done, Ok(())));
+                    self.seal_if_full(state, fx);
+                }
+            }
+        }
+    }
+
+    fn has_room(&self, state: &State, len: usize) -> bool {
+        state.unsent == 0 || state.unsent + len <= self.limits.unsent_bytes_max
+    }
+
+    fn seal_if_full(&self, state: &mut State, fx: &mut Effects) {
+        if state.open.bytes >= self.limits.seal_bytes {
+            self.seal(state, fx);
+        }
+    }
+
+    /// Has `done` called when all that is in memory now is durable.
+    fn flush_state(&self, state: &mut State, done: IoDone, fx: &mut Effects) {
+        self.seal(state, fx);
+        match state.sealed.back() {
+            None => fx.ends.push((done, Ok(()))),
+            Some(last) => {
+                let start = self.env.clock.monotonic();
+                let me = self.me();
+                let timed: IoDone = Box::new(move |result| {
+                    if result.is_ok() {
+                        me.flush_timer.record(me.env.clock.monotonic() - start);
+                    }
+                    done(result);
+                });
+                state.flushes.push_back((last.seq, timed));
+            }
+        }
+    }
+
+    /// Closes the batch and starts to send it.
+    fn seal(&self, state: &mut State, fx: &mut Effects) {
+        if state.open.runs.is_empty() {
+            return;
+        }
+        let batch = std::mem::take(&mut state.open);
+        let (seq, previous) = (state.next_seq, state.last_id);
+        let id = random_id(&self.env);
+        let runs = Arc::new(batch.runs);
+        (state.next_seq, state.last_id) = (seq + 1, id);
+        state.sealed.push_back(Sealed {
+            seq,
+            id,
+            previous,
+            runs: Arc::clone(&runs),
+            bytes: batch.bytes,
+            stage: Stage::Building,
+            entries: Vec::new(),
+            log: Arc::default(),
+        });
+        let me = self.me();
+        let run = move || -> Answer {
+            let built = build(&runs, me.layout());
+            Box::new(move || me.built(seq, built))
+        };
+        fx.jobs.push(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
+    }
+
+    fn layout(&self) -> Layout {
+        let (first, len) = self.volume.info.boundary;
+        let block = BLOCK as u64;
+        Layout {
+            data_run_min: (self.limits.data_run_bytes_min / BLOCK) as u64,
+            data_max: self.limits.data_bytes_max,
+            boundary: (first / block, len / block),
+        }
+    }
+
+    /// The objects of a batch are made: its data objects are sent.
+    fn built(&self, seq: u64, built: Built) {
+        let Built { data, contents, mut entries } = built;
+        let objects: Vec<ObjectRef> = data.iter().map(|_| self.next_object()).collect();
+        for entry in &mut entries {
+            if let EntryKind::Data { number, .. } = &mut entry.value {
+                *number = objects[*number as usize].number;
+            }
+        }
+        let uploads = objects.iter().zip(data).map(|(object, contents)| {
+            let header = self.header(Kind::Data, object.number);
+            Upload {
+                name: object.name(),
+                bytes: Arc::new(encode(&header, &[], &contents)),
+                exclusive: false,
+            }
+        });
+        let uploads: Vec<Upload> = uploads.collect();
+        self.with(|state, fx| {
+            let Some(sealed) = state.sealed(seq) else { return };
+            assert_eq!(sealed.stage, Stage::Building, "a batch is built once");
+            let header = Header {
+                id: sealed.id,
+                previous: sealed.previous,
+                next: seq + 1,
+                ..self.header(Kind::Log, seq)
+            };
+            sealed.log = Arc::new(encode(&header, &encode_entries(&entries), &contents));
+            sealed.entries = entries;
+            sealed.stage = Stage::Data { left: uploads.len() };
+            for upload in uploads {
+                let then = move |me: &Self, result| me.data_answered(seq, result);
+                fx.jobs.push(self.upload(upload, 0, Box::new(then)));
+            }
+            self.send_logs(state, fx);
+        });
+    }
+
+    pub(crate) fn header(&self, kind: Kind, number: u64) -> Header {
+        Header {
+            kind,
+            volume: self.volume.id,
+            epoch: self.volume.epoch,
+            number,
+            id: random_id(&self.env),
+            previous: [0; 16],
+            next: 0,
+        }
+    }
+
+    fn data_answered(&self, seq: u64, result: Result<(), ObjectError>) {
+        self.with(|state, fx| {
+            if let Err(error) = result {
+                return state.fail(&error, fx);
+            }
+            if let Some(Sealed { stage: Stage::Data { left }, .. }) = state.sealed(seq) {
+                *left -= 1;
+            }
+            self.send_logs(state, fx);
+        });
+    }
+
+    /// Sends the log objects that may be sent now (OBJECT-1, OBJECT-2).
+    fn send_logs(&self, state: &mut State, fx: &mut Effects) {
+        let Some(first) = state.sealed.front().map(|sealed| sealed.seq) else { return };
+        let window = u64::from(self.volume.info.window);
+        for sealed in state.sealed.iter_mut().take_while(|sealed| sealed.seq < first + window) {
+            match sealed.stage {
+                Stage::Data { left: 0 } => {}
+                _ => continue,
+            }
+            sealed.stage = Stage::Log;
+            let seq = sealed.seq;
+            let bytes = Arc::clone(&sealed.log);
+            let upload = Upload { name: log_name(seq), bytes, exclusive: true };
+            let then = move |me: &Self, result| me.log_answered(seq, result);
+            fx.jobs.push(self.upload(upload, 0, Box::new(then)));
+        }
+    }
+
+    /// A log object was answered: the prefix without a gap is installed and acknowledged (OBJECT-3,
+    /// OBJECT-4).
+    fn log_answered(&self, seq: u64, result: Result<(), ObjectError>) {
+        self.with(|state, fx| {
+            if let Err(error) = result {
+                return state.fail(&error, fx);
+            }
+            let Some(sealed) = state.sealed(seq) else { return };
+            assert_eq!(sealed.stage, Stage::Log, "a log object is answered once");
+            sealed.stage = Stage::Answered;
+            while let Some(first) = state.sealed.front()
+                && first.stage == Stage::Answered
+            {
+                let Some(first) = state.sealed.pop_front() else { break };
+                state.unsent -= first.bytes;
+                state.map.install(self.volume.epoch, first.seq, &first.entries);
+                (state.committed, state.committed_id) = (first.seq + 1, first.id);
+                state.roots.log_bytes += first.log.len() as u64 + first.bytes as u64;
+                state.roots.log_objects += 1;
+            }
+            let ended = state.flushes.partition_point(|(seq, _)| *seq < state.committed);
+            fx.ends.extend(state.flushes.drain(..ended).map(|(_, done)| (done, Ok(()))));
+            while let Some(Io::Write { buf, .. }) = state.waiting.front()
+                && self.has_room(state, buf.len())
+            {
+                let Some(Io::Write { offset, buf, done }) = state.waiting.pop_front() else {
+                    break;
+                };
+                state.write(offset, &buf);
+                fx.ends.push((done, Ok(())));
+                self.seal_if_full(state, fx);
+            }
+            if !state.waiting.is_empty() {
+                self.seal(state, fx);
+            }
+            self.send_logs(state, fx);
+            self.root_if_due(state, fx);
+        });
+    }
+
+    /// Looks for a newer claim. If there is one, nothing is acknowledged any more.
+    pub(crate) fn look(&self) -> Result<(), ObjectError> {
+        let now = self.env.clock.monotonic();
+        let newer = self.volume.epoch + 1;
+        if self.access.exists(&claim_name(newer))? {
+            let error = ObjectError::Fenced { epoch: Some(newer) };
+            self.with(|state, fx| state.fail(&error, fx));
+            return Err(error);
+        }
+        let mut looked = self.looked.lock();
+        *looked = now.max(*looked);
+        Ok(())
+    }
+
+    /// A read is answered only within a term after a look began: a new owner waits that long.
+    fn check_term(&self) -> Result<(), ObjectError> {
+        let end = *self.looked.lock() + self.limits.term;
+        if self.is_read_only() || self.env.clock.monotonic() < end {
+            return Ok(());
+        }
+        self.look()
+    }
+
+    fn check(&self, offset: u64, len: u64) -> io::Result<()> {
+        let whole = offset.is_multiple_of(BLOCK as u64) && len.is_multiple_of(BLOCK as u64);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.capacity());
+        if whole && inside { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
+    }
+
+    /// Where the blocks of a range are.
+    fn locate(&self, start: u64, len: u64) -> Result<RunMap<Where>, ObjectError> {
+        let state = self.state.lock();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        let mut found = RunMap::default();
+        for run in state.map.find(start, len) {
+            found.insert(run.start, run.len, Where::Store(run.value));
+        }
+        let pending = state.sealed.iter().map(|sealed| &*sealed.runs);
+        for runs in pending.chain([&state.open.runs]) {
+            for run in runs.find(start, len) {
+                found.insert(run.start, run.len, Where::Memory(run.value));
+            }
+        }
+        Ok(found)
+    }
+
+    fn read_blocks(&self, start: u64, buf: &mut [u8]) -> Result<(), ObjectError> {
+        self.check_term()?;
+        let found = self.locate(start, (buf.len() / BLOCK) as u64)?;
+        buf.fill(0);
+        for run in found.iter() {
+            let from = (run.start - start) as usize * BLOCK;
+            let part = &mut buf[from..from + run.len as usize * BLOCK];
+            match &run.value {
+                Where::Memory(pending) => {
+                    if let Some(bytes) = pending.bytes(run.len) {
+                        part.copy_from_slice(bytes);
+                    }
+                }
+                Where::Store(location) => self.fetch(*location, part)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads blocks of an object, and verifies them.
+    fn fetch(&self, location: Location, out: &mut [u8]) -> Result<(), ObjectError> {
+        let name = location.object.name();
+        let from = location.block * BLOCK as u64;
+        let bytes = from..from + out.len() as u64;
+        let front = self.front(location.object)?;
+        let stored = self.access.get(&name, Some(front.stored(&bytes)?))?;
+        front.extract(&bytes, &stored, out)
+    }
+
+    fn front(&self, object: ObjectRef) -> Result<Arc<Front>, ObjectError> {
+        if let Some(front) = self.fronts.lock().get(&object) {
+            return Ok(Arc::clone(front));
+        }
+        let name = object.name();
+        let bytes = self.access.get(&name, Some(0..FRONT_LEN))?;
+        let front = Front::decode(&name, &bytes)?.expect_object(object, &self.volume.id)?;
+        let front = Arc::new(front);
+        let mut fronts = self.fronts.lock();
+        if fronts.len() >= FRONTS_MAX {
+            fronts.clear();
+        }
+        fronts.insert(object, Arc::clone(&front));
+        Ok(front)
+    }
+}
+
+/// Where blocks are.
+#[derive(Clone)]
+enum Where {
+    Memory(Pending),
+    Store(Location),
+}
+
+impl Sliced for Where {
+    fn after(&self, skip: u64) -> Self {
+        match self {
+            Self::Memory(pending) => Self::Memory(pending.after(skip)),
+            Self::Store(location) => Self::Store(location.after(skip)),
+        }
+    }
+
+    fn continues(&self, len: u64, next: &Self) -> bool {
+        match (self, next) {
+            (Self::Store(location), Self::Store(next)) => location.continues(len, next),
+            _ => false,
+        }
+    }
+}
+
+impl BlockDevice for ObjectDevice {
+    fn capacity(&self) -> u64 {
+        self.volume.info.capacity
+    }
+
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        self.check(offset, buf.len() as u64)?;
+        let start = offset / BLOCK as u64;
+        // An object that was found may be deleted before it is read, where the blocks have been
+        // overwritten for so long. Damage on the way may not come twice.
+        let read = match self.read_blocks(start, buf) {
+            Err(ObjectError::NotFound(_) | ObjectError::Damaged { .. }) => {
+                self.fronts.lock().clear();
+                self.read_blocks(start, buf)
+            }
+            other => other,
+        };
+        read.map_err(|error| {
+            tracing::error!(%error, "cannot read {} bytes at {offset}", buf.len());
+            error.into()
+        })
+    }
+
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
+        let mut copy = AlignedBuf::zeroed(buf.len());
+        copy.copy_from_slice(buf);
+        let (ended, end) = mpsc::channel();
+        let done = Box::new(move |result| drop(ended.send(result)));
+        self.submit(vec![Io::Write { offset, buf: Arc::new(copy), done }]);
+        self.wait(&end)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let (ended, end) = mpsc::channel();
+        self.submit(vec![Io::Flush { done: Box::new(move |result| drop(ended.send(result))) }]);
+        self.wait(&end)
+    }
+
+    fn submit(&self, batch: Vec<Io>) {
+        self.with(|state, fx| batch.into_iter().for_each(|io| self.accept(state, io, fx)));
+        self.access.executor.poke();
+    }
+
+    /// The range reads as zeros afterwards.
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check(offset, len)?;
+        let mut result = Ok(());
+        self.with(|state, _| match &state.failed {
+            Some(error) => result = Err(error.clone().into()),
+            None if self.is_read_only() => result = Err(ObjectError::ReadOnly.into()),
+            None if len == 0 => {}
+            None => state.change(offset / BLOCK as u64, len / BLOCK as u64, Pending::Zeros),
+        });
+        self.access.executor.poke();
+        result
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check(offset, len)
+    }
+
+    fn host_free(&self) -> Option<u64> {
+        None
+    }
+
+    fn flush_timing(&self) -> FlushTiming {
+        self.flush_timer.get()
+    }
+
+    fn reset_flush_timing(&self) {
+        self.flush_timer.reset();
+    }
+
+    fn next_data(&self, offset: u64) -> u64 {
+        let first = offset / BLOCK as u64;
+        let len = (self.capacity() / BLOCK as u64).saturating_sub(first);
+        let state = self.state.lock();
+        let pending = state.sealed.iter().map(|sealed| &*sealed.runs);
+        let pending = pending.chain([&state.open.runs]).filter_map(|runs| {
+            let mut data = runs.find(first, len).filter(|run| run.value.bytes(run.len).is_some());
+            data.next().map(|run| run.start)
+        });
+        let mapped = state.map.find(first, len).next().map(|run| run.start);
+        let next = pending.chain(mapped).min();
+        next.map_or(self.capacity(), |block| (block * BLOCK as u64).max(offset))
+    }
+}
+
+/// Runs that a shard's table has.
+pub(crate) type ShardRuns = Vec<Run<Location>>;

@@ -1,0 +1,290 @@
+//! A store in a plain directory.
+
+use crate::error::ObjectError;
+use crate::store::Store;
+use ferry_env::Env;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Where objects are written before they have their names.
+const TEMPORARY: &str = "tmp";
+/// The file whose lock a host's owner holds.
+const LOCK: &str = "lock";
+
+/// A store in a directory: an object is a file.
+///
+/// An object is written to a temporary file, which is made durable and then linked under the
+/// object's name: link(2) fails if the name exists, and no name ever shows half an object. Opening
+/// the name with `O_EXCL` would show half an object after a crash; a rename would replace the object
+/// of another writer.
+pub struct DirStore {
+    root: PathBuf,
+    env: Env,
+}
+
+/// Proof that no other process of this host owns the volume in the directory.
+#[derive(Debug)]
+pub struct DirLock {
+    _file: Arc<File>,
+}
+
+impl DirStore {
+    /// The store in a directory that exists.
+    pub fn open(root: &Path, env: Env) -> Result<Self, ObjectError> {
+        let metadata = fs::metadata(root).map_err(|error| failed(root, &error))?;
+        if !metadata.is_dir() {
+            return Err(ObjectError::Refused(format!("{} is no directory", root.display())));
+        }
+        Ok(Self { root: root.into(), env })
+    }
+
+    /// Takes the lock of the directory; `None` if another process has it. The lock lasts as long as
+    /// the result.
+    pub fn lock(&self) -> Result<Option<DirLock>, ObjectError> {
+        let path = self.root.join(LOCK);
+        let options = File::options().create(true).truncate(false).write(true).open(&path);
+        let file = options.map_err(|error| failed(&path, &error))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {
+                self.clear_temporary();
+                Ok(Some(DirLock { _file: Arc::new(file) }))
+            }
+            Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(None),
+            Err(error) => Err(failed(&path, &error.into())),
+        }
+    }
+
+    /// Removes what a process of this host left when it was killed. Files that another host writes
+    /// at this moment bear its name.
+    fn clear_temporary(&self) {
+        let Ok(files) = fs::read_dir(self.root.join(TEMPORARY)) else { return };
+        let prefix = host_prefix();
+        for file in files.flatten() {
+            let ours = file.file_name().to_string_lossy().starts_with(&prefix);
+            if ours && let Err(error) = fs::remove_file(file.path()) {
+                tracing::warn!(%error, "cannot remove {}", file.path().display());
+            }
+        }
+    }
+
+    /// Writes an object under a temporary name, durably.
+    fn write_temporary(&self, bytes: &[u8]) -> io::Result<PathBuf> {
+        let number = self.env.entropy.next_u64();
+        let path = self.root.join(TEMPORARY).join(format!("{}{number:016x}", host_prefix()));
+        let mut file = match File::create_new(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                make_directories(&self.root, Path::new(TEMPORARY))?;
+                File::create_new(&path)?
+            }
+            other => other?,
+        };
+        let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        if let Err(error) = written {
+            remove_temporary(&path);
+            return Err(error);
+        }
+        Ok(path)
+    }
+
+    /// Links the file under the object's name, and makes the name durable.
+    fn publish(&self, temporary: &Path, name: &str) -> io::Result<()> {
+        let target = self.root.join(name);
+        let parent = Path::new(name).parent().unwrap_or(Path::new(""));
+        match fs::hard_link(temporary, &target) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                make_directories(&self.root, parent)?;
+                fs::hard_link(temporary, &target)?;
+            }
+            other => other?,
+        }
+        sync_directory(&self.root.join(parent))
+    }
+}
+
+fn host_prefix() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().replace('/', "_");
+    format!("{host}-")
+}
+
+fn remove_temporary(path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        tracing::warn!(%error, "cannot remove {}", path.display());
+    }
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Makes the directories of `path` below `root`, durably.
+fn make_directories(root: &Path, path: &Path) -> io::Result<()> {
+    let mut at = root.to_path_buf();
+    for name in path.components() {
+        let parent = at.clone();
+        at.push(name);
+        match fs::create_dir(&at) {
+            Ok(()) => sync_directory(&parent)?,
+            // Another thread may have made it and not have made it durable yet.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => sync_directory(&parent)?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The error of a call that failed. What another try may mend is [`ObjectError::Unavailable`].
+fn failed(path: &Path, error: &io::Error) -> ObjectError {
+    let text = format!("{}: {error}", path.display());
+    match error.kind() {
+        ErrorKind::NotFound => ObjectError::NotFound(path.display().to_string()),
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem | ErrorKind::NotADirectory => {
+            ObjectError::Refused(text)
+        }
+        _ => ObjectError::Unavailable(text),
+    }
+}
+
+impl Store for DirStore {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
+        let path = self.root.join(name);
+        let read = || {
+            let mut file = File::open(&path)?;
+            let mut bytes = Vec::new();
+            match range {
+                None => file.read_to_end(&mut bytes)?,
+                Some(range) => {
+                    file.seek(SeekFrom::Start(range.start))?;
+                    file.take(range.end - range.start).read_to_end(&mut bytes)?
+                }
+            };
+            Ok(bytes)
+        };
+        read().map_err(|error: io::Error| match error.kind() {
+            ErrorKind::NotFound => ObjectError::NotFound(name.into()),
+            _ => failed(&path, &error),
+        })
+    }
+
+    fn create(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        let fail = |error: &io::Error| failed(&self.root.join(name), error);
+        let temporary = self.write_temporary(bytes).map_err(|error| fail(&error))?;
+        let published = self.publish(&temporary, name);
+        remove_temporary(&temporary);
+        published.map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => ObjectError::Exists(name.into()),
+            _ => fail(&error),
+        })
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        match self.create(name, bytes) {
+            // An earlier try had linked it, and may not have made the name durable.
+            Err(ObjectError::Exists(_)) => {
+                let path = self.root.join(name);
+                let parent = path.parent().unwrap_or(&self.root);
+                sync_directory(parent).map_err(|error| failed(&path, &error))
+            }
+            other => other,
+        }
+    }
+
+    fn delete(&self, name: &str) -> Result<(), ObjectError> {
+        let path = self.root.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(&path, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
+        let (directory, _) = prefix.rsplit_once('/').unwrap_or(("", prefix));
+        let mut names = Vec::new();
+        let mut todo = vec![PathBuf::from(directory)];
+        while let Some(directory) = todo.pop() {
+            let path = self.root.join(&directory);
+            let entries = match fs::read_dir(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                other => other.map_err(|error| failed(&path, &error))?,
+            };
+            for entry in entries {
+                let entry = entry.map_err(|error| failed(&path, &error))?;
+                let name = directory.join(entry.file_name());
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    todo.push(name);
+                } else if let Some(name) = name.to_str().filter(|name| name.starts_with(prefix)) {
+                    names.push(name.to_owned());
+                }
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    fn store() -> (tempfile::TempDir, DirStore) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = DirStore::open(directory.path(), Env::real()).expect("it is there");
+        (directory, store)
+    }
+
+    #[test]
+    fn an_object_is_read_as_it_was_written_and_listed_by_its_name() {
+        let (_directory, store) = store();
+        assert_eq!(store.get("a/b", None), Err(ObjectError::NotFound("a/b".into())));
+        assert_eq!(store.list("a/"), Ok(vec![]));
+        store.put("a/x/1", b"12345").expect("put");
+        store.put("a/x/1", b"12345").expect("put again");
+        store.create("a/b", b"").expect("create");
+        store.create("c", b"other").expect("create");
+        assert_eq!(store.get("a/x/1", None), Ok(b"12345".to_vec()));
+        assert_eq!(store.get("a/x/1", Some(1..3)), Ok(b"23".to_vec()));
+        assert_eq!(store.get("a/x/1", Some(4..9)), Ok(b"5".to_vec()));
+        assert_eq!(store.list("a/"), Ok(vec!["a/b".into(), "a/x/1".into()]));
+        store.delete("a/b").expect("delete");
+        store.delete("a/b").expect("delete again");
+        assert_eq!(store.list("a/"), Ok(vec!["a/x/1".into()]));
+        assert_eq!(store.list("tmp/"), Ok(vec![]), "no temporary file is left");
+    }
+
+    #[test]
+    fn of_many_creates_of_one_name_one_succeeds() {
+        let (_directory, store) = store();
+        for round in 0..20 {
+            let (name, barrier) = (format!("e/{round}"), Barrier::new(8));
+            let wins: usize = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..8_u8)
+                    .map(|n| {
+                        let (store, name, barrier) = (&store, &name, &barrier);
+                        scope.spawn(move || {
+                            barrier.wait();
+                            usize::from(store.create(name, &[n; 5000]).is_ok())
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
+            });
+            assert_eq!(wins, 1);
+            let bytes = store.get(&name, None).expect("it is there");
+            assert!(bytes.len() == 5000 && bytes.iter().all(|byte| *byte == bytes[0]));
+        }
+    }
+
+    #[test]
+    fn the_lock_is_held_by_one() {
+        let (directory, store) = store();
+        let lock = store.lock().expect("it can be asked for").expect("it is free");
+        let other = DirStore::open(directory.path(), Env::real()).expect("it is there");
+        assert!(other.lock().expect("it can be asked for").is_none());
+        drop(lock);
+        assert!(other.lock().expect("it can be asked for").is_some());
+    }
+}

@@ -1,0 +1,86 @@
+//! What can go wrong between a volume and the store that it is in.
+
+use std::io;
+
+/// Why a request, or the opening of a volume, failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ObjectError {
+    /// The store has no object of this name.
+    #[error("{0}: the store has no such object")]
+    NotFound(String),
+    /// An object of this name exists, so it was not created.
+    #[error("{0}: the store has an object of this name already")]
+    Exists(String),
+    /// No answer, or an answer that asks to try again. The request may have been carried out.
+    #[error("the store does not answer: {0}")]
+    Unavailable(String),
+    /// The store answers that it will not do this: no permission, no such bucket, no space.
+    #[error("the store refuses: {0}")]
+    Refused(String),
+    /// The object is not what was written under this name.
+    #[error("{name} is damaged: {what}")]
+    Damaged {
+        /// The object.
+        name: String,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The object was written by a program that knows a later format.
+    #[error("{name} has format version {version}, which this program does not know")]
+    Version {
+        /// The object.
+        name: String,
+        /// Its version.
+        version: u16,
+    },
+    /// The store holds no volume.
+    #[error("there is no FerryFS volume in this store")]
+    NoVolume,
+    /// The store holds a volume, and another one was to be made there.
+    #[error("there is a FerryFS volume in this store already")]
+    VolumeExists,
+    /// Another owner has not closed the volume, and nothing proves that it is dead.
+    #[error("the volume is in use by {owner} since {since}")]
+    InUse {
+        /// The host and the process that claimed it.
+        owner: String,
+        /// When it did, in words.
+        since: String,
+    },
+    /// Another owner claimed the volume at the same time.
+    #[error("another owner claims the volume at this moment (epoch {epoch})")]
+    ClaimLost {
+        /// The epoch of the newest claim that was seen.
+        epoch: u64,
+    },
+    /// Another owner has taken the volume over. Nothing more is acknowledged here.
+    #[error("another owner took the volume over{}", epoch_text(*.epoch))]
+    Fenced {
+        /// Its epoch, if it is known.
+        epoch: Option<u64>,
+    },
+    /// The volume was opened to be read only.
+    #[error("the volume is open for reading only")]
+    ReadOnly,
+}
+
+fn epoch_text(epoch: Option<u64>) -> String {
+    epoch.map_or_else(String::new, |epoch| format!(" (epoch {epoch})"))
+}
+
+impl ObjectError {
+    /// Whether the same request may succeed later.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Self::Unavailable(_))
+    }
+}
+
+impl From<ObjectError> for io::Error {
+    /// As a device's user knows errors: by their number.
+    fn from(error: ObjectError) -> Self {
+        io::Error::from_raw_os_error(match error {
+            ObjectError::ReadOnly => libc::EROFS,
+            _ => libc::EIO,
+        })
+    }
+}

@@ -1,0 +1,774 @@
+//! The objects, byte by byte; `docs/format.md` describes them. All integers are little-endian.
+
+use crate::error::ObjectError;
+use crate::runs::{Run, Sliced};
+use std::ops::Range;
+
+/// Unit of the map: a block of the device, in bytes.
+pub(crate) const BLOCK: usize = ferry_device::BLOCK_SIZE;
+/// A frame has at most so many bytes of contents.
+pub(crate) const FRAME_MAX: usize = 64 << 10;
+/// A data object has at most so many bytes of contents.
+pub(crate) const DATA_MAX: usize = 16 << 20;
+/// A log object may have so many bytes of contents more: the last write before it was sealed.
+const LOG_SLACK: usize = 1 << 20;
+/// Blocks of the device in one shard of the map: 1 GiB.
+pub(crate) const SHARD_BLOCKS: u64 = (1 << 30) / BLOCK as u64;
+
+const MAGIC: &[u8; 8] = b"FERRYOBJ";
+/// The version of the format.
+const VERSION: u16 = 1;
+/// Bytes of a header.
+pub(crate) const HEADER_LEN: usize = 128;
+/// Bytes of an entry of the frame index.
+const FRAME_LEN: usize = 24;
+/// Bytes of an entry of a log object.
+const ENTRY_LEN: usize = 32;
+/// Bytes of a run in a shard of the map.
+const RUN_LEN: usize = 32;
+/// Bytes of a shard's entry in a root.
+const SHARD_LEN: usize = 24;
+/// Frames that one object may have.
+const FRAMES_MAX: usize = (DATA_MAX + LOG_SLACK) / FRAME_MAX;
+/// So many bytes at the front of an object have its header and its frame index.
+pub(crate) const FRONT_LEN: u64 = 8 << 10;
+
+const _: () = assert!(HEADER_LEN + FRAMES_MAX * FRAME_LEN <= FRONT_LEN as usize);
+const _: () = assert!(FRAME_MAX.is_multiple_of(BLOCK) && DATA_MAX.is_multiple_of(FRAME_MAX));
+const _: () = assert!(DATA_MAX < u32::MAX as usize);
+
+/// A random number that names one volume, or one object.
+pub(crate) type Id = [u8; 16];
+
+/// Name of the object that says what volume this is.
+pub(crate) const SUPER: &str = "super";
+/// What the names of claims begin with.
+pub(crate) const CLAIMS: &str = "e/";
+/// What the names of roots begin with.
+pub(crate) const ROOTS: &str = "c/";
+
+pub(crate) fn claim_name(epoch: u64) -> String {
+    format!("{CLAIMS}{epoch:016x}")
+}
+
+pub(crate) fn root_name(number: u64) -> String {
+    format!("{ROOTS}{number:016x}")
+}
+
+pub(crate) fn log_name(seq: u64) -> String {
+    format!("w/{seq:016x}")
+}
+
+pub(crate) fn shard_name(shard: u64, at: ObjectRef) -> String {
+    format!("m/{shard:08x}/{:016x}-{:x}", at.epoch, at.number)
+}
+
+/// The number at the end of a claim's or a root's name.
+pub(crate) fn number_of(name: &str) -> Option<u64> {
+    u64::from_str_radix(name.rsplit('/').next()?, 16).ok()
+}
+
+/// An object that the map refers to: a data object, or a log object with `epoch` 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ObjectRef {
+    pub epoch: u64,
+    pub number: u64,
+}
+
+impl ObjectRef {
+    pub fn log(seq: u64) -> Self {
+        Self { epoch: 0, number: seq }
+    }
+
+    pub fn is_log(self) -> bool {
+        self.epoch == 0
+    }
+
+    /// Its name in the store.
+    pub fn name(self) -> String {
+        if self.is_log() {
+            log_name(self.number)
+        } else {
+            format!("s/{:02x}/{:016x}-{:x}", self.number & 0xff, self.epoch, self.number)
+        }
+    }
+
+    fn kind(self) -> Kind {
+        if self.is_log() { Kind::Log } else { Kind::Data }
+    }
+}
+
+/// A block within the contents of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Location {
+    pub object: ObjectRef,
+    pub block: u64,
+}
+
+impl Sliced for Location {
+    fn after(&self, skip: u64) -> Self {
+        Self { block: self.block + skip, ..*self }
+    }
+
+    fn continues(&self, len: u64, next: &Self) -> bool {
+        self.object == next.object && self.block + len == next.block
+    }
+}
+
+/// What an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub(crate) enum Kind {
+    Super = 1,
+    Claim = 2,
+    Log = 3,
+    Fence = 4,
+    Data = 5,
+    Shard = 6,
+    Root = 7,
+}
+
+impl Kind {
+    fn of(number: u16) -> Option<Self> {
+        let all =
+            [Self::Super, Self::Claim, Self::Log, Self::Fence, Self::Data, Self::Shard, Self::Root];
+        all.into_iter().find(|kind| *kind as u16 == number)
+    }
+}
+
+/// What every object begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub kind: Kind,
+    pub volume: Id,
+    pub epoch: u64,
+    pub number: u64,
+    /// Random, of this object alone.
+    pub id: Id,
+    /// Of the log object, the fence or the root before it.
+    pub previous: Id,
+    /// Of a log object or a fence: the number that follows it in the log.
+    pub next: u64,
+}
+
+/// Where a frame is, and how it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Frame {
+    plain_offset: u32,
+    plain_len: u32,
+    stored_offset: u32,
+    stored_len: u32,
+    codec: u8,
+    crc: u32,
+}
+
+/// The only codec so far: the frame holds the contents themselves.
+const CODEC_STORED: u8 = 0;
+
+/// Header and frame index of an object: enough to read and verify a part of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Front {
+    pub header: Header,
+    name: String,
+    table: Range<usize>,
+    table_crc: u32,
+    frames: Vec<Frame>,
+}
+
+/// Appends integers.
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn u16(&mut self, value: u16) {
+        self.0.extend(value.to_le_bytes());
+    }
+    fn u32(&mut self, value: u32) {
+        self.0.extend(value.to_le_bytes());
+    }
+    fn u64(&mut self, value: u64) {
+        self.0.extend(value.to_le_bytes());
+    }
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+    fn text(&mut self, text: &str) {
+        let text = &text.as_bytes()[..text.len().min(TEXT_MAX)];
+        self.u16(text.len() as u16);
+        self.bytes(text);
+    }
+    fn zeros_up_to(&mut self, len: usize) {
+        assert!(self.0.len() <= len, "a field reaches behind its end");
+        self.0.resize(len, 0);
+    }
+}
+
+/// Texts in objects are cut off behind so many bytes.
+const TEXT_MAX: usize = 255;
+
+/// Takes integers from the front; `None` behind the end.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.bytes(N)?.try_into().ok()
+    }
+    fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+    fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+    fn text(&mut self) -> Option<String> {
+        let len = self.u16()?;
+        Some(String::from_utf8_lossy(self.bytes(usize::from(len))?).into_owned())
+    }
+}
+
+fn damaged(name: &str, what: &'static str) -> ObjectError {
+    ObjectError::Damaged { name: name.into(), what }
+}
+
+/// An object: header, frame index, table, frames.
+pub(crate) fn encode(header: &Header, table: &[u8], contents: &[u8]) -> Vec<u8> {
+    assert!(contents.len() <= DATA_MAX + LOG_SLACK, "an object of {} bytes", contents.len());
+    let frames = contents.len().div_ceil(FRAME_MAX);
+    let front = HEADER_LEN + frames * FRAME_LEN + table.len();
+    let mut index = Writer(Vec::with_capacity(frames * FRAME_LEN));
+    for (n, frame) in contents.chunks(FRAME_MAX).enumerate() {
+        index.u32((n * FRAME_MAX) as u32);
+        index.u32(frame.len() as u32);
+        index.u32((front + n * FRAME_MAX) as u32);
+        index.u32(frame.len() as u32);
+        index.u32(u32::from(CODEC_STORED));
+        index.u32(crc32c::crc32c(frame));
+    }
+    let mut out = Writer(Vec::with_capacity(front + contents.len()));
+    out.bytes(MAGIC);
+    out.u16(VERSION);
+    out.u16(header.kind as u16);
+    out.u32(0);
+    out.bytes(&header.volume);
+    out.u64(header.epoch);
+    out.u64(header.number);
+    out.bytes(&header.id);
+    out.bytes(&header.previous);
+    out.u64(header.next);
+    out.u64(contents.len() as u64);
+    out.u32(table.len() as u32);
+    out.u32(frames as u32);
+    out.u32(crc32c::crc32c(&index.0));
+    out.u32(crc32c::crc32c(table));
+    out.zeros_up_to(HEADER_LEN - 4);
+    out.u32(crc32c::crc32c(&out.0));
+    out.bytes(&index.0);
+    out.bytes(table);
+    out.bytes(contents);
+    out.0
+}
+
+/// The header at the front of `bytes`, and the lengths that it has behind the common fields.
+fn decode_header(name: &str, bytes: &[u8]) -> Result<(Header, Lengths), ObjectError> {
+    let head = bytes.get(..HEADER_LEN).ok_or_else(|| damaged(name, "it is too short"))?;
+    let (fields, crc) = head.split_at(HEADER_LEN - 4);
+    if &fields[..8] != MAGIC {
+        return Err(damaged(name, "it is no object of a FerryFS volume"));
+    }
+    if crc != crc32c::crc32c(fields).to_le_bytes() {
+        return Err(damaged(name, "the checksum of its header is wrong"));
+    }
+    let mut fields = Reader(&fields[8..]);
+    let parse = |fields: &mut Reader<'_>| -> Option<(u16, Option<Kind>, u32, Header, Lengths)> {
+        let (version, kind, flags) = (fields.u16()?, Kind::of(fields.u16()?), fields.u32()?);
+        let header = Header {
+            kind: kind.unwrap_or(Kind::Super),
+            volume: fields.array()?,
+            epoch: fields.u64()?,
+            number: fields.u64()?,
+            id: fields.array()?,
+            previous: fields.array()?,
+            next: fields.u64()?,
+        };
+        let lengths = Lengths {
+            contents: fields.u64()?,
+            table: fields.u32()? as usize,
+            frames: fields.u32()? as usize,
+            index_crc: fields.u32()?,
+            table_crc: fields.u32()?,
+        };
+        Some((version, kind, flags, header, lengths))
+    };
+    let parsed = parse(&mut fields).ok_or_else(|| damaged(name, "it is too short"))?;
+    let (version, kind, flags, header, lengths) = parsed;
+    if version != VERSION || flags != 0 {
+        return Err(ObjectError::Version { name: name.into(), version });
+    }
+    if kind.is_none() || lengths.frames > FRAMES_MAX {
+        return Err(damaged(name, "its header says what cannot be"));
+    }
+    Ok((header, lengths))
+}
+
+/// What a header says of the rest of its object.
+struct Lengths {
+    contents: u64,
+    table: usize,
+    frames: usize,
+    index_crc: u32,
+    table_crc: u32,
+}
+
+/// The header of an object of which at least [`HEADER_LEN`] bytes are there.
+pub(crate) fn header(name: &str, bytes: &[u8]) -> Result<Header, ObjectError> {
+    decode_header(name, bytes).map(|(header, _)| header)
+}
+
+impl Front {
+    /// From the first [`FRONT_LEN`] bytes of the object, or all of it if it has fewer.
+    pub fn decode(name: &str, bytes: &[u8]) -> Result<Self, ObjectError> {
+        let (header, lengths) = decode_header(name, bytes)?;
+        let index_end = HEADER_LEN + lengths.frames * FRAME_LEN;
+        let index = bytes
+            .get(HEADER_LEN..index_end)
+            .ok_or_else(|| damaged(name, "it ends within its frame index"))?;
+        if crc32c::crc32c(index) != lengths.index_crc {
+            return Err(damaged(name, "the checksum of its frame index is wrong"));
+        }
+        let mut frames = Vec::with_capacity(lengths.frames);
+        let (mut plain, mut stored) = (0_u64, (index_end + lengths.table) as u64);
+        for entry in index.chunks_exact(FRAME_LEN) {
+            let mut fields = Reader(entry);
+            let mut next = || fields.u32().unwrap_or_default();
+            let (plain_offset, plain_len, stored_offset, stored_len) =
+                (next(), next(), next(), next());
+            let frame = Frame {
+                plain_offset,
+                plain_len,
+                stored_offset,
+                stored_len,
+                codec: next() as u8,
+                crc: next(),
+            };
+            if u64::from(plain_offset) != plain
+                || u64::from(stored_offset) != stored
+                || plain_len == 0
+                || plain_len as usize > FRAME_MAX
+                || (frame.codec == CODEC_STORED && stored_len != plain_len)
+            {
+                return Err(damaged(name, "its frames do not follow each other"));
+            }
+            plain += u64::from(plain_len);
+            stored += u64::from(stored_len);
+            frames.push(frame);
+        }
+        if plain != lengths.contents {
+            return Err(damaged(name, "its frames are not its contents"));
+        }
+        let table = index_end..index_end + lengths.table;
+        Ok(Self { header, name: name.into(), table, table_crc: lengths.table_crc, frames })
+    }
+
+    /// Refuses an object that is not of this kind, volume and number.
+    pub fn expect(self, kind: Kind, volume: &Id, number: u64) -> Result<Self, ObjectError> {
+        let found = &self.header;
+        if found.kind == kind && found.volume == *volume && found.number == number {
+            return Ok(self);
+        }
+        Err(damaged(&self.name, "it is another object than its name says"))
+    }
+
+    /// Refuses an object that is not the one the map refers to.
+    pub fn expect_object(self, object: ObjectRef, volume: &Id) -> Result<Self, ObjectError> {
+        let front = self.expect(object.kind(), volume, object.number)?;
+        if object.is_log() || front.header.epoch == object.epoch {
+            return Ok(front);
+        }
+        Err(damaged(&front.name, "it is another object than its name says"))
+    }
+
+    /// The first byte of the object behind its table.
+    pub fn table_end(&self) -> u64 {
+        self.table.end as u64
+    }
+
+    /// The table, in the first bytes of the object.
+    pub fn table<'a>(&self, object: &'a [u8]) -> Result<&'a [u8], ObjectError> {
+        let table = object.get(self.table.clone());
+        let table = table.ok_or_else(|| damaged(&self.name, "it ends within its table"))?;
+        if crc32c::crc32c(table) != self.table_crc {
+            return Err(damaged(&self.name, "the checksum of its table is wrong"));
+        }
+        Ok(table)
+    }
+
+    /// The frames that hold these bytes of the contents.
+    fn frames(&self, bytes: &Range<u64>) -> &[Frame] {
+        let end_of = |frame: &Frame| u64::from(frame.plain_offset) + u64::from(frame.plain_len);
+        let first = self.frames.partition_point(|frame| end_of(frame) <= bytes.start);
+        let behind = self.frames.partition_point(|frame| u64::from(frame.plain_offset) < bytes.end);
+        &self.frames[first..behind.max(first)]
+    }
+
+    /// The bytes of the object that have to be read for these bytes of its contents.
+    pub fn stored(&self, bytes: &Range<u64>) -> Result<Range<u64>, ObjectError> {
+        let frames = self.frames(bytes);
+        let (Some(first), Some(last)) = (frames.first(), frames.last()) else {
+            return Err(damaged(&self.name, "it does not have what the map says"));
+        };
+        if u64::from(last.plain_offset) + u64::from(last.plain_len) < bytes.end {
+            return Err(damaged(&self.name, "it does not have what the map says"));
+        }
+        Ok(u64::from(first.stored_offset)
+            ..u64::from(last.stored_offset) + u64::from(last.stored_len))
+    }
+
+    /// Copies these bytes of the contents to `out`, from what [`Front::stored`] asked for.
+    pub fn extract(
+        &self,
+        bytes: &Range<u64>,
+        stored: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), ObjectError> {
+        let base = self.stored(bytes)?.start;
+        for frame in self.frames(bytes) {
+            let from = (u64::from(frame.stored_offset) - base) as usize;
+            let found = stored
+                .get(from..from + frame.stored_len as usize)
+                .ok_or_else(|| damaged(&self.name, "it is too short"))?;
+            if crc32c::crc32c(found) != frame.crc {
+                return Err(damaged(&self.name, "the checksum of a frame is wrong"));
+            }
+            if frame.codec != CODEC_STORED {
+                return Err(damaged(&self.name, "a frame has an unknown codec"));
+            }
+            let plain = u64::from(frame.plain_offset);
+            let (start, end) =
+                (bytes.start.max(plain), bytes.end.min(plain + u64::from(frame.plain_len)));
+            out[(start - bytes.start) as usize..(end - bytes.start) as usize]
+                .copy_from_slice(&found[(start - plain) as usize..(end - plain) as usize]);
+        }
+        Ok(())
+    }
+}
+
+/// What a log object says of a run of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EntryKind {
+    /// They hold zeros.
+    Zeros,
+    /// They are in this object, from this block of its contents on.
+    Here { block: u32 },
+    /// They are in a data object of the same epoch.
+    Data { number: u64, block: u32 },
+}
+
+/// An entry of a log object.
+pub(crate) type Entry = Run<EntryKind>;
+
+/// The table of a log object.
+pub(crate) fn encode_entries(entries: &[Entry]) -> Vec<u8> {
+    let mut out = Writer(Vec::with_capacity(entries.len() * ENTRY_LEN));
+    for entry in entries {
+        let (kind, block, number) = match entry.value {
+            EntryKind::Zeros => (0, 0, 0),
+            EntryKind::Here { block } => (1, block, 0),
+            EntryKind::Data { number, block } => (2, block, number),
+        };
+        out.u64(entry.start);
+        out.u64(entry.len);
+        out.u32(kind);
+        out.u32(block);
+        out.u64(number);
+    }
+    out.0
+}
+
+/// The entries of a log object, in order; later ones count.
+pub(crate) fn decode_entries(name: &str, table: &[u8]) -> Result<Vec<Entry>, ObjectError> {
+    let parse = |bytes: &[u8]| {
+        let mut fields = Reader(bytes);
+        let (start, len) = (fields.u64()?, fields.u64()?);
+        let (kind, block, number) = (fields.u32()?, fields.u32()?, fields.u64()?);
+        let value = match kind {
+            0 => EntryKind::Zeros,
+            1 => EntryKind::Here { block },
+            2 => EntryKind::Data { number, block },
+            _ => return None,
+        };
+        (len > 0 && start.checked_add(len).is_some()).then_some(Entry { start, len, value })
+    };
+    let entries = table.chunks_exact(ENTRY_LEN);
+    if !entries.remainder().is_empty() {
+        return Err(damaged(name, "it ends within an entry"));
+    }
+    let entries: Option<Vec<_>> = entries.map(parse).collect();
+    entries.ok_or_else(|| damaged(name, "an entry says what cannot be"))
+}
+
+/// The table of a shard of the map.
+pub(crate) fn encode_shard(runs: &[Run<Location>]) -> Vec<u8> {
+    let mut out = Writer(Vec::with_capacity(runs.len() * RUN_LEN));
+    for run in runs {
+        out.u64(run.start);
+        out.u32(run.len as u32);
+        out.u32(run.value.block as u32);
+        out.u64(run.value.object.epoch);
+        out.u64(run.value.object.number);
+    }
+    out.0
+}
+
+/// The runs of a shard of the map.
+pub(crate) fn decode_shard(
+    name: &str,
+    shard: u64,
+    table: &[u8],
+) -> Result<Vec<Run<Location>>, ObjectError> {
+    let blocks = shard * SHARD_BLOCKS..(shard + 1) * SHARD_BLOCKS;
+    let parse = |bytes: &[u8]| {
+        let mut fields = Reader(bytes);
+        let (start, len, block) = (fields.u64()?, fields.u32()?, fields.u32()?);
+        let object = ObjectRef { epoch: fields.u64()?, number: fields.u64()? };
+        let (len, block) = (u64::from(len), u64::from(block));
+        let inside = len > 0 && blocks.contains(&start) && start + len <= blocks.end;
+        inside.then_some(Run { start, len, value: Location { object, block } })
+    };
+    let runs = table.chunks_exact(RUN_LEN);
+    if !runs.remainder().is_empty() {
+        return Err(damaged(name, "it ends within a run"));
+    }
+    let runs: Option<Vec<_>> = runs.map(parse).collect();
+    runs.ok_or_else(|| damaged(name, "a run says what cannot be"))
+}
+
+/// The contents of `super`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Super {
+    /// Bytes of the device.
+    pub capacity: u64,
+    /// Log objects that may be under way: W.
+    pub window: u32,
+    /// A data object ends at each of these bytes of the device: the first one, and one every so many
+    /// bytes from there on.
+    pub boundary: (u64, u64),
+    /// When it was made, in seconds since the Unix epoch.
+    pub made_secs: u64,
+}
+
+impl Super {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer(Vec::new());
+        out.u64(self.capacity);
+        out.u32(self.window);
+        // Room for the kind of encryption; 0: none.
+        out.u32(0);
+        out.u64(self.boundary.0);
+        out.u64(self.boundary.1);
+        out.u64(self.made_secs);
+        out.0
+    }
+
+    pub fn decode(table: &[u8]) -> Result<Self, ObjectError> {
+        let mut fields = Reader(table);
+        let mut parse = || {
+            let (capacity, window, encryption) = (fields.u64()?, fields.u32()?, fields.u32()?);
+            let found = Self {
+                capacity,
+                window,
+                boundary: (fields.u64()?, fields.u64()?),
+                made_secs: fields.u64()?,
+            };
+            let block = BLOCK as u64;
+            let whole = |bytes: u64| bytes.is_multiple_of(block);
+            let sane = window > 0
+                && encryption == 0
+                && [capacity, found.boundary.0, found.boundary.1].into_iter().all(whole)
+                && found.boundary.1 > 0;
+            sane.then_some(found)
+        };
+        parse().ok_or_else(|| damaged(SUPER, "it says what cannot be"))
+    }
+}
+
+/// Who owns a volume: what a claim says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// Name of the host.
+    pub host: String,
+    /// Number of the machine, the same after it was started anew; empty if unknown.
+    pub machine: String,
+    /// Number of the machine's start; empty if unknown.
+    pub boot: String,
+    /// The process.
+    pub pid: u32,
+}
+
+/// The contents of a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub owner: Owner,
+    /// When it was made, in seconds since the Unix epoch: for people.
+    pub made_secs: u64,
+}
+
+impl Claim {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer(Vec::new());
+        out.u64(self.made_secs);
+        out.u32(self.owner.pid);
+        // Room for flags, as local data that is not in the store yet.
+        out.u32(0);
+        out.text(&self.owner.host);
+        out.text(&self.owner.machine);
+        out.text(&self.owner.boot);
+        out.0
+    }
+
+    pub fn decode(name: &str, table: &[u8]) -> Result<Self, ObjectError> {
+        let mut fields = Reader(table);
+        let mut parse = || {
+            let (made_secs, pid, _flags) = (fields.u64()?, fields.u32()?, fields.u32()?);
+            let (host, machine, boot) = (fields.text()?, fields.text()?, fields.text()?);
+            Some(Self { owner: Owner { host, machine, boot, pid }, made_secs })
+        };
+        parse().ok_or_else(|| damaged(name, "it is too short"))
+    }
+}
+
+/// The contents of a root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Root {
+    /// The first log object that it lacks.
+    pub first: u64,
+    /// Id of the log object or fence before that one.
+    pub last_id: Id,
+    /// Its owner has ended, and nothing follows in the log.
+    pub closed: bool,
+    /// The shards that are not empty, ascending, and where their newest map is.
+    pub shards: Vec<(u64, ObjectRef)>,
+}
+
+impl Root {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer(Vec::new());
+        out.u64(self.first);
+        out.bytes(&self.last_id);
+        out.u32(u32::from(self.closed));
+        out.u32(self.shards.len() as u32);
+        for (shard, at) in &self.shards {
+            out.u64(*shard);
+            out.u64(at.epoch);
+            out.u64(at.number);
+        }
+        out.0
+    }
+
+    pub fn decode(name: &str, table: &[u8]) -> Result<Self, ObjectError> {
+        let mut fields = Reader(table);
+        let mut parse = || {
+            let (first, last_id, flags) = (fields.u64()?, fields.array()?, fields.u32()?);
+            let count = fields.u32()? as usize;
+            if fields.0.len() != count * SHARD_LEN || flags > 1 {
+                return None;
+            }
+            let mut shards = Vec::with_capacity(count);
+            for _ in 0..count {
+                let shard = fields.u64()?;
+                shards.push((shard, ObjectRef { epoch: fields.u64()?, number: fields.u64()? }));
+            }
+            Some(Self { first, last_id, closed: flags == 1, shards })
+        };
+        parse().ok_or_else(|| damaged(name, "it says what cannot be"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(kind: Kind) -> Header {
+        Header {
+            kind,
+            volume: [1; 16],
+            epoch: 2,
+            number: 3,
+            id: [4; 16],
+            previous: [5; 16],
+            next: 6,
+        }
+    }
+
+    fn contents(len: usize) -> Vec<u8> {
+        (0..len).map(|n| (n / 7 + n / 4096) as u8).collect()
+    }
+
+    #[test]
+    fn any_range_is_read_from_the_frames_that_hold_it() {
+        let contents = contents(3 * FRAME_MAX + 2 * BLOCK);
+        let object = encode(&header(Kind::Data), b"table", &contents);
+        let front = &object[..object.len().min(FRONT_LEN as usize)];
+        let front = Front::decode("x", front).expect("it is whole");
+        assert_eq!(front.header, header(Kind::Data));
+        assert_eq!(front.table(&object).expect("it is whole"), b"table");
+        for range in [0..4096, 61440..69632, 65536..131_072, 196_608..204_800] {
+            let stored = front.stored(&range).expect("it has it");
+            assert!(stored.end - stored.start <= 2 * FRAME_MAX as u64, "no more than is needed");
+            let mut out = vec![0; (range.end - range.start) as usize];
+            let bytes = &object[stored.start as usize..stored.end as usize];
+            front.extract(&range, bytes, &mut out).expect("it is whole");
+            assert_eq!(out, contents[range.start as usize..range.end as usize]);
+        }
+        let behind = contents.len() as u64..contents.len() as u64 + 4096;
+        assert!(front.stored(&behind).is_err(), "there is nothing behind the end");
+    }
+
+    #[test]
+    fn each_damaged_byte_is_found() {
+        let contents = contents(2 * BLOCK);
+        let entries = [Entry { start: 7, len: 2, value: EntryKind::Here { block: 0 } }];
+        let object = encode(&header(Kind::Log), &encode_entries(&entries), &contents);
+        let read = |object: &[u8]| -> Result<Vec<u8>, ObjectError> {
+            let front = Front::decode("x", object)?;
+            assert_eq!(decode_entries("x", front.table(object)?)?, entries);
+            let mut out = vec![0; contents.len()];
+            let all = 0..contents.len() as u64;
+            let stored = front.stored(&all)?;
+            let stored = object.get(stored.start as usize..stored.end as usize);
+            front.extract(&all, stored.unwrap_or_default(), &mut out)?;
+            Ok(out)
+        };
+        assert_eq!(read(&object), Ok(contents.clone()));
+        for at in 0..object.len() {
+            let mut bad = object.clone();
+            bad[at] ^= 0x40;
+            assert!(read(&bad).is_err(), "byte {at}");
+        }
+        for len in 0..object.len() {
+            assert!(read(&object[..len]).is_err(), "cut to {len}");
+        }
+    }
+
+    #[test]
+    fn tables_are_read_as_they_were_written() {
+        let found =
+            Super { capacity: 1 << 30, window: 64, boundary: (65536, 1 << 20), made_secs: 9 };
+        assert_eq!(Super::decode(&found.encode()), Ok(found));
+        let owner = Owner { host: "a".into(), machine: "b".into(), boot: "c".into(), pid: 4 };
+        let claim = Claim { owner, made_secs: 8 };
+        assert_eq!(Claim::decode("x", &claim.encode()), Ok(claim));
+        let at = ObjectRef { epoch: 5, number: 6 };
+        let root = Root { first: 1, last_id: [2; 16], closed: true, shards: vec![(3, at)] };
+        assert_eq!(Root::decode("x", &root.encode()), Ok(root));
+        let runs =
+            vec![Run { start: SHARD_BLOCKS + 1, len: 2, value: Location { object: at, block: 3 } }];
+        assert_eq!(decode_shard("x", 1, &encode_shard(&runs)), Ok(runs.clone()));
+        assert!(decode_shard("x", 0, &encode_shard(&runs)).is_err(), "of another shard");
+    }
+}

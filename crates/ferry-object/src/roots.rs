@@ -1,0 +1,230 @@
+//! Roots, and the deletion of what none of them needs.
+//!
+//! A root is the map at some number of the log. It holds only the committed prefix, and it is written
+//! only after its shards have answered. What it does not need any more is deleted:
+//!
+//! * DELETE-1: only what neither of the newest two roots needs, and only after the grace;
+//! * DELETE-2: only after a look that no newer claim exists. A new owner writes a root first, so the
+//!   old owner, whose next root fails, condemns nothing more;
+//! * DELETE-3: roots and log objects in ascending order, a root before the objects that only it
+//!   needs;
+//! * DELETE-4: never a claim, never a fence. Their names must not become free: an old owner that
+//!   slept would create its log object there.
+
+use crate::device::{ObjectDevice, ShardRuns, Then};
+use crate::error::ObjectError;
+use crate::executor::{Answer, Job, Upload};
+use crate::format::{Id, Kind, ObjectRef, Root, encode, encode_shard, root_name, shard_name};
+use crate::state::{Effects, State};
+use crate::volume::encode_root;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Objects that are deleted after one look, at most.
+const DELETES_PER_LOOK: usize = 64;
+/// The time between two ticks.
+const TICK: Duration = Duration::from_secs(1);
+
+/// A root that is being written.
+pub(crate) struct Writing {
+    root: Root,
+    shards: BTreeMap<u64, ObjectRef>,
+    /// Shards that have not answered.
+    left: usize,
+    /// What it needs no more, and the root before it does.
+    dead: Vec<String>,
+}
+
+impl ObjectDevice {
+    /// Starts a root if the log is long.
+    pub(crate) fn root_if_due(&self, state: &mut State, fx: &mut Effects) {
+        let roots = &mut state.roots;
+        if state.map.has_dead() && roots.died.is_none() {
+            roots.died = Some(self.env.clock.monotonic());
+        }
+        let long = roots.log_bytes >= self.limits.root_log_bytes
+            || roots.log_objects >= self.limits.root_log_objects;
+        if long && roots.writing.is_none() {
+            self.start_root(state, false, fx);
+        }
+    }
+
+    /// Starts to write a root of what is committed now.
+    pub(crate) fn start_root(&self, state: &mut State, closed: bool, fx: &mut Effects) {
+        assert!(state.roots.writing.is_none(), "one root is written at a time");
+        let mut shards = state.roots.shards.clone();
+        let mut dead: Vec<String> =
+            state.map.take_dead(state.committed).into_iter().map(ObjectRef::name).collect();
+        let mut changed = Vec::new();
+        for (shard, runs) in state.map.take_changed() {
+            let old = if runs.is_empty() {
+                shards.remove(&shard)
+            } else {
+                let at = self.next_object();
+                changed.push((shard, at, runs));
+                shards.insert(shard, at)
+            };
+            dead.extend(old.map(|old| shard_name(shard, old)));
+        }
+        let root = Root {
+            first: state.committed,
+            last_id: state.committed_id,
+            closed,
+            shards: shards.iter().map(|(shard, at)| (*shard, *at)).collect(),
+        };
+        let roots = &mut state.roots;
+        (roots.log_bytes, roots.log_objects, roots.died) = (0, 0, None);
+        roots.writing = Some(Writing { root, shards, left: changed.len(), dead });
+        let me = self.me();
+        let run = move || -> Answer {
+            let uploads: Vec<Upload> =
+                changed.iter().map(|(shard, at, runs)| me.shard(*shard, *at, runs)).collect();
+            Box::new(move || me.send_shards(uploads))
+        };
+        fx.jobs.push(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
+    }
+
+    fn shard(&self, shard: u64, at: ObjectRef, runs: &ShardRuns) -> Upload {
+        let header = self.header(Kind::Shard, at.number);
+        let bytes = Arc::new(encode(&header, &encode_shard(runs), &[]));
+        Upload { name: shard_name(shard, at), bytes, exclusive: false }
+    }
+
+    fn send_shards(&self, uploads: Vec<Upload>) {
+        self.with(|state, fx| {
+            for upload in uploads {
+                let then: Then = Box::new(|me, result| me.shard_answered(result));
+                fx.jobs.push(self.upload(upload, 0, then));
+            }
+            self.send_root_if_ready(state, fx);
+        });
+    }
+
+    fn shard_answered(&self, result: Result<(), ObjectError>) {
+        self.with(|state, fx| {
+            if let Err(error) = result {
+                return self.end_root(state, Some(&error), fx);
+            }
+            if let Some(writing) = &mut state.roots.writing {
+                writing.left -= 1;
+            }
+            self.send_root_if_ready(state, fx);
+        });
+    }
+
+    fn send_root_if_ready(&self, state: &mut State, fx: &mut Effects) {
+        let Some(writing) = state.roots.writing.as_ref().filter(|writing| writing.left == 0) else {
+            return;
+        };
+        let number = state.roots.number + 1;
+        let (id, bytes) =
+            encode_root(&self.volume, number, state.roots.id, &writing.root, &self.env);
+        let upload = Upload { name: root_name(number), bytes: Arc::new(bytes), exclusive: true };
+        let then: Then = Box::new(move |me, result| me.root_answered(number, id, result));
+        fx.jobs.push(self.upload(upload, 0, then));
+    }
+
+    fn root_answered(&self, number: u64, id: Id, result: Result<(), ObjectError>) {
+        self.with(|state, fx| {
+            if let Err(error) = result {
+                return self.end_root(state, Some(&error), fx);
+            }
+            let Some(writing) = state.roots.writing.take() else { return };
+            let now = self.env.clock.monotonic();
+            let roots = &mut state.roots;
+            let old = number.checked_sub(2).map(root_name);
+            let staged = std::mem::replace(&mut roots.staged, writing.dead);
+            roots.condemned.extend(old.into_iter().chain(staged).map(|name| (now, name)));
+            (roots.number, roots.id, roots.shards) = (number, id, writing.shards);
+            self.end_root(state, None, fx);
+            if state.failed.is_none() {
+                self.root_if_due(state, fx);
+            }
+        });
+    }
+
+    /// No root is being written any more.
+    fn end_root(&self, state: &mut State, error: Option<&ObjectError>, fx: &mut Effects) {
+        if let Some(error) = error {
+            state.fail(error, fx);
+        }
+        state.roots.writing = None;
+        let result = || error.map_or(Ok(()), |error| Err(error.clone().into()));
+        fx.ends.extend(state.roots.waiters.drain(..).map(|done| (done, result())));
+    }
+
+    /// Does what time asks for: looks for a newer claim, writes a root if something has died, and
+    /// deletes what no root needs.
+    pub fn tick(&self) {
+        if self.is_read_only() || self.failure().is_some() {
+            return;
+        }
+        if let Err(error) = self.look() {
+            tracing::warn!(%error, "a look for a newer owner");
+            return;
+        }
+        self.with(|state, fx| {
+            let now = self.env.clock.monotonic();
+            if state.failed.is_some() {
+                return;
+            }
+            let died = state.roots.died.is_some_and(|died| now >= died + self.limits.root_delay);
+            // What is condemned stays until another root has followed.
+            let staged = !state.roots.staged.is_empty() && state.roots.log_objects > 0;
+            if state.roots.writing.is_none() && died && (staged || state.map.has_dead()) {
+                self.start_root(state, false, fx);
+            }
+            self.collect(state, now, fx);
+        });
+    }
+
+    fn collect(&self, state: &mut State, now: Duration, fx: &mut Effects) {
+        let roots = &mut state.roots;
+        if roots.collecting {
+            return;
+        }
+        let due = |(since, _): &(Duration, String)| *since + self.limits.grace <= now;
+        let count = roots.condemned.iter().take_while(|item| due(item)).count();
+        let names: Vec<String> =
+            roots.condemned.drain(..count.min(DELETES_PER_LOOK)).map(|(_, name)| name).collect();
+        if names.is_empty() {
+            return;
+        }
+        roots.collecting = true;
+        let me = self.me();
+        let run = move || -> Answer {
+            let deleted = me.look().and_then(|()| me.delete(&names));
+            Box::new(move || {
+                if let Err(error) = deleted {
+                    tracing::warn!(%error, "objects that no root needs are left in the store");
+                }
+                me.state.lock().roots.collecting = false;
+            })
+        };
+        fx.jobs.push(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
+    }
+
+    fn delete(&self, names: &[String]) -> Result<(), ObjectError> {
+        for name in names {
+            self.access.insist(|store| store.delete(name))?;
+            self.access.counters.deletes.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// From now on it ticks by itself, as long as somebody has it.
+    pub fn tick_by_itself(&self) {
+        let me = Arc::downgrade(&self.me());
+        let run = move || -> Answer {
+            Box::new(move || {
+                if let Some(me) = me.upgrade() {
+                    me.tick();
+                    me.tick_by_itself();
+                }
+            })
+        };
+        self.access.executor.start(Job { upload: None, after: TICK, run: Box::new(run) });
+    }
+}

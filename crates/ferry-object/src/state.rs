@@ -1,0 +1,296 @@
+//! What a device knows: the map, changes that are not in the store yet, and who waits for them.
+
+use crate::batch::{Batch, Pending};
+use crate::error::ObjectError;
+use crate::executor::Job;
+use crate::format::{BLOCK, Entry, EntryKind, Id, Location, ObjectRef, SHARD_BLOCKS};
+use crate::roots::Writing;
+use crate::runs::{Run, RunMap};
+use ferry_device::{Io, IoDone};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the committed part of the log says of each block.
+#[derive(Default)]
+pub(crate) struct Map {
+    runs: RunMap<Location>,
+    /// Blocks that refer to each object.
+    live: BTreeMap<ObjectRef, u64>,
+    /// Data objects that no block refers to any more.
+    dead: Vec<ObjectRef>,
+    /// Log objects that exist.
+    logs: BTreeSet<u64>,
+    /// Shards that changed since the last root.
+    changed: BTreeSet<u64>,
+}
+
+impl Map {
+    /// Adds a run of a shard that a root has.
+    pub fn load(&mut self, run: &Run<Location>) {
+        self.set(run.start, run.len, Some(run.value));
+        if run.value.object.is_log() {
+            self.logs.insert(run.value.object.number);
+        }
+    }
+
+    /// All that was loaded is in a root.
+    pub fn loaded(&mut self) {
+        self.changed.clear();
+    }
+
+    /// Installs a log object.
+    pub fn install(&mut self, epoch: u64, seq: u64, entries: &[Entry]) {
+        self.logs.insert(seq);
+        for entry in entries {
+            let location = match entry.value {
+                EntryKind::Zeros => None,
+                EntryKind::Here { block } => {
+                    Some(Location { object: ObjectRef::log(seq), block: u64::from(block) })
+                }
+                EntryKind::Data { number, block } => {
+                    let object = ObjectRef { epoch, number };
+                    Some(Location { object, block: u64::from(block) })
+                }
+            };
+            self.set(entry.start, entry.len, location);
+        }
+    }
+
+    fn set(&mut self, start: u64, len: u64, location: Option<Location>) {
+        // The new blocks are counted first, so that an object that is overwritten with itself does
+        // not die.
+        if let Some(location) = location {
+            *self.live.entry(location.object).or_default() += len;
+        }
+        let removed = match location {
+            Some(location) => self.runs.insert(start, len, location),
+            None => self.runs.remove(start, len),
+        };
+        if location.is_some() {
+            self.mark(start, len);
+        }
+        for run in removed {
+            self.mark(run.start, run.len);
+            self.release(run.value.object, run.len);
+        }
+    }
+
+    fn mark(&mut self, start: u64, len: u64) {
+        self.changed.extend(start / SHARD_BLOCKS..=(start + len - 1) / SHARD_BLOCKS);
+    }
+
+    fn release(&mut self, object: ObjectRef, blocks: u64) {
+        let Some(live) = self.live.get_mut(&object) else { return };
+        *live -= blocks;
+        if *live == 0 {
+            self.live.remove(&object);
+            if !object.is_log() {
+                self.dead.push(object);
+            }
+        }
+    }
+
+    /// What lies in the range.
+    pub fn find(&self, start: u64, len: u64) -> impl Iterator<Item = Run<Location>> + '_ {
+        self.runs.find(start, len)
+    }
+
+    /// Shards that changed since this was asked last, with what they hold now.
+    pub fn take_changed(&mut self) -> Vec<(u64, Vec<Run<Location>>)> {
+        let shard = |shard| (shard, self.runs.find(shard * SHARD_BLOCKS, SHARD_BLOCKS).collect());
+        std::mem::take(&mut self.changed).into_iter().map(shard).collect()
+    }
+
+    /// Objects that a root needs no more whose first log object is `first`: log objects ascending,
+    /// then data objects. They are known no longer here.
+    pub fn take_dead(&mut self, first: u64) -> Vec<ObjectRef> {
+        let live = &self.live;
+        let is_dead = |seq: &u64| !live.contains_key(&ObjectRef::log(*seq));
+        let logs: Vec<u64> = self.logs.range(..first).copied().filter(is_dead).collect();
+        for seq in &logs {
+            self.logs.remove(seq);
+        }
+        let mut dead: Vec<_> = logs.into_iter().map(ObjectRef::log).collect();
+        dead.append(&mut self.dead);
+        dead
+    }
+
+    /// Whether [`Map::take_dead`] would return data objects.
+    pub fn has_dead(&self) -> bool {
+        !self.dead.is_empty()
+    }
+
+    /// Blocks in use, and runs.
+    pub fn size(&self) -> (u64, usize) {
+        (self.live.values().sum(), self.runs.len())
+    }
+}
+
+/// How far a sealed batch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Its objects are made.
+    Building,
+    /// Its data objects are sent; so many are not answered yet.
+    Data { left: usize },
+    /// Its log object is sent.
+    Log,
+    /// Its log object was answered. Log objects before it may not have been.
+    Answered,
+}
+
+/// A batch that takes no more changes, and is sent.
+pub(crate) struct Sealed {
+    pub seq: u64,
+    pub id: Id,
+    /// Of the log object before it.
+    pub previous: Id,
+    pub runs: Arc<RunMap<Pending>>,
+    /// Bytes of memory that its data takes.
+    pub bytes: usize,
+    pub stage: Stage,
+    /// When it is built: its entries and the bytes of its log object.
+    pub entries: Vec<Entry>,
+    pub log: Arc<Vec<u8>>,
+}
+
+/// What is done once the state is not locked any more.
+#[derive(Default)]
+pub(crate) struct Effects {
+    pub jobs: Vec<Job>,
+    pub ends: Vec<(IoDone, io::Result<()>)>,
+}
+
+/// The root that is being written, and what the last one had.
+pub(crate) struct Roots {
+    /// The number and the id of the newest root.
+    pub number: u64,
+    pub id: Id,
+    /// Where its shards are.
+    pub shards: BTreeMap<u64, ObjectRef>,
+    /// The root that is being written.
+    pub writing: Option<Writing>,
+    /// Told when no root is being written any more.
+    pub waiters: Vec<IoDone>,
+    /// Bytes and number of log objects that the newest root lacks.
+    pub log_bytes: u64,
+    pub log_objects: u64,
+    /// When something died that the newest root refers to.
+    pub died: Option<Duration>,
+    /// Names that the newest root does not need, and the one before it does.
+    pub staged: Vec<String>,
+    /// Names that none of the newest two roots needs, and since when. They are deleted in this
+    /// order.
+    pub condemned: VecDeque<(Duration, String)>,
+    /// A collector is at work.
+    pub collecting: bool,
+}
+
+/// The state of a device.
+pub(crate) struct State {
+    pub map: Map,
+    /// Changes that are in memory only.
+    pub open: Batch,
+    /// Batches in order of their log objects. The first is not answered; all before it are
+    /// installed.
+    pub sealed: VecDeque<Sealed>,
+    /// Number and predecessor of the next log object.
+    pub next_seq: u64,
+    pub last_id: Id,
+    /// The first log object that is not installed, and the id before it.
+    pub committed: u64,
+    pub committed_id: Id,
+    /// Writes that found no room, in order. They are not complete.
+    pub waiting: VecDeque<Io>,
+    /// Flushes, each with the log object that it waits for.
+    pub flushes: VecDeque<(u64, IoDone)>,
+    /// Bytes in memory that are not installed.
+    pub unsent: usize,
+    pub roots: Roots,
+    /// Why nothing is acknowledged any more.
+    pub failed: Option<ObjectError>,
+}
+
+impl State {
+    /// Takes a change into memory.
+    pub fn change(&mut self, start: u64, len: u64, value: Pending) {
+        let before = self.open.bytes;
+        self.open.insert(start, len, value);
+        self.unsent = self.unsent + self.open.bytes - before;
+    }
+
+    /// Takes a write into memory.
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) {
+        let (start, len) = (offset / BLOCK as u64, (bytes.len() / BLOCK) as u64);
+        self.change(start, len, Pending::Data { buffer: Arc::new(bytes.to_vec()), block: 0 });
+    }
+
+    /// The sealed batch of this number.
+    pub fn sealed(&mut self, seq: u64) -> Option<&mut Sealed> {
+        self.sealed.iter_mut().find(|sealed| sealed.seq == seq)
+    }
+
+    /// Nothing more is acknowledged: all that waits gets the error.
+    pub fn fail(&mut self, error: &ObjectError, fx: &mut Effects) {
+        if self.failed.is_none() {
+            tracing::error!(%error, "the volume in the object store stops");
+            self.failed = Some(error.clone());
+        }
+        let flushes = self.flushes.drain(..).map(|(_, done)| done);
+        let writes = self.waiting.drain(..).map(|io| match io {
+            Io::Write { done, .. } | Io::Flush { done } => done,
+        });
+        fx.ends.extend(flushes.chain(writes).map(|done| (done, Err(error.clone().into()))));
+        self.open = Batch::default();
+        self.sealed.clear();
+        self.unsent = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn here(start: u64, len: u64) -> Entry {
+        Entry { start, len, value: EntryKind::Here { block: 0 } }
+    }
+
+    #[test]
+    fn an_object_is_dead_when_no_block_refers_to_it() {
+        let mut map = Map::default();
+        let data = EntryKind::Data { number: 5, block: 0 };
+        map.install(7, 1, &[here(0, 4), Entry { start: 10, len: 4, value: data }]);
+        map.install(7, 2, &[here(0, 3)]);
+        assert_eq!(map.take_dead(3), []);
+        map.install(7, 3, &[here(3, 1), Entry { start: 8, len: 9, value: EntryKind::Zeros }]);
+        let data = ObjectRef { epoch: 7, number: 5 };
+        assert!(map.has_dead());
+        assert_eq!(map.take_dead(3), [ObjectRef::log(1), data]);
+        assert_eq!(map.take_dead(3), [], "each is told once");
+        assert_eq!(map.size().0, 4);
+    }
+
+    #[test]
+    fn a_log_object_that_the_root_lacks_is_not_dead() {
+        let mut map = Map::default();
+        map.install(7, 1, &[here(0, 1)]);
+        map.install(7, 2, &[here(0, 1)]);
+        map.install(7, 3, &[here(0, 1)]);
+        assert_eq!(map.take_dead(2), [ObjectRef::log(1)]);
+        assert_eq!(map.take_dead(3), [ObjectRef::log(2)]);
+    }
+
+    #[test]
+    fn shards_that_lost_or_got_blocks_have_changed() {
+        let mut map = Map::default();
+        map.install(7, 1, &[here(SHARD_BLOCKS - 1, 2)]);
+        let changed = |map: &mut Map| -> Vec<_> {
+            map.take_changed().into_iter().map(|(shard, runs)| (shard, runs.len())).collect()
+        };
+        assert_eq!(changed(&mut map), [(0, 1), (1, 1)]);
+        map.install(7, 2, &[Entry { start: SHARD_BLOCKS, len: 9, value: EntryKind::Zeros }]);
+        assert_eq!(changed(&mut map), [(1, 0)]);
+    }
+}

@@ -1,0 +1,372 @@
+//! Making a volume in a store, claiming one, and fencing its owner off.
+//!
+//! No clock takes part in who owns a volume. An owner that others believe dead may go on at any
+//! time, so each step of a claimant is an object that the old owner would have to create, too:
+//!
+//! 1. the claim `e/(E+1)` decides between claimants;
+//! 2. the takeover root `c/(N+1)` keeps the old owner from writing a root. Without a root it deletes
+//!    nothing, so all that the new owner reads stays there;
+//! 3. a fence far ahead (K + 2W) bounds how far the old owner can get, and the fence at the first
+//!    gap stops it: what lies behind a gap was never acknowledged;
+//! 4. a look for a newer claim, when the fences are in. A claimant may have slept for so long that
+//!    the fence, which it created now, took the name of a log object that a later owner deleted.
+
+use crate::access::{Access, Created};
+use crate::error::ObjectError;
+use crate::format::{
+    CLAIMS, Claim, Entry, Header, Id, Kind, Owner, ROOTS, Root, SUPER, Super, claim_name,
+    decode_entries, encode, log_name, number_of, root_name,
+};
+use ferry_env::Env;
+use std::time::Duration;
+
+/// W of a new volume: log objects that may be under way together.
+pub const WINDOW_DEFAULT: u32 = 64;
+/// The list is asked so often for roots that exist: it may lag.
+const LISTS_MAX: u32 = 20;
+/// The pause before the list is asked again.
+const LIST_AGAIN: Duration = Duration::from_millis(500);
+
+/// What a new volume is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct VolumeOptions {
+    /// Bytes of the device, whole blocks.
+    pub capacity: u64,
+    /// Log objects that may be under way together.
+    pub window: u32,
+    /// Data objects end at this byte of the device, and every so many bytes behind it: a segment of
+    /// the file system is never in one data object with another, so it dies as a whole.
+    pub boundary: (u64, u64),
+}
+
+/// What an open volume is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Volume {
+    pub id: Id,
+    pub info: Super,
+    /// The owner's epoch; 0 if it is open for reading only.
+    pub epoch: u64,
+}
+
+/// A random number that names an object.
+pub(crate) fn random_id(env: &Env) -> Id {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&env.entropy.next_u64().to_le_bytes());
+    id[8..].copy_from_slice(&env.entropy.next_u64().to_le_bytes());
+    id
+}
+
+/// A header of an object that is not part of the log.
+fn plain_header(kind: Kind, volume: Id, epoch: u64, number: u64, env: &Env) -> Header {
+    let id = random_id(env);
+    Header { kind, volume, epoch, number, id, previous: [0; 16], next: 0 }
+}
+
+/// The bytes of a root.
+pub(crate) fn encode_root(
+    volume: &Volume,
+    number: u64,
+    previous: Id,
+    root: &Root,
+    env: &Env,
+) -> (Id, Vec<u8>) {
+    let header =
+        Header { previous, ..plain_header(Kind::Root, volume.id, volume.epoch, number, env) };
+    (header.id, encode(&header, &root.encode(), &[]))
+}
+
+/// Makes a volume in an empty store. Its device reads as zeros.
+pub(crate) fn make(access: &Access, options: &VolumeOptions, env: &Env) -> Result<(), ObjectError> {
+    let info = Super {
+        capacity: options.capacity,
+        window: options.window,
+        boundary: options.boundary,
+        made_secs: env.clock.wall().as_secs(),
+    };
+    Super::decode(&info.encode())?;
+    let header = plain_header(Kind::Super, random_id(env), 0, 0, env);
+    match access.create(SUPER, &encode(&header, &info.encode(), &[]))? {
+        Created::Ours => {}
+        // Left by a process that ended before it wrote the first root, if nobody has opened it.
+        Created::Foreign(_)
+            if !access.exists(&claim_name(1))? && !access.exists(&root_name(0))? => {}
+        Created::Foreign(_) | Created::Vanished => return Err(ObjectError::VolumeExists),
+    }
+    let volume = identify(access)?;
+    let root = Root { first: 1, last_id: [0; 16], closed: true, shards: Vec::new() };
+    let (_, bytes) = encode_root(&volume, 0, [0; 16], &root, env);
+    access.create(&root_name(0), &bytes).map(drop)
+}
+
+/// Reads what volume the store holds.
+pub(crate) fn identify(access: &Access) -> Result<Volume, ObjectError> {
+    let (front, table) = match access.table(SUPER) {
+        Err(ObjectError::NotFound(_)) => return Err(ObjectError::NoVolume),
+        other => other?,
+    };
+    let id = front.header.volume;
+    front.expect(Kind::Super, &id, 0)?;
+    Ok(Volume { id, info: Super::decode(&table)?, epoch: 0 })
+}
+
+/// The newest claim, and its number; `None`: nobody has claimed the volume yet. Claims are never
+/// deleted, so a list that lags costs only looks.
+fn newest_claim(access: &Access, volume: &Volume) -> Result<Option<(u64, Claim)>, ObjectError> {
+    let listed = access.insist(|store| store.list(CLAIMS))?;
+    let mut epoch = listed.iter().filter_map(|name| number_of(name)).max().unwrap_or(0);
+    while access.exists(&claim_name(epoch + 1))? {
+        epoch += 1;
+    }
+    if epoch == 0 {
+        return Ok(None);
+    }
+    let name = claim_name(epoch);
+    let (front, table) = access.table(&name)?;
+    front.expect(Kind::Claim, &volume.id, epoch)?;
+    Ok(Some((epoch, Claim::decode(&name, &table)?)))
+}
+
+/// A root that was read.
+#[derive(Clone, Debug)]
+pub(crate) struct FoundRoot {
+    pub header: Header,
+    pub root: Root,
+}
+
+fn read_root(access: &Access, volume: &Volume, number: u64) -> Result<FoundRoot, ObjectError> {
+    let name = root_name(number);
+    let (front, table) = access.table(&name)?;
+    let header = front.header;
+    front.expect(Kind::Root, &volume.id, number)?;
+    Ok(FoundRoot { header, root: Root::decode(&name, &table)? })
+}
+
+/// The newest root. The newest two are never deleted, and roots are deleted in ascending order. So a
+/// root without the one before it is none: a claimant wrote it that a list had told of an old root.
+fn newest_root(access: &Access, volume: &Volume) -> Result<FoundRoot, ObjectError> {
+    for _ in 0..LISTS_MAX {
+        let listed = access.insist(|store| store.list(ROOTS))?;
+        let mut number = listed.iter().filter_map(|name| number_of(name)).max().unwrap_or(0);
+        if access.exists(&root_name(number))? {
+            while access.exists(&root_name(number + 1))? {
+                number += 1;
+            }
+            if number == 0 || access.exists(&root_name(number - 1))? {
+                match read_root(access, volume, number) {
+                    Err(ObjectError::NotFound(_)) => {}
+                    other => return other,
+                }
+            }
+        }
+        access.executor.pause(LIST_AGAIN);
+    }
+    Err(ObjectError::Damaged { name: ROOTS.into(), what: "no root is there that can be used" })
+}
+
+/// A log object or fence of the chain.
+pub(crate) struct Link {
+    pub seq: u64,
+    pub header: Header,
+    /// What a log object says; empty for a fence.
+    pub entries: Vec<Entry>,
+}
+
+/// Where the log ends, and what it holds from the root on.
+pub(crate) struct Chain {
+    pub root: FoundRoot,
+    pub links: Vec<Link>,
+    /// The number of the next log object, and the id that comes before it.
+    pub next: u64,
+    pub last_id: Id,
+}
+
+impl Chain {
+    fn new(root: FoundRoot) -> Self {
+        let (next, last_id) = (root.root.first, root.root.last_id);
+        Self { root, links: Vec::new(), next, last_id }
+    }
+
+    /// Follows the log up to the first name that does not exist. `epoch_max`: whoever meets a later
+    /// epoch gives up.
+    fn follow(
+        &mut self,
+        access: &Access,
+        volume: &Volume,
+        epoch_max: Option<u64>,
+    ) -> Result<(), ObjectError> {
+        loop {
+            let seq = self.next;
+            let name = log_name(seq);
+            let (front, table) = match access.table(&name) {
+                Err(ObjectError::NotFound(_)) => return Ok(()),
+                other => other?,
+            };
+            let header = front.header;
+            if epoch_max.is_some_and(|most| header.epoch > most) {
+                return Err(ObjectError::ClaimLost { epoch: header.epoch });
+            }
+            let entries = match header.kind {
+                Kind::Fence => Vec::new(),
+                _ => decode_entries(&name, &table)?,
+            };
+            let is_fence = header.kind == Kind::Fence;
+            let kind = if is_fence { Kind::Fence } else { Kind::Log };
+            front.expect(kind, &volume.id, seq)?;
+            if header.next <= seq || !(is_fence || header.previous == self.last_id) {
+                let what = "it does not continue the log";
+                return Err(ObjectError::Damaged { name, what });
+            }
+            (self.next, self.last_id) = (header.next, header.id);
+            self.links.push(Link { seq, header, entries });
+        }
+    }
+
+    /// Creates a fence; if the name is taken, returns what is there.
+    fn fence(
+        &self,
+        access: &Access,
+        volume: &Volume,
+        seq: u64,
+        env: &Env,
+    ) -> Result<(Header, Created), ObjectError> {
+        let header = Header {
+            previous: self.last_id,
+            next: seq + 3 * u64::from(volume.info.window),
+            ..plain_header(Kind::Fence, volume.id, volume.epoch, seq, env)
+        };
+        Ok((header, access.create(&log_name(seq), &encode(&header, &[], &[]))?))
+    }
+
+    /// Follows the log to its end, and ends it: what an older owner writes from now on is not part
+    /// of it.
+    fn end(&mut self, access: &Access, volume: &Volume, env: &Env) -> Result<(), ObjectError> {
+        let mut far = 0;
+        loop {
+            self.follow(access, volume, Some(volume.epoch))?;
+            let gap = self.next;
+            if gap > far {
+                let at = gap + 2 * u64::from(volume.info.window);
+                match self.fence(access, volume, at, env)?.1 {
+                    Created::Foreign(found) if found.kind == Kind::Log => {
+                        if found.epoch > volume.epoch {
+                            return Err(ObjectError::ClaimLost { epoch: found.epoch });
+                        }
+                        // The old owner has come that far since: the gap is filled.
+                        continue;
+                    }
+                    Created::Ours | Created::Foreign(_) => far = at,
+                    Created::Vanished => continue,
+                }
+            }
+            let (fence, created) = self.fence(access, volume, gap, env)?;
+            if created == Created::Ours {
+                self.links.push(Link { seq: gap, header: fence, entries: Vec::new() });
+                (self.next, self.last_id) = (fence.next, fence.id);
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// How a volume is opened by a new owner.
+#[derive(Clone, Debug, Default)]
+pub struct Claimant {
+    /// Who it is.
+    pub owner: Owner,
+    /// It takes the volume from an owner that may be alive.
+    pub take_over: bool,
+    /// It holds a lock that every owner on this machine holds. So an owner on this machine that has
+    /// not closed the volume is dead.
+    pub alone_on_machine: bool,
+}
+
+/// Whether the claim's owner is known to be dead.
+fn is_dead(claim: &Claim, claimant: &Claimant) -> bool {
+    claimant.alone_on_machine
+        && !claim.owner.machine.is_empty()
+        && claim.owner.machine == claimant.owner.machine
+}
+
+/// Claims the volume, and fences its owner off. `term`: how long an owner may answer reads after it
+/// last looked for a newer claim.
+pub(crate) fn claim(
+    access: &Access,
+    claimant: &Claimant,
+    term: Duration,
+    env: &Env,
+) -> Result<(Volume, Chain), ObjectError> {
+    let mut volume = identify(access)?;
+    let found = newest_root(access, &volume)?;
+    let newest = newest_claim(access, &volume)?;
+    let (mut epoch, mut wait) = (0, false);
+    if let Some((number, claim)) = newest {
+        epoch = number;
+        let closed = found.root.closed && found.header.epoch == number;
+        if !closed && !is_dead(&claim, claimant) {
+            if !claimant.take_over {
+                return Err(in_use(&claim, env));
+            }
+            wait = true;
+        }
+    }
+    volume.epoch = epoch + 1;
+    let claim = Claim { owner: claimant.owner.clone(), made_secs: env.clock.wall().as_secs() };
+    let header = plain_header(Kind::Claim, volume.id, volume.epoch, volume.epoch, env);
+    match access.create(&claim_name(volume.epoch), &encode(&header, &claim.encode(), &[]))? {
+        Created::Ours => {}
+        _ => return Err(ObjectError::ClaimLost { epoch: volume.epoch }),
+    }
+    let root = take_over_root(access, &volume, env)?;
+    let mut chain = Chain::new(root);
+    chain.end(access, &volume, env)?;
+    if wait {
+        access.executor.pause(term + term / 2);
+    }
+    if access.exists(&claim_name(volume.epoch + 1))? {
+        return Err(ObjectError::ClaimLost { epoch: volume.epoch + 1 });
+    }
+    Ok((volume, chain))
+}
+
+fn in_use(claim: &Claim, env: &Env) -> ObjectError {
+    let Owner { host, pid, .. } = &claim.owner;
+    let host = if host.is_empty() { "an unnamed host" } else { host };
+    let secs = env.clock.wall().as_secs().saturating_sub(claim.made_secs);
+    let since = match secs {
+        0..60 => format!("{secs} s"),
+        60..3600 => format!("{} min", secs / 60),
+        3600..172_800 => format!("{} h", secs / 3600),
+        _ => format!("{} days", secs / 86_400),
+    };
+    ObjectError::InUse { owner: format!("process {pid} on {host}"), since: format!("{since} ago") }
+}
+
+/// Writes the root with which the new owner starts: the newest one again. The old owner can write no
+/// root after it.
+fn take_over_root(access: &Access, volume: &Volume, env: &Env) -> Result<FoundRoot, ObjectError> {
+    loop {
+        let newest = newest_root(access, volume)?;
+        if newest.header.epoch > volume.epoch {
+            return Err(ObjectError::ClaimLost { epoch: newest.header.epoch });
+        }
+        let number = newest.header.number + 1;
+        let root = Root { closed: false, ..newest.root.clone() };
+        let (_, bytes) = encode_root(volume, number, newest.header.id, &root, env);
+        if access.create(&root_name(number), &bytes)? != Created::Ours {
+            // The old owner, or another claimant, has written a root meanwhile.
+            continue;
+        }
+        // If a list had named an old root, the collector has deleted it.
+        if access.exists(&root_name(newest.header.number))? {
+            return read_root(access, volume, number);
+        }
+    }
+}
+
+/// The volume as it is, for reading: nothing is claimed, and nothing written.
+pub(crate) fn observe(access: &Access) -> Result<(Volume, Chain), ObjectError> {
+    let volume = identify(access)?;
+    let mut chain = Chain::new(newest_root(access, &volume)?);
+    chain.follow(access, &volume, None)?;
+    Ok((volume, chain))
+}

@@ -1,0 +1,162 @@
+//! The device on a store in a directory, with real threads.
+
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Io};
+use ferry_env::Env;
+use ferry_object::{
+    Claimant, DirStore, Limits, ObjectDevice, ObjectError, Store, ThreadExecutor, VolumeOptions,
+};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+const BLOCKS: u64 = 4096;
+const WINDOW: u32 = 4;
+
+struct Volume {
+    directory: tempfile::TempDir,
+    env: Env,
+}
+
+impl Volume {
+    /// A directory with a new volume.
+    fn new() -> Self {
+        let volume =
+            Self { directory: tempfile::tempdir().expect("a directory"), env: Env::real() };
+        let options =
+            VolumeOptions { capacity: BLOCKS * BLOCK, window: WINDOW, boundary: (0, 1 << 20) };
+        let (store, threads) = (volume.store(), volume.threads());
+        ObjectDevice::make(store, threads, &options, &volume.env).expect("a new volume");
+        volume
+    }
+
+    fn store(&self) -> Arc<DirStore> {
+        Arc::new(DirStore::open(self.directory.path(), self.env.clone()).expect("it is there"))
+    }
+
+    fn threads(&self) -> Arc<ThreadExecutor> {
+        Arc::new(ThreadExecutor::new(&self.env).expect("threads can be started"))
+    }
+
+    fn open(&self, take_over: bool, limits: Limits) -> Result<Arc<ObjectDevice>, ObjectError> {
+        let claimant = Claimant { take_over, ..Claimant::default() };
+        ObjectDevice::open(self.store(), self.threads(), &claimant, limits, &self.env)
+    }
+}
+
+/// Small, so that a few blocks fill everything.
+fn small() -> Limits {
+    Limits {
+        seal_bytes: 64 << 10,
+        unsent_bytes_max: 128 << 10,
+        data_run_bytes_min: 16 << 10,
+        data_bytes_max: 64 << 10,
+        root_log_objects: 5,
+        grace: Duration::ZERO,
+        root_delay: Duration::ZERO,
+        term: Duration::from_millis(20),
+        ..Limits::default()
+    }
+}
+
+fn filled(blocks: u64, byte: u8) -> AlignedBuf {
+    let mut buf = AlignedBuf::zeroed((blocks * BLOCK) as usize);
+    // No two blocks are equal.
+    for (n, block) in buf.chunks_exact_mut(BLOCK_SIZE).enumerate() {
+        block.fill(byte);
+        block[..8].copy_from_slice(&(n as u64 + 1).to_le_bytes());
+    }
+    buf
+}
+
+fn read(device: &ObjectDevice, block: u64, blocks: u64) -> Vec<u8> {
+    let mut buf = AlignedBuf::zeroed((blocks * BLOCK) as usize);
+    device.read(block * BLOCK, &mut buf).expect("it can be read");
+    buf.to_vec()
+}
+
+#[test]
+fn what_was_flushed_is_there_for_the_next_owner() {
+    let volume = Volume::new();
+    let device = volume.open(false, small()).expect("it is free");
+    device.write(0, &filled(3, 1)).expect("write");
+    device.write(100 * BLOCK, &filled(40, 2)).expect("write");
+    device.discard(110 * BLOCK, 2 * BLOCK).expect("discard");
+    assert_eq!(read(&device, 0, 3), *filled(3, 1), "from memory");
+    device.flush().expect("flush");
+    assert_eq!(read(&device, 100, 10), filled(40, 2)[..10 * BLOCK_SIZE], "from the store");
+    assert_eq!(read(&device, 110, 3)[..2 * BLOCK_SIZE], [0; 2 * BLOCK_SIZE]);
+    assert_eq!(device.next_data(50 * BLOCK), 100 * BLOCK);
+
+    let refused = volume.open(false, small()).err();
+    assert!(matches!(refused, Some(ObjectError::InUse { .. })), "{refused:?}");
+
+    let next = volume.open(true, small()).expect("it can be taken over");
+    assert_eq!(read(&next, 0, 3), *filled(3, 1));
+    assert_eq!(read(&next, 112, 28), filled(40, 2)[12 * BLOCK_SIZE..]);
+    device.write(0, &filled(1, 9)).expect("a write completes in memory");
+    assert!(device.flush().is_err(), "the old owner acknowledges nothing more");
+    assert!(matches!(device.failure(), Some(ObjectError::Fenced { .. })));
+    assert_eq!(read(&next, 0, 3), *filled(3, 1));
+    next.close().expect("close");
+    volume.open(false, small()).expect("a closed volume is free");
+}
+
+#[test]
+fn writes_wait_for_room_and_never_for_a_flush() {
+    let volume = Volume::new();
+    let device = volume.open(false, small()).expect("it is free");
+    let (ended, end) = mpsc::channel();
+    let batch = (0..100_u64).map(|n| {
+        let ended = ended.clone();
+        let done = Box::new(move |result| ended.send((n, result)).expect("the test waits"));
+        Io::Write { offset: n * 8 * BLOCK, buf: Arc::new(filled(8, n as u8)), done }
+    });
+    device.submit(batch.collect());
+    for _ in 0..100 {
+        end.recv().expect("each is answered").1.expect("each succeeds");
+    }
+    assert!(device.stats().unsent_bytes <= 128 << 10);
+    device.flush().expect("flush");
+    for n in 0..100 {
+        assert_eq!(read(&device, n * 8, 8), *filled(8, n as u8));
+    }
+}
+
+#[test]
+fn what_is_overwritten_is_deleted_and_fences_stay() {
+    let volume = Volume::new();
+    for owner in 1..=3_u8 {
+        let device = volume.open(true, small()).expect("it can be taken over");
+        for round in 0..30_u8 {
+            device.write(0, &filled(2, owner * 50 + round)).expect("write");
+            device.write(64 * BLOCK, &filled(8, owner * 50 + round)).expect("write");
+            device.flush().expect("flush");
+            device.tick();
+        }
+    }
+    let device = volume.open(true, small()).expect("it can be taken over");
+    assert_eq!(read(&device, 0, 2), *filled(2, 179));
+    assert_eq!(read(&device, 64, 8), *filled(8, 179));
+    let store = volume.store();
+    let count = |prefix: &str| store.list(prefix).expect("it can be listed").len();
+    assert_eq!(count("e/"), 4);
+    assert!(count("s/") < 60, "{} of 90 data objects are left", count("s/"));
+    assert!(count("w/") < 70, "{} of 90 log objects and 8 fences are left", count("w/"));
+}
+
+#[test]
+fn a_reader_changes_nothing() {
+    let volume = Volume::new();
+    let device = volume.open(false, small()).expect("it is free");
+    device.write(0, &filled(3, 1)).expect("write");
+    device.flush().expect("flush");
+    let before = volume.store().list("").expect("it can be listed");
+    let reader = ObjectDevice::open_read_only(volume.store(), volume.threads(), &volume.env);
+    let reader = reader.expect("it can be read");
+    assert_eq!(read(&reader, 0, 3), *filled(3, 1));
+    assert!(reader.write(0, &filled(1, 2)).is_err());
+    assert!(reader.discard(0, BLOCK).is_err());
+    reader.close().expect("there is nothing to close");
+    assert_eq!(volume.store().list("").expect("it can be listed"), before);
+    device.flush().expect("the owner goes on");
+}
