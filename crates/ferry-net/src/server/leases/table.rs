@@ -508,9 +508,9 @@ impl Table {
 
     /// The caller asks the session's client to return the lease.
     pub(super) fn recall(&mut self, session: SessionId, ino: Ino, now: Duration) {
-        self.transition(session, ino, LeaseEvent::Recalled);
         // Removes what was answered, so that no more is kept than the session has leases.
         self.oldest_recall(session);
+        self.transition(session, ino, LeaseEvent::Recalled);
         if let Some(holder) = self.holders.get_mut(&session) {
             holder.recalls.push_back((now, ino));
         }
