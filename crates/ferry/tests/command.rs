@@ -226,8 +226,9 @@ fn a_volume_is_free_after_a_read_only_unmount() {
     fixture.mount();
     ok(&ferry(&["umount", path(&fixture.mnt())]));
     let inode = format!(":{} ", std::fs::metadata(fixture.volume()).expect("a file").ino());
-    let locked =
-        || std::fs::read_to_string("/proc/locks").expect("the table of locks").contains(&inode);
+    // The kernel shows the table in parts: a lock may be missed while others come and go.
+    let table = || std::fs::read_to_string("/proc/locks").expect("the table of locks");
+    let locked = || (0..10).any(|_| table().contains(&inode));
     let two = fixture.dir.path().join("mnt 2");
     std::fs::create_dir(&two).expect("a mount point");
     for _ in 0..10 {
@@ -290,7 +291,8 @@ fn several_processes_may_grow_the_log_at_once() {
         command.spawn().expect("the command runs")
     };
     // The longest takes its time; those behind it find that nothing is left to do.
-    let running = ["64M", "40M", "32M", "24M"].map(tune);
+    // In any order: a volume of this size has no room for a fourth ring before the next checkpoint.
+    let running = ["64M", "40M", "24M"].map(tune);
     let mut grown = 0;
     for tuned in running.map(|child| child.wait_with_output().expect("it is a child")) {
         let said = String::from_utf8_lossy(&tuned.stderr);
