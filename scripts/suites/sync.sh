@@ -162,9 +162,36 @@ shown_by_mount() {
 }
 
 # suite_sync FILES: so many fsyncs pending.
+# unmodified_fsyncs FILES: that many fsyncs in flight, by io_uring, libaio and threads. Each is
+# answered by few commits, and what was answered survives the daemon's death.
+unmodified_fsyncs() {
+  local how contexts daemon
+  for how in uring libaio threads; do
+    mount_volume "$scratch/unmodified.ferry" "$scratch/mnt" commit_interval=1h
+    mkdir "$scratch/mnt/$how"
+    daemon=$(daemon_of "$scratch/unmodified.ferry")
+    contexts=$(stat_of "$scratch/mnt" log contexts)
+    python3 "$repo/scripts/suites/in_flight.py" "$scratch/mnt/$how" "$how" "$1" "$daemon"
+    contexts=$(($(stat_of "$scratch/mnt" log contexts) - contexts))
+    say "$contexts contexts"
+    [ "$contexts" -lt $(($1 / 2)) ] || die "$how: $contexts commits for $1 files"
+    kill -9 "$daemon"
+    umount --lazy "$scratch/mnt"
+    mount_volume "$scratch/unmodified.ferry" "$scratch/mnt" commit_interval=1h
+    python3 - "$scratch/mnt/$how" "$1" <<'PY'
+import sys
+for n in range(int(sys.argv[2])):
+    assert open(f"{sys.argv[1]}/{n}", "rb").read() == n.to_bytes(4, "little") * 1024, n
+PY
+    unmount_volume "$scratch/mnt"
+  done
+  timeout 60 "$ferry" fsck "$scratch/unmodified.ferry"
+}
+
 suite_sync() {
   say "--- fsyncs on a device that stalls, fails or is full"
   check "what is durable has been flushed below" 120 durable_is_flushed
+  check "2000 fsyncs of io_uring, libaio and threads in flight" 180 unmodified_fsyncs 2000
   check "$1 fsyncs wait for a device that stalls" 180 stalled_fsyncs "$1" 2
   check "$1 fsyncs wait, and the device is gone" 180 lost_device "$1" 1
   check "write-back without space is told to each descriptor once" 60 no_space_in_write_back

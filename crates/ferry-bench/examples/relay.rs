@@ -8,47 +8,38 @@
 
 use std::io::BufRead;
 use std::net::SocketAddr;
-use std::process::ExitCode;
 use std::time::Duration;
 
-use ferry_bench::relay::{Relay, Side, Way};
+use clap::Parser;
+use ferry::command::shared::parse_duration;
+use ferry_bench::relay::{Rate, Relay, Side, Way};
 
-const USAGE: &str = "relay --listen ADDRESS:PORT --to ADDRESS:PORT [--up RATE] [--down RATE] [--delay 1ms] [--cut-after BYTES]";
-
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("relay: {error}");
-            ExitCode::FAILURE
-        }
-    }
+#[derive(Parser)]
+struct Options {
+    #[arg(long)]
+    listen: SocketAddr,
+    #[arg(long)]
+    to: SocketAddr,
+    #[arg(long, default_value = "unlimited")]
+    up: Rate,
+    #[arg(long, default_value = "unlimited")]
+    down: Rate,
+    #[arg(long, value_parser = parse_duration, default_value = "0ms")]
+    delay: Duration,
+    #[arg(long)]
+    cut_after: Option<u64>,
 }
 
-fn run() -> Result<(), String> {
-    let (mut listen, mut to, mut cut_after) = (None, None, None);
-    let (mut up, mut down) = (Way::default(), Way::default());
-    let mut arguments = std::env::args().skip(1);
-    while let Some(option) = arguments.next() {
-        let value = arguments.next().ok_or(USAGE)?;
-        match option.as_str() {
-            "--listen" => listen = Some(parse::<SocketAddr>(&value)?),
-            "--to" => to = Some(parse::<SocketAddr>(&value)?),
-            "--up" => up.rate = value.parse()?,
-            "--down" => down.rate = value.parse()?,
-            "--delay" => (up.delay, down.delay) = (delay(&value)?, delay(&value)?),
-            "--cut-after" => cut_after = Some(parse(&value)?),
-            _ => return Err(USAGE.into()),
-        }
-    }
-    let relay = Relay::start(listen.ok_or(USAGE)?, to.ok_or(USAGE)?, up, down)
-        .map_err(|error| format!("cannot listen: {error}"))?;
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let Options { listen, to, up, down, delay, cut_after } = Options::parse();
+    let way = |rate| Way { rate, delay };
+    let relay = Relay::start(listen, to, way(up), way(down))?;
     if let Some(bytes) = cut_after {
         relay.cut_after(bytes);
     }
     println!("listening on {}", relay.address());
     for line in std::io::stdin().lock().lines() {
-        match obey(&relay, &line.map_err(|error| error.to_string())?) {
+        match obey(&relay, &line?) {
             Ok(answer) => println!("{answer}"),
             Err(error) => println!("error: {error}"),
         }
@@ -67,11 +58,13 @@ fn obey(relay: &Relay, command: &str) -> Result<String, String> {
     };
     match words[..] {
         ["cut"] => relay.cut(),
-        ["cut-after", bytes] => relay.cut_after(parse(bytes)?),
+        ["cut-after", bytes] => {
+            relay.cut_after(bytes.parse().map_err(|_| format!("{bytes:?} is no number"))?)
+        }
         ["hold", name] => relay.hold(side(name)?, true),
         ["release", name] => relay.hold(side(name)?, false),
         ["delay", time] => {
-            let delay = delay(time)?;
+            let delay = parse_duration(time)?;
             [Side::Up, Side::Down]
                 .iter()
                 .for_each(|side| relay.set(*side, |way| way.delay = delay));
@@ -88,18 +81,4 @@ fn obey(relay: &Relay, command: &str) -> Result<String, String> {
         _ => return Err(format!("{command:?} is no command")),
     }
     Ok("ok".into())
-}
-
-fn delay(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no delay: write 20ms, or 500us");
-    let (number, unit) = match (text.strip_suffix("ms"), text.strip_suffix("us")) {
-        (Some(number), _) => (number, 1000),
-        (_, Some(number)) => (number, 1),
-        _ => return Err(wrong()),
-    };
-    number.parse::<u64>().map(|number| Duration::from_micros(number * unit)).map_err(|_| wrong())
-}
-
-fn parse<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("{text:?} is not understood: {USAGE}"))
 }

@@ -2,8 +2,8 @@
 //!
 //! # How a workload is written
 //!
-//! A workload is a module with options, a function that makes one turn at a [`Target`], and one that
-//! makes a [`Bench`] of them:
+//! A workload is a module of `workload` with the options of its command line, a function that makes
+//! one turn at a [`Target`], and one that makes a [`Bench`] of them:
 //!
 //! * [`Target`] is where it runs: [`Target::on`] a directory of any mounted file system, or
 //!   [`Target::in_process`] on a volume in memory over a [`ModelDevice`](model::ModelDevice), which
@@ -19,8 +19,8 @@
 //!   with intervals, as a table, JSON or HTML.
 //!
 //! The command `ferry bench` (`src/command/`, a program of its own) reads options, runs the bench
-//! with a progress bar and shows the report: a workload adds its arguments there, and calls `show`
-//! with its bench.
+//! with a progress bar and shows the report: a workload adds a function there that calls `show` with
+//! its bench.
 //!
 //! ```no_run
 //! use ferry_bench::{Bench, BenchError, Case, Metric, Target, Sample, Variant, VolumeOptions, now};
@@ -45,34 +45,25 @@
 //!     metrics: vec![Metric { name: "files_per_s", label: "files/s", more_is_better: true }],
 //!     options: vec![],
 //!     cases: vec![Case::new("create", variants)],
-//!     rounds: 5,
 //! };
-//! print!("{}", bench.run(|_| ())?.to_table());
+//! print!("{}", bench.run(5, |_| ())?.to_table());
 //! # Ok(())
 //! # }
 //! ```
 
-mod bare;
 mod counters;
-pub mod create;
 mod error;
-pub mod fserver;
-pub mod fsmark;
-pub mod fsync_happy;
 mod machine;
 pub mod model;
 pub mod null;
-pub mod overwrite;
-pub mod programs;
-pub mod randrw;
 pub mod relay;
 mod report;
 mod run;
 pub mod stats;
 mod target;
 mod threads;
-pub mod torn;
-pub mod transactions;
+#[cfg(feature = "command")]
+pub mod workload;
 
 pub use counters::{Counters, Spent};
 pub use error::BenchError;
@@ -82,5 +73,5 @@ pub use run::{
     Bench, CONFIDENCE, Case, CaseReport, Metric, Progress, ROUNDS, Report, Sample, Variant,
     VariantReport,
 };
-pub use target::{CpuTime, Dir, File, Target, VolumeOptions};
+pub use target::{CpuTime, Dir, File, Target, TurnTarget, VolumeOptions};
 pub use threads::{now, threads};

@@ -8,14 +8,12 @@ mod slow;
 mod tree;
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ferry_env::{Clock, Env};
-use ferry_fs::{Attr, Entry, Errno, Host, Ino, Opened, ROOT, Timestamp};
-use ferry_fuse::{MountOptions, Session};
+use ferry_fs::{Attr, CacheMode, Entry, Errno, Host, Ino, Opened, ROOT, Timestamp};
 use parking_lot::{Mutex, RwLock};
 
 use node::{Body, Node};
@@ -27,28 +25,11 @@ const FOREVER: Duration = Duration::MAX;
 /// All inodes by number.
 type Tree = HashMap<Ino, Arc<Node>>;
 
-/// What the kernel caches of a file's contents.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Cache {
-    /// Pages, written through.
-    #[default]
-    Kernel,
-    /// Pages, written back later.
-    Writeback,
-    /// Nothing: each read and write reaches the file system.
-    Strict,
-}
-
 /// How the null file system behaves.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NullOptions {
     /// As the mount option of the same name.
-    pub cache: Cache,
-    /// A file made for writing only is written through the page cache too, unlike on a FerryFS
-    /// mount.
-    pub cached_create: bool,
-    /// Extended attributes are said not to exist at all, so the kernel never asks again.
-    pub no_xattrs: bool,
+    pub cache: CacheMode,
     /// The time of an fsync; they run one after the other. So a file of this file system is a slow
     /// device for a volume.
     pub flush_time: Duration,
@@ -124,9 +105,9 @@ impl NullFs {
 
     /// Opens a node; `flags`: those of open(2) if the file was just made.
     fn opened(&self, made: Option<i32>) -> Opened {
-        let strict = self.options.cache == Cache::Strict;
-        let bypass = self.options.cache == Cache::Kernel && !self.options.cached_create;
-        let bypass = bypass && made.is_some_and(|flags| flags & libc::O_ACCMODE == libc::O_WRONLY);
+        let strict = self.options.cache == CacheMode::Strict;
+        let bypass = self.options.cache == CacheMode::Kernel
+            && made.is_some_and(|flags| flags & libc::O_ACCMODE == libc::O_WRONLY);
         Opened {
             fh: 0,
             direct_io: strict || bypass,
@@ -136,15 +117,4 @@ impl NullFs {
             cache_dir: true,
         }
     }
-}
-
-/// Mounts a null file system and serves it until it is unmounted.
-pub fn run(
-    mountpoint: &Path,
-    mount: &MountOptions,
-    options: NullOptions,
-) -> Result<(), ferry_fuse::Error> {
-    let fs = Arc::new(NullFs::new(&Env::real(), options));
-    Session::mount(fs, mountpoint, mount)?.wait();
-    Ok(())
 }

@@ -93,8 +93,6 @@ pub struct Bench<'a> {
     pub options: Vec<(&'static str, String)>,
     /// What is compared.
     pub cases: Vec<Case<'a>>,
-    /// How often each variant has its turn.
-    pub rounds: u32,
 }
 
 /// The progress of a run.
@@ -166,9 +164,13 @@ pub struct VariantReport {
 impl Bench<'_> {
     /// Runs all cases, one after the other; in each round every variant has a turn, and each round
     /// another one is first.
-    pub fn run(self, mut progress: impl FnMut(&Progress)) -> Result<Report, BenchError> {
+    pub fn run(
+        self,
+        rounds: u32,
+        mut progress: impl FnMut(&Progress),
+    ) -> Result<Report, BenchError> {
         let machine = Machine::this();
-        let turns = |case: &Case<'_>| case.variants as u64 * u64::from(self.rounds);
+        let turns = |case: &Case<'_>| case.variants as u64 * u64::from(rounds);
         let mut at = Progress {
             stop: Cell::new(false),
             done: 0,
@@ -181,7 +183,7 @@ impl Bench<'_> {
                 (case.name, case.group, (case.x, case.x_label), case.reference);
             let mut variants = (case.open)()?;
             let mut samples = vec![Vec::new(); variants.len()];
-            for round in 0..self.rounds {
+            for round in 0..rounds {
                 for turn in 0..variants.len() {
                     let index = (turn + round as usize) % variants.len();
                     at.now = format!("{name} {}", variants[index].name);
@@ -210,7 +212,7 @@ impl Bench<'_> {
             machine,
             options: self.options.into_iter().collect(),
             metrics: self.metrics,
-            rounds: self.rounds,
+            rounds,
             confidence: CONFIDENCE,
             cases,
             notes: Vec::new(),
@@ -264,7 +266,7 @@ mod tests {
 
     const RATE: Metric = Metric { name: "rate", label: "rate", more_is_better: true };
 
-    fn bench<'a>(turns: &'a RefCell<Vec<(String, u32)>>, rounds: u32) -> Bench<'a> {
+    fn bench<'a>(turns: &'a RefCell<Vec<(String, u32)>>) -> Bench<'a> {
         let variant = |name: &'static str, rate: f64| {
             Variant::new(name, move |round| {
                 turns.borrow_mut().push((name.to_owned(), round));
@@ -278,7 +280,6 @@ mod tests {
             metrics: vec![RATE],
             options: vec![],
             cases: vec![case],
-            rounds,
         }
     }
 
@@ -286,7 +287,7 @@ mod tests {
     fn every_variant_has_a_turn_in_each_round_and_everyone_is_first_once() {
         let turns = RefCell::default();
         let mut heard = Vec::new();
-        let report = bench(&turns, 3).run(|at| heard.push((at.done, at.all))).expect("it runs");
+        let report = bench(&turns).run(3, |at| heard.push((at.done, at.all))).expect("it runs");
         let order: Vec<_> =
             turns.borrow().iter().map(|(name, round)| format!("{name}{round}")).collect();
         assert_eq!(order, ["a0", "b0", "c0", "b1", "c1", "a1", "c2", "a2", "b2"]);
@@ -303,7 +304,7 @@ mod tests {
     #[test]
     fn a_run_is_stopped_before_the_next_turn() {
         let turns = RefCell::default();
-        let stopped = bench(&turns, 3).run(|at| at.stop.set(at.done == 2));
+        let stopped = bench(&turns).run(3, |at| at.stop.set(at.done == 2));
         assert!(matches!(stopped, Err(BenchError::Interrupted)), "{stopped:?}");
         assert_eq!(turns.borrow().len(), 2);
     }
@@ -311,7 +312,7 @@ mod tests {
     #[test]
     fn one_round_gives_no_interval() {
         let turns = RefCell::default();
-        let report = bench(&turns, 1).run(|_| ()).expect("it runs");
+        let report = bench(&turns).run(1, |_| ()).expect("it runs");
         assert!(report.cases[0].variants.iter().all(|v| v.ratio.is_none()));
     }
 }

@@ -45,11 +45,6 @@ impl Histogram {
         self.count
     }
 
-    /// The largest time, in nanoseconds.
-    pub fn max(&self) -> u64 {
-        self.max_ns
-    }
-
     /// The upper border of the bucket that holds the quantile `q`, in nanoseconds; never above the
     /// largest.
     pub fn quantile(&self, q: f64) -> u64 {
@@ -63,6 +58,11 @@ impl Histogram {
             }
         }
         self.max_ns
+    }
+
+    /// The same in milliseconds; `quantile_ms(1.0)` is the largest time.
+    pub fn quantile_ms(&self, q: f64) -> f64 {
+        self.quantile(q) as f64 / 1e6
     }
 }
 
@@ -211,6 +211,6 @@ mod tests {
             let found = half.quantile(q) as f64;
             assert!((expected..expected * 1.1).contains(&(found + 1.0)), "{q}: {found}");
         }
-        assert_eq!((half.count(), half.max()), (1000, 1_000_000));
+        assert_eq!((half.count(), half.quantile(1.0)), (1000, 1_000_000));
     }
 }

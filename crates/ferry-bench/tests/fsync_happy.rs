@@ -2,7 +2,7 @@
 //! run.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use ferry_bench::fsync_happy::{Cell, DeviceModel, Load};
+use ferry_bench::workload::fsync_happy::{Cell, DeviceModel, Load};
 use ferry_journal::{FAST_FLUSH, FlushPolicy};
 use std::time::Duration;
 

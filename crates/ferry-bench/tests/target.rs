@@ -25,8 +25,6 @@ fn works(target: &Target) {
     assert_eq!(file.read_at(&mut out, 0).unwrap(), 8);
     assert_eq!(&out[..8], b"\0\0\0hello");
     file.sync().unwrap();
-    file.sync_data().unwrap();
-    dir.sync().unwrap();
     assert_eq!(dir.stat("f").unwrap(), 8);
     let other = dir.mkdir("b").unwrap();
     dir.link("f", &other, "g").unwrap();
@@ -65,7 +63,7 @@ fn a_volume() {
     works(&target);
     target.tune(FlushPolicy::Gather).unwrap();
     assert_eq!(target.stats().unwrap().unwrap()["flush"]["policy"], "gather");
-    assert!(target.take_lateness().unwrap().count > 0);
+    assert!(target.take_lateness().unwrap().count() > 0);
 }
 
 /// One thread: each new file that is synced costs one commit and one flush.

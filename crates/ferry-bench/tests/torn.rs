@@ -1,7 +1,7 @@
 //! No read is torn, in process: threads write, read, punch, cut and extend one file.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use ferry_bench::torn::{MOST, Plan, Seen, run};
+use ferry_bench::workload::torn::{MOST, Plan, Seen, run};
 use ferry_bench::{Target, VolumeOptions};
 use ferry_env::planted::{Bug, plant};
 use ferry_fs::FsOptions;

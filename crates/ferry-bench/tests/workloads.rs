@@ -1,13 +1,13 @@
 //! The workloads run through, and what FerryFS counted is what the workload did.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use ferry_bench::create;
-use ferry_bench::fserver;
-use ferry_bench::fsmark::{self, SyncMode};
-use ferry_bench::fsync_happy::real;
-use ferry_bench::transactions;
-use ferry_bench::{DeviceModel, Target, VolumeOptions};
-use ferry_fs::{FlushPolicy, FsOptions, LogOptions, Wake};
+use clap::ValueEnum;
+use ferry_bench::workload::fsmark::{self, SyncMode};
+use ferry_bench::workload::fsync_happy::real;
+use ferry_bench::workload::{create, fserver, log_space, transactions};
+use ferry_bench::{DeviceModel, Target, TurnTarget, VolumeOptions};
+use ferry_fs::{FlushPolicy, FsOptions, LogOptions};
+use ferry_journal::Wake;
 use std::time::Duration;
 
 fn device() -> DeviceModel {
@@ -25,10 +25,9 @@ fn fsmark_counts_files_flushes_and_commits() {
         files: 50,
         size: 4096,
         threads: 1,
-        modes: SyncMode::ALL.into(),
-        rounds: 2,
+        sync: SyncMode::value_variants().into(),
     };
-    let report = fsmark::bench(&options, &targets).run(|_| ()).unwrap();
+    let report = fsmark::bench(&options, &targets).run(2, |_| ()).unwrap();
     assert_eq!(report.cases.len(), 2);
     let of = |case: usize, name: &str, metric| {
         report.cases[case].of(name).unwrap().values[metric].clone()
@@ -60,23 +59,19 @@ fn fserver_waits_for_log_space_and_hands_it_over() {
         log_size: Some(1 << 20),
         fs: FsOptions { cache_bytes: 16 << 20, ..FsOptions::default() },
     };
-    let options = fserver::Options {
-        workers: 48,
-        fsync_each: false,
-        time: Duration::from_secs(2),
-        rounds: 1,
-    };
+    let options = fserver::Options { workers: 48, fsync_each: false, time: Duration::from_secs(2) };
     assert_eq!(fserver::MIX.iter().map(|(_, n)| n).sum::<u32>(), 100);
     let logs = Wake::WAYS.map(|wake| LogOptions { wake, ..LogOptions::default() });
-    let report = fserver::in_process(&options, &volume, &logs).run(|_| ()).unwrap();
+    let report = fserver::in_process(&options, &volume, &logs).run(1, |_| ()).unwrap();
     let of = |name: &str, metric| report.cases[0].of(name).unwrap().medians[metric];
     assert!(Wake::WAYS.iter().all(|wake| of(wake.name(), "jobs_per_min") > 0.0));
     assert!(of("handoff", "waits_per_job") > 0.0, "the log is too large for the test: {report:?}");
     assert_eq!(of("handoff", "wakes_per_grant"), 1.0);
+    assert_eq!(of("barging", "wakes_per_grant"), 1.0);
     let host = tempfile::tempdir().unwrap();
     let targets = [Target::on(host.path(), None).unwrap()];
     let options = fserver::Options { fsync_each: true, time: Duration::from_millis(50), ..options };
-    let report = fserver::on_targets(&options, &targets).run(|_| ()).unwrap();
+    let report = fserver::on_targets(&options, &targets).run(1, |_| ()).unwrap();
     assert!(report.cases[0].variants[0].medians["jobs_per_min"] > 0.0);
 }
 
@@ -84,8 +79,8 @@ fn fserver_waits_for_log_space_and_hands_it_over() {
 fn create_times_every_file() {
     let volume =
         VolumeOptions { capacity: 1 << 30, log_size: Some(1 << 20), ..VolumeOptions::default() };
-    let options = create::Options { files: 4000, size: 11, threads: 2, readers: 1, rounds: 1 };
-    let report = create::in_process(&options, &volume).run(|_| ()).unwrap();
+    let options = create::Options { files: 4000, size: 11, threads: 2, readers: 1 };
+    let report = create::bench(&options, &[TurnTarget::NewVolume(volume)]).run(1, |_| ()).unwrap();
     let of = |metric| report.cases[0].of("in process").unwrap().medians[metric];
     assert!(of("checkpoints") > 0.0 && of("read_max_ms") > 0.0 && of("p999_ms") >= of("p99_ms"));
 }
@@ -99,29 +94,27 @@ fn transactions_go_several_times_round_a_small_log() {
         log_size: 1 << 20,
         commit_interval: Duration::from_millis(5),
         time: Duration::from_millis(300),
-        rounds: 1,
     };
-    let report = transactions::bench(&options, &device()).run(|_| ()).unwrap();
+    let report = transactions::bench(&options, &device()).run(1, |_| ()).unwrap();
     let of = |metric| report.cases[0].of("journal").unwrap().medians[metric];
     assert!(
         of("transactions_per_s") > 1000.0 && of("log_bytes") > 0.0 && of("checkpoints") > 0.0,
         "{report:?}"
     );
     let small = transactions::Options { log_size: 4096, ..options };
-    assert!(transactions::bench(&small, &device()).run(|_| ()).is_err());
+    assert!(transactions::bench(&small, &device()).run(1, |_| ()).is_err());
 }
 
 #[test]
 fn fsync_happy_shares_flushes_in_real_time() {
     let options = real::Options {
-        policies: vec![FlushPolicy::Each, FlushPolicy::Adaptive],
+        policy: vec![FlushPolicy::Each, FlushPolicy::Adaptive],
         callers: vec![1, 4],
         time: Duration::from_millis(60),
         think_time: Duration::ZERO,
         jitter: Duration::from_micros(50),
-        rounds: 2,
     };
-    let report = real::in_process(&options, &[device()]).run(|_| ()).unwrap();
+    let report = real::in_process(&options, &[device()]).run(2, |_| ()).unwrap();
     let shared = |case: usize, policy| {
         report.cases[case].of(policy).unwrap().values["fsyncs_per_flush"].clone()
     };
@@ -133,7 +126,26 @@ fn fsync_happy_shares_flushes_in_real_time() {
     assert_eq!(report.cases[1].reference, "adaptive");
     let host = tempfile::tempdir().unwrap();
     let targets = [Target::on(host.path(), None).unwrap()];
-    let report = real::on_targets(&options, &targets).unwrap().run(|_| ()).unwrap();
+    let report = real::on_targets(&options, &targets).unwrap().run(2, |_| ()).unwrap();
     assert_eq!(report.cases[1].variants.len(), 1, "no policies where no FerryFS is");
     assert!(real::verdict(&report).is_empty());
+}
+
+#[test]
+fn log_space_is_served_in_every_way() {
+    let options = log_space::Options {
+        waiters: vec![48],
+        wake: Wake::WAYS.into(),
+        log_size: 256 << 10,
+        time: Duration::from_millis(200),
+    };
+    let report = log_space::bench(&options).unwrap().run(1, |_| ()).unwrap();
+    let of = |wake: Wake, metric| report.cases[0].of(wake.name()).unwrap().medians[metric];
+    for wake in Wake::WAYS {
+        assert!(of(wake, "ops_per_s") > 0.0 && of(wake, "waits_per_op") > 0.0, "{report:?}");
+        assert_eq!(of(wake, "wakes_per_grant") == 1.0, wake.grants(), "{report:?}");
+        assert_eq!(of(wake, "barges_per_op") > 0.0, !wake.is_strict(), "{report:?}");
+    }
+    let small = log_space::Options { log_size: 16 << 10, ..options };
+    assert!(log_space::bench(&small).is_err());
 }

@@ -1,6 +1,7 @@
 //! [`BlockDevice`]: what a volume asks of the device that it is on.
 
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
+use crate::started::{ReadDone, ReadRing};
 use crate::timing::FlushTiming;
 use std::io;
 use std::path::Path;
@@ -51,6 +52,20 @@ pub trait BlockDevice: Send + Sync {
     fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
         reads.iter_mut().map(|(offset, buf)| self.read(*offset, buf)).collect()
     }
+    /// Starts a read of the whole of `buf`, of which nobody else has a share. A device that is a file
+    /// reads through `ring`; any other may have ended the read when this returns. It may fail where
+    /// [`BlockDevice::read`] would not: that asks each copy which the device has.
+    fn start_read(
+        &self,
+        _ring: &dyn ReadRing,
+        offset: u64,
+        mut buf: Arc<AlignedBuf>,
+        done: ReadDone,
+    ) {
+        let bytes = Arc::get_mut(&mut buf).expect("nobody else has a share");
+        let result = self.read(offset, bytes);
+        done(result.map(|()| buf));
+    }
     /// Writes and waits until the write completed (not: is durable).
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()>;
     /// Waits until all writes that completed before the call are durable. It fails if one of them
@@ -91,6 +106,11 @@ pub trait BlockDevice: Send + Sync {
     }
     /// The components of a composite; empty for a single device.
     fn components(&self) -> Vec<ComponentStats> {
+        Vec::new()
+    }
+    /// What the device counts, by name, for the statistics; the names have their units. Empty where
+    /// there is nothing to count.
+    fn figures(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
     /// Begins to build a mirror's new side on `new` (a path) in place of `old`;

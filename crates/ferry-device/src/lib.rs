@@ -17,6 +17,7 @@
 //! file/        FileDevice > engine > ring > inbox > host > cached, lock > sys
 //! memory       MemDevice                hooked  HookedDevice, for tests
 //! device       BlockDevice, Io          error   DeviceError
+//! started      FileRead, ReadRing
 //! buffer       AlignedBuf               timing  FlushTimer, FlushTiming
 //! ```
 
@@ -28,6 +29,7 @@ mod file;
 mod flush;
 mod hooked;
 mod memory;
+mod started;
 mod timing;
 
 pub use buffer::{AlignedBuf, BLOCK_SIZE};
@@ -37,8 +39,9 @@ pub use composite::{
 };
 pub use device::{BlockDevice, ComponentState, ComponentStats, Io, IoDone};
 pub use error::DeviceError;
-pub use file::{FileDevice, OpenMode};
+pub use file::{FileDevice, FileLock, LockHolder, OpenMode};
 pub use flush::{FlushCoordinator, FlushStats, Target};
 pub use hooked::{Asked, HookedDevice, Op, Request, Serve};
 pub use memory::MemDevice;
+pub use started::{FileRead, ReadDone, ReadRing};
 pub use timing::{FlushTimer, FlushTiming};

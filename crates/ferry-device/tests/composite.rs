@@ -84,7 +84,11 @@ fn run(dev: &dyn BlockDevice, step: &Step) -> Vec<u8> {
             assert_eq!(results.len(), all.len());
             results.into_iter().for_each(Result::unwrap);
         }
-        Step::Read(at, len) => return contents(dev, at * BLOCK, (len * BLOCK) as usize),
+        Step::Read(at, len) => {
+            let now = contents(dev, at * BLOCK, (len * BLOCK) as usize);
+            assert!(started(dev, at * BLOCK, now.len()).unwrap()[..] == now[..]);
+            return now;
+        }
         Step::Discard(at, len) => dev.discard(at * BLOCK, len * BLOCK).unwrap(),
         Step::Flush => dev.flush().unwrap(),
     }

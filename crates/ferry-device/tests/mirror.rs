@@ -186,6 +186,19 @@ fn an_unreadable_block_is_read_from_another_side_and_rewritten() {
 }
 
 #[test]
+fn a_started_read_that_fails_on_one_side_succeeds_when_it_is_read_again() {
+    let devices = new_mirror(2);
+    let dev = open(&devices, &[0, 1], &Arc::default());
+    work(&dev).unwrap();
+    assert!(started(&dev, 0, BLOCK_SIZE).unwrap()[..] == filled(BLOCK_SIZE, 0)[..]);
+    devices[0].fail_after(READS, 0);
+    assert!(started(&dev, 0, BLOCK_SIZE).is_err());
+    check(&dev, 0);
+    until(|| dev.components()[0].repairs >= 1);
+    assert!(dev.components()[0].read_errors >= 2, "both reads are counted");
+}
+
+#[test]
 fn a_side_with_wrong_bytes_is_written_anew_from_one_with_the_wanted_ones() {
     let devices = new_mirror(2);
     let (memory, offset) = (Arc::default(), 3 * BLOCK);

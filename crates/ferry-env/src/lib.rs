@@ -25,6 +25,42 @@ pub trait Entropy: Send + Sync {
     fn next_u64(&self) -> u64;
 }
 
+/// A time as the calendar and the clock show it in UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Utc {
+    /// The year of our era.
+    pub year: u64,
+    /// 1 to 12.
+    pub month: u64,
+    /// 1 to 31.
+    pub day: u64,
+    /// 0 to 23.
+    pub hour: u64,
+    /// 0 to 59.
+    pub minute: u64,
+    /// 0 to 59.
+    pub second: u64,
+}
+
+impl Utc {
+    /// From seconds since the Unix epoch.
+    pub fn from_secs(secs: u64) -> Self {
+        let (days, rest) = (secs / 86_400, secs % 86_400);
+        // Howard Hinnant's civil_from_days: eras of 400 years that begin in March, so that a leap
+        // day is a year's last day.
+        let shifted = days + 719_468;
+        let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+        let year_of_era =
+            (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+        let month_from_march = (5 * day_of_year + 2) / 153;
+        let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+        let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+        let year = year_of_era + era * 400 + u64::from(month <= 2);
+        Self { year, month, day, hour: rest / 3600, minute: rest / 60 % 60, second: rest % 60 }
+    }
+}
+
 /// The clock and the source of randomness that a volume, a client or a server runs on.
 #[derive(Clone)]
 pub struct Env {

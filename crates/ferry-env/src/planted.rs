@@ -61,9 +61,25 @@ pub enum Bug {
     /// Server: changes are reported as durable before they are.
     EarlyDurable,
     /// Server: a session that ends keeps its file locks.
-    KeptLocks,
+    RetainedLocks,
     /// Client: it relies on its leases beyond the end of their term.
-    LateTerm,
+    EndlessTerm,
+    /// Object store: a flush ends when its own log object is answered, whatever is missing before
+    /// it.
+    FlushBeforeGap,
+    /// Object store: a log object is sent while data objects that it names are not answered.
+    LogBeforeData,
+    /// Object store: a new owner writes no root before it follows the log.
+    NoTakeoverRoot,
+    /// Object store: entries of log objects are installed in the order of the answers.
+    InstalledInAnyOrder,
+    /// Object store: the collector deletes fences, too.
+    DeletedFence,
+    /// Object store: an owner answers reads however long ago it looked for a newer claim.
+    ReadsAfterTerm,
+    /// Object store: a new owner does not wait for the term of older owners if the last one is dead,
+    /// which may not have waited itself.
+    SkippedTerm,
 }
 
 /// Whether a test has planted this bug: there are none in this build.

@@ -51,6 +51,11 @@ impl ErrorSequence {
         ErrorCursor(AtomicU64::new(self.newest.load(Ordering::Acquire) >> 32))
     }
 
+    /// There was no error.
+    pub fn is_empty(&self) -> bool {
+        self.newest.load(Ordering::Acquire) == 0
+    }
+
     /// Somebody was told of the newest error, or there is none.
     pub fn is_told(&self) -> bool {
         let newest = self.newest.load(Ordering::Acquire);

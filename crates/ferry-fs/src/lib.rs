@@ -74,7 +74,7 @@ pub use api::*;
 #[cfg(feature = "compare")]
 pub use compare::locking::Locking;
 pub use errseq::{ErrorCursor, ErrorSequence};
-pub use ferry_journal::{FlushPolicy, LogOptions, Wake};
+pub use ferry_journal::{FlushPolicy, LogOptions};
 pub use inprocess::InProcess;
 pub use local::local_fs::{AccessTimes, CacheMode, FsOptions, LocalFs};
 pub use requests::contents::OpenFile;

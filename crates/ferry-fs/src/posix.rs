@@ -57,6 +57,11 @@ pub fn without_set_ids(mode: u32) -> u32 {
     }
 }
 
+/// Whether the mode has set-id bits that a write by a caller without privileges clears.
+pub fn has_set_ids(mode: u32) -> bool {
+    without_set_ids(mode) != mode
+}
+
 /// Applies a request to change attributes, all but the size itself.
 pub fn set_attributes(of: &mut impl Attributes, set: &SetAttr, now: Timestamp) {
     let resolve = |time: SetTime| match time {
@@ -143,6 +148,18 @@ mod tests {
         assert_eq!(without_set_ids(file | 0o6755), file | 0o755);
         assert_eq!(without_set_ids(file | 0o6745), file | 0o2745, "the group may not execute it");
         assert_eq!(without_set_ids(libc::S_IFDIR | 0o6755), libc::S_IFDIR | 0o6755);
+    }
+
+    #[test]
+    fn a_mode_has_set_ids_if_a_write_clears_some() {
+        let (file, dir) = (libc::S_IFREG, libc::S_IFDIR);
+        for mode in [file | 0o4644, file | 0o2755, file | 0o6745] {
+            assert!(has_set_ids(mode), "{mode:o}");
+            assert!(!has_set_ids(without_set_ids(mode)), "{mode:o}");
+        }
+        for mode in [file | 0o1755, file | 0o2745, dir | 0o6755] {
+            assert!(!has_set_ids(mode), "{mode:o}");
+        }
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! The locks and atomics of the code that is model-checked: `tests/frame_model.rs`,
-//! `tests/wait_queue_model.rs` and `tests/rwsem_model.rs` compile `frame.rs`, `free_blocks.rs` and
+//! `tests/deferred_model.rs`, `tests/wait_queue_model.rs`, `tests/residency_model.rs` and
+//! `tests/rwsem_model.rs` compile `frame.rs`, `deferred.rs`, `free_blocks.rs`, `residency.rs` and
 //! `rwsem.rs` against the model checkers' versions of the same names.
 
 pub use parking_lot::{Condvar, Mutex, MutexGuard};
+pub use std::sync::Arc;
 pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(feature = "compare")]
 use std::time::Duration;
@@ -40,8 +42,8 @@ pub fn wait_at_most<'a, T>(
     mut guard: MutexGuard<'a, T>,
     most: Duration,
 ) -> (MutexGuard<'a, T>, bool) {
-    let late = condvar.wait_for(&mut guard, most).timed_out();
-    (guard, late)
+    let timed_out = condvar.wait_for(&mut guard, most).timed_out();
+    (guard, timed_out)
 }
 
 /// Between two looks at what another thread is about to change.

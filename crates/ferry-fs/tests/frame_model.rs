@@ -9,13 +9,22 @@ macro_rules! checked {
     };
 }
 
-#[path = "../src/cache/frame.rs"]
 #[allow(dead_code, reason = "the model needs a part of it")]
+#[path = "../src/cache/frame.rs"]
 mod frame;
+
+#[allow(dead_code, reason = "the model needs a part of it")]
+#[path = "../src/cache/node.rs"]
+mod node;
+
+/// Where `frame.rs` finds it.
+mod cache {
+    pub(crate) use super::node;
+}
 
 /// What `frame.rs` is compiled against here.
 mod sync {
-    pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+    pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
     pub use loom::sync::{Mutex, MutexGuard, RwLock};
 
     pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -34,7 +43,7 @@ use sync::{AtomicU64, Mutex, Ordering, RwLock, lock};
 const LEN: usize = 8;
 
 fn frames(n: u64) -> Arc<Vec<Frame>> {
-    Arc::new((0..n).map(|index| Frame::new(index, 0, LEN)).collect())
+    Arc::new((0..n).map(|index| Frame::new(index, 0, LEN, Arc::default())).collect())
 }
 
 /// One try of a read over all frames: their first bytes, if they were steady.

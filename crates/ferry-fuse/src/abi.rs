@@ -84,6 +84,7 @@ pub(crate) mod init {
     pub(crate) const POSIX_ACL: u64 = 1 << 20;
     pub(crate) const MAX_PAGES: u64 = 1 << 22;
     pub(crate) const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub(crate) const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
     pub(crate) const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub(crate) const SETXATTR_EXT: u64 = 1 << 29;
     pub(crate) const INIT_EXT: u64 = 1 << 30;

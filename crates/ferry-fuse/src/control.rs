@@ -14,7 +14,8 @@ use std::time::Duration;
 use ferry_fs::FlushPolicy;
 use ferry_fs::ioctl::{
     GROW_LOG, REPLACE, REPLACE_LEN, SCRUB_DAMAGE, SCRUB_START, SCRUB_STATUS, SCRUB_STOP, STATS,
-    SYNC, TRIM, TUNE, TUNE_FAST_FLUSH, TUNE_FLUSH, TUNE_LEN, TUNE_RESET_FLUSH_TIME, message_len,
+    SYNC, TRIM, TUNE, TUNE_FAST_FLUSH, TUNE_FLUSH, TUNE_LEN, TUNE_RESET_FLUSH_TIME, WAIT,
+    WAIT_FILE, message_len,
 };
 
 /// A connection to the process that has a volume open.
@@ -42,6 +43,17 @@ impl Ask for File {
 /// Makes everything on the volume durable; waits until it is.
 pub fn sync(volume: &impl Ask) -> io::Result<()> {
     volume.ask(SYNC, &[]).map(drop)
+}
+
+/// Waits until everything that the volume has now is durable, and makes nothing durable for it.
+/// `EOPNOTSUPP`: the mount has `cache=writeback`. `ENOTTY`: it is a remote mount, or no FerryFS.
+pub fn wait_durable(volume: &impl Ask) -> io::Result<()> {
+    volume.ask(WAIT, &[]).map(drop)
+}
+
+/// As [`wait_durable`], for one file or directory.
+pub fn wait_file_durable(file: &File) -> io::Result<()> {
+    file.ask(WAIT_FILE, &[]).map(drop)
 }
 
 /// The statistics of the volume, as JSON.

@@ -16,7 +16,7 @@ pub(crate) const BACKGROUND_MAX: u16 = 64;
 const CONGESTION: u16 = BACKGROUND_MAX / 4 * 3;
 
 /// Capabilities that are taken whenever the kernel offers them, and why each may be.
-const ALWAYS: [u64; 13] = [
+const ALWAYS: [u64; 14] = [
     init::ASYNC_READ, // read-ahead of one file in parallel: requests are served in any order anyway
     init::EXPORT_SUPPORT, // lookup answers "." and "..", and numbers are never reused: NFS may export the mount
     init::BIG_WRITES,     // writes of more than a page
@@ -27,6 +27,8 @@ const ALWAYS: [u64; 13] = [
     init::POSIX_ACL,       // the kernel judges ACLs, the file system stores and inherits them
     init::MAX_PAGES,       // requests of IO_MAX instead of 128 KiB
     init::CACHE_SYMLINKS,  // targets never change
+    // after one refused OPENDIR the kernel sends no more, nor RELEASEDIR, and keeps listings cached
+    init::NO_OPENDIR_SUPPORT,
     // set-id bits are dropped by the file system on write, truncate and chown when the kernel says
     // so; the kernel then need not ask for security.capability before each first write of an inode
     // that it knows to have no such bits
@@ -44,7 +46,6 @@ const ALWAYS: [u64; 13] = [
 //   running program: the file would be emptied, and then the open refused.
 // * SPLICE_*: payloads are copied once, to where they are needed.
 // * NO_OPEN_SUPPORT: orphans and deferred errors depend on OPEN.
-// * NO_OPENDIR_SUPPORT: a listing needs its handle.
 // * HANDLE_KILLPRIV: V2 is more exact.
 // * SECURITY_CTX and CREATE_SUPP_GROUP: extensions that `Filesystem` does not take.
 // * PASSTHROUGH, SUBMOUNTS, DAX, HAS_RESEND, ALLOW_IDMAP, REQUEST_TIMEOUT: not needed.
@@ -55,8 +56,6 @@ pub(crate) struct Wishes {
     pub(crate) writeback_cache: bool,
     /// Other clients change the files, too.
     pub(crate) is_shared: bool,
-    /// The kernel's page cache holds most files.
-    pub(crate) caches: bool,
     pub(crate) io_uring: bool,
 }
 
@@ -64,6 +63,8 @@ pub(crate) struct Wishes {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Agreed {
     pub(crate) setxattr_ext: bool,
+    /// OPENDIR may be refused.
+    pub(crate) no_opendir: bool,
     pub(crate) io_uring: bool,
     /// The kernel knows a notification that makes it look a name up again.
     pub(crate) expires_names: bool,
@@ -84,10 +85,10 @@ pub(crate) fn negotiate(args: RequestArgs<'_>, wishes: Wishes) -> Result<(InitOu
     if wishes.writeback_cache {
         wanted |= init::WRITEBACK_CACHE;
     }
-    // Makes a large direct read or write parallel requests. If files are cached, the kernel would
-    // keep pages that are older than an asynchronous direct write: it drops pages before such a
-    // write, and once more only after a synchronous one.
-    if !wishes.caches {
+    // Makes a large direct read or write parallel requests. The kernel drops its pages before such a
+    // write, and once more only after a synchronous one: `request/direct_write.rs` does the latter
+    // for files of which the kernel may have pages. With the write-back cache these may be dirty.
+    if !wishes.writeback_cache {
         wanted |= init::ASYNC_DIO;
     }
     if wishes.is_shared {
@@ -112,6 +113,7 @@ pub(crate) fn negotiate(args: RequestArgs<'_>, wishes: Wishes) -> Result<(InitOu
     };
     let agreed = Agreed {
         setxattr_ext: taken & init::SETXATTR_EXT != 0,
+        no_opendir: taken & init::NO_OPENDIR_SUPPORT != 0,
         io_uring: taken & init::OVER_IO_URING != 0,
         expires_names: out.minor >= abi::EXPIRE_ONLY_MINOR,
     };
@@ -123,8 +125,7 @@ mod tests {
     use super::*;
     use zerocopy::IntoBytes;
 
-    const PLAIN: Wishes =
-        Wishes { writeback_cache: false, is_shared: false, caches: true, io_uring: false };
+    const PLAIN: Wishes = Wishes { writeback_cache: false, is_shared: false, io_uring: false };
 
     fn hello(minor: u32, flags: u64) -> Vec<u8> {
         let base = InitIn { major: 7, minor, max_readahead: 131_072, flags: flags as u32 };
@@ -145,7 +146,7 @@ mod tests {
         assert_eq!(out.flags2, 0);
         assert!(!agreed.setxattr_ext && !agreed.io_uring);
 
-        let all = Wishes { writeback_cache: true, is_shared: true, caches: true, io_uring: true };
+        let all = Wishes { writeback_cache: true, is_shared: true, io_uring: true };
         let (out, agreed) = answer(45, offered, all).expect("a current kernel");
         assert_eq!(u64::from(out.flags), offered & u64::from(u32::MAX));
         assert_eq!(u64::from(out.flags2) << 32, init::OVER_IO_URING);
@@ -153,11 +154,11 @@ mod tests {
     }
 
     #[test]
-    fn direct_writes_are_asynchronous_only_where_nothing_is_cached() {
-        for caches in [false, true] {
-            let (out, _) =
-                answer(45, init::ASYNC_DIO, Wishes { caches, ..PLAIN }).expect("a current kernel");
-            assert_eq!(u64::from(out.flags) & init::ASYNC_DIO != 0, !caches);
+    fn direct_writes_are_asynchronous_unless_the_kernel_holds_writes_back() {
+        for writeback_cache in [false, true] {
+            let wishes = Wishes { writeback_cache, ..PLAIN };
+            let (out, _) = answer(45, init::ASYNC_DIO, wishes).expect("a current kernel");
+            assert_eq!(u64::from(out.flags) & init::ASYNC_DIO != 0, !writeback_cache);
         }
     }
 

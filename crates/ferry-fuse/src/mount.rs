@@ -2,17 +2,23 @@
 //!
 //! Root calls mount(2) and umount2(2); other users run `fusermount3`, which is set-user-id root.
 
+use std::ffi::CString;
 use std::fs::{self, File};
-use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::{getegid, geteuid};
+
 use crate::device::FuseDevice;
 use crate::error::Error;
 use crate::init::IO_MAX;
-use crate::sys;
 
 const HELPER: &str = "fusermount3";
 /// How the mount's type is shown: FUSE, and which file system.
@@ -92,45 +98,42 @@ pub enum Unmount {
 
 /// Mounts on `mountpoint`, which is absolute, and gives the mount's descriptor.
 pub(crate) fn mount(mountpoint: &Path, options: &MountOptions) -> Result<FuseDevice, Error> {
-    let (uid, gid) = sys::ids();
-    if uid == 0 {
-        mount_as_root(mountpoint, options, uid, gid)
+    if geteuid().is_root() {
+        mount_as_root(mountpoint, options)
     } else {
         mount_by_helper(mountpoint, options)
     }
 }
 
-fn mount_as_root(
-    mountpoint: &Path,
-    options: &MountOptions,
-    uid: u32,
-    gid: u32,
-) -> Result<FuseDevice, Error> {
+fn mount_as_root(mountpoint: &Path, options: &MountOptions) -> Result<FuseDevice, Error> {
     let device = FuseDevice::open().map_err(Error::Device)?;
     let fd = device.file().as_raw_fd();
     let allow_other = if options.allow_other.unwrap_or(true) { ",allow_other" } else { "" };
+    let gid = getegid().as_raw();
     let data = format!(
-        "fd={fd},rootmode=40000,user_id={uid},group_id={gid},default_permissions,max_read={IO_MAX}{allow_other}"
+        "fd={fd},rootmode=40000,user_id=0,group_id={gid},default_permissions,max_read={IO_MAX}{allow_other}"
     );
+    let data = CString::new(data).expect("it has no zero");
     let flags = [
-        (options.read_only, libc::MS_RDONLY),
-        (options.nosuid, libc::MS_NOSUID),
-        (options.nodev, libc::MS_NODEV),
-        (options.noexec, libc::MS_NOEXEC),
-        (options.noatime, libc::MS_NOATIME),
-        (options.strictatime, libc::MS_STRICTATIME),
-        (options.nodiratime, libc::MS_NODIRATIME),
+        (options.read_only, MountFlags::RDONLY),
+        (options.nosuid, MountFlags::NOSUID),
+        (options.nodev, MountFlags::NODEV),
+        (options.noexec, MountFlags::NOEXEC),
+        (options.noatime, MountFlags::NOATIME),
+        (options.strictatime, MountFlags::STRICTATIME),
+        (options.nodiratime, MountFlags::NODIRATIME),
     ];
-    let flags = flags.iter().filter(|(set, _)| *set).fold(0, |all, (_, flag)| all | flag);
-    sys::mount(&options.fsname, mountpoint, c"fuse.ferry", flags, &data)
-        .map_err(|error| Error::Mount { mountpoint: mountpoint.into(), error })?;
+    let flags = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| *flag).collect();
+    rustix::mount::mount(&options.fsname, mountpoint, c"fuse.ferry", flags, &*data)
+        .map_err(|error| Error::Mount { mountpoint: mountpoint.into(), error: error.into() })?;
     Ok(device)
 }
 
 fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<FuseDevice, Error> {
     let helper = |e: io::Error| Error::Helper(e.to_string());
     let (ours, theirs) = UnixStream::pair().map_err(helper)?;
-    sys::keep_on_exec(theirs.as_fd()).map_err(helper)?;
+    // The child inherits it.
+    fcntl_setfd(&theirs, FdFlags::empty()).map_err(|e| helper(e.into()))?;
     let mut option = format!(
         "fsname={},subtype={SUBTYPE},default_permissions,max_read={IO_MAX}",
         options.fsname.replace('\\', "\\\\").replace(',', "\\,")
@@ -152,10 +155,22 @@ fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> Result<FuseDevi
     if !output.status.success() {
         return Err(Error::Helper(String::from_utf8_lossy(&output.stderr).trim().into()));
     }
-    match sys::receive_fd(&ours).map_err(helper)? {
+    match receive_fd(&ours).map_err(helper)? {
         Some(fd) => Ok(FuseDevice::from_file(File::from(fd))),
         None => Err(Error::Helper("it sent no descriptor".into())),
     }
+}
+
+/// Receives one descriptor; `None` if the other side closed without sending one.
+fn receive_fd(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    Ok(control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    }))
 }
 
 /// Unmounts what is mounted on `mountpoint`. Never asks the file system anything, so it works on a
@@ -171,13 +186,14 @@ pub fn unmount(mountpoint: &Path, how: Unmount) -> Result<(), Error> {
         let aborted = fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
         tracing::debug!(?aborted, connection, "aborted the FUSE connection");
     }
-    if sys::ids().0 == 0 {
+    if geteuid().is_root() {
         let flags = match how {
-            Unmount::Normal => 0,
-            Unmount::Lazy => libc::MNT_DETACH,
-            Unmount::Force => libc::MNT_FORCE | libc::MNT_DETACH,
+            Unmount::Normal => UnmountFlags::empty(),
+            Unmount::Lazy => UnmountFlags::DETACH,
+            Unmount::Force => UnmountFlags::FORCE | UnmountFlags::DETACH,
         };
-        return sys::umount(&mountpoint, flags | libc::UMOUNT_NOFOLLOW).map_err(fail);
+        let unmounted = rustix::mount::unmount(&mountpoint, flags | UnmountFlags::NOFOLLOW);
+        return unmounted.map_err(|error| fail(error.into()));
     }
     let flag = if how == Unmount::Normal { "-u" } else { "-uz" };
     let output = Command::new(HELPER)

@@ -30,6 +30,7 @@ use crate::request::counters::MountCounters;
 use crate::request::direct_write::DropPages;
 use crate::request::idle_poll::IdlePoll;
 use crate::request::parked::ParkTable;
+use crate::request::realtime::RealTime;
 
 /// If the kernel does not know an inode, it may be about to learn it: the notification is repeated
 /// this often.
@@ -124,6 +125,7 @@ pub(crate) struct Notifier {
     counters: Arc<MountCounters>,
     parked: Weak<ParkTable>,
     idle: Arc<IdlePoll>,
+    realtime: Arc<RealTime>,
     expires_names: AtomicBool,
 }
 
@@ -132,12 +134,14 @@ impl Notifier {
         counters: Arc<MountCounters>,
         parked: &Arc<ParkTable>,
         idle: Arc<IdlePoll>,
+        realtime: Arc<RealTime>,
     ) -> Self {
         Self {
             queues: Default::default(),
             counters,
             parked: Arc::downgrade(parked),
             idle,
+            realtime,
             expires_names: AtomicBool::new(false),
         }
     }
@@ -291,6 +295,7 @@ impl Host for Notifier {
         let mut stats = self.counters.json();
         stats["parked"] = self.parked.upgrade().map_or(0, |t| t.len()).into();
         stats["idle_poll"] = self.idle.json();
+        stats["ring_threads"] = self.realtime.json();
         stats
     }
 }
@@ -305,7 +310,12 @@ mod tests {
     fn notifier() -> Notifier {
         let counters = Arc::<MountCounters>::default();
         let parked = Arc::new(ParkTable::new(counters.block()));
-        Notifier::new(Arc::clone(&counters), &parked, Arc::new(IdlePoll::new(counters)))
+        Notifier::new(
+            Arc::clone(&counters),
+            &parked,
+            Arc::new(IdlePoll::new(counters)),
+            Arc::default(),
+        )
     }
 
     #[test]

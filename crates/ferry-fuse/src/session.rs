@@ -23,7 +23,8 @@ use crate::request::direct_write::{DirectWrites, FilesystemTarget};
 use crate::request::dispatch::Dispatcher;
 use crate::request::idle_poll::IdlePoll;
 use crate::request::parked::ParkTable;
-use crate::transport::dev::{self, DeviceWorker};
+use crate::request::realtime::RealTime;
+use crate::transport::dev::{self, DeviceWorker, Readers};
 use crate::transport::uring::UringQueues;
 
 /// Threads that serve /dev/fuse, for each core: some of them may wait for the disk.
@@ -90,17 +91,24 @@ impl Running {
         // the kernel sends every request here.
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = options.threads.unwrap_or(cores * THREADS_PER_CORE).max(1);
-        // Requests that wait for a server are parked: no thread waits, so one thread may lead.
-        let lead = self.dispatcher.remote.then(Arc::default);
+        let readers = if agreed.io_uring {
+            Readers::Gatherer(Arc::default())
+        } else if self.dispatcher.remote {
+            // Requests that wait for a server are parked: no thread waits, so one thread may lead.
+            Readers::Leader(Arc::default())
+        } else {
+            Readers::All
+        };
         for i in 0..threads {
             let own = if i == 0 { Arc::clone(&device) } else { another(&device) };
             let worker =
-                DeviceWorker::new(own, Arc::clone(&self.dispatcher), all.block(), lead.clone());
+                DeviceWorker::new(own, Arc::clone(&self.dispatcher), all.block(), readers.clone());
             self.workers.push(spawn(format!("fuse-{i}"), move || worker.run())?);
         }
         if agreed.io_uring {
             self.queues = Some(UringQueues::start(&device, &self.dispatcher, all)?);
-            self.dispatcher.parked.start_sweep()?;
+            let realtime = Arc::clone(&self.dispatcher.realtime);
+            self.dispatcher.parked.start_sweep(move || realtime.watch())?;
         }
         for kind in NoticeKind::ALL {
             let (notifier, device) = (Arc::clone(host), Arc::clone(&device));
@@ -159,13 +167,18 @@ impl Session {
         let all = Arc::new(MountCounters::default());
         let parked = Arc::new(ParkTable::new(all.block()));
         let idle = Arc::new(IdlePoll::new(Arc::clone(&all)));
-        let host = Arc::new(Notifier::new(Arc::clone(&all), &parked, Arc::clone(&idle)));
+        let realtime = Arc::<RealTime>::default();
+        let host = Arc::new(Notifier::new(
+            Arc::clone(&all),
+            &parked,
+            Arc::clone(&idle),
+            Arc::clone(&realtime),
+        ));
         // Before the answer to INIT, because requests follow it at once.
         fs.attach(Arc::clone(&host) as Arc<dyn Host>);
         let wishes = Wishes {
             writeback_cache: fs.writeback_cache(),
             is_shared: fs.is_shared(),
-            caches: fs.kernel_caches(),
             io_uring: options.transport == Transport::Auto && UringQueues::possible(),
         };
         let agreed = match negotiate(&device, wishes) {
@@ -185,7 +198,9 @@ impl Session {
             fs,
             parked,
             idle,
+            realtime,
             setxattr_ext: agreed.setxattr_ext,
+            directory_handles: remote || !agreed.no_opendir,
             remote,
             direct_writes,
             host: Arc::clone(&host) as _,

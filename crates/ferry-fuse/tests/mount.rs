@@ -10,7 +10,8 @@ use std::sync::mpsc::sync_channel;
 use std::thread::{self, Scope, ScopedJoinHandle};
 
 use common::{Mounted, on_each_transport, until};
-use ferry_fuse::{Error, Unmount};
+use ferry_fs::ToForget;
+use ferry_fuse::{Error, Transport, Unmount};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 
@@ -201,6 +202,52 @@ fn hundreds_of_parked_requests_leave_the_mount_usable() {
         assert_eq!(m.waiting.0.lock().interrupted, 0);
         m.end(Unmount::Normal);
     });
+}
+
+/// Files that the kernel forgets while no other request is served, so that it forgets them at once.
+fn forgotten_slowly(m: &Mounted) {
+    let root = fs::metadata(m.dir.path()).expect("stats").ino();
+    fs::create_dir(m.path("d")).expect("mkdir");
+    let names: Vec<String> = (0..20).map(|i| format!("f{i}")).collect();
+    for name in &names {
+        fs::write(m.path(name), "x").expect("writes");
+    }
+    {
+        let mut waiting = m.waiting.0.lock();
+        (waiting.holds, waiting.holds_forget) = (true, true);
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| fs::metadata(m.path("d/held")).expect_err("it is not there"));
+        until(&m.waiting, |w| w.held);
+        let (sender, sent) = sync_channel(1);
+        let names = names.iter().map(|name| (root, name.as_bytes().into())).collect();
+        let what = ToForget { removed: names, ..ToForget::default() };
+        m.host().forget(what, Box::new(move || sender.send(()).expect("somebody waits")));
+        sent.recv().expect("the kernel has forgotten them");
+        m.waiting.0.lock().holds = false;
+        m.waiting.1.notify_all();
+    });
+    until(&m.waiting, |w| w.forgetting);
+}
+
+#[test]
+fn requests_and_interrupts_do_not_wait_for_a_slow_forget() {
+    for (transport, is_shared) in
+        [(Transport::Device, false), (Transport::Device, true), (Transport::Auto, false)]
+    {
+        let m = Mounted::of(transport, is_shared);
+        fs::write(m.path("sync0"), "x").expect("writes");
+        forgotten_slowly(&m);
+        fs::metadata(m.path("other")).expect_err("it is not there");
+        let mut child = syncing(&m, 0);
+        child.kill().expect("kills");
+        child.wait().expect("it has died");
+        until(&m.waiting, |w| w.interrupted == 1);
+        m.waiting.0.lock().holds_forget = false;
+        m.waiting.1.notify_all();
+        m.waiting.0.lock().parked.pop().expect("it was parked").complete(Ok(()));
+        m.end(Unmount::Normal);
+    }
 }
 
 /// Requests that come while the thread of their core's queue is busy take all of its slots, and

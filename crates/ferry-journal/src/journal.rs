@@ -116,7 +116,7 @@ impl Journal {
             changes: Changes::new(),
             extents: Vec::new(),
             writes: None,
-            reserved,
+            reserved: Some(reserved),
         }
     }
 
@@ -139,7 +139,7 @@ impl Journal {
     /// transactions, too.
     pub fn is_short(&self, urgent: bool) -> bool {
         let space = &self.core.space;
-        space.has_waiters() || space.room(urgent) < self.core.log_bytes() / SHORT_FRACTION
+        space.is_short() || space.room(urgent) < self.core.log_bytes() / SHORT_FRACTION
     }
 
     /// The newest committed value.
@@ -182,6 +182,13 @@ impl Journal {
         self.core.force(caller, seq, done);
     }
 
+    /// Calls `done` once `seq` and all before it are durable (at once if they are), and makes
+    /// nothing durable for it: a later force or the timer does. The open context is sealed at the
+    /// latest [`JournalOptions::commit_interval`] after its first change.
+    pub fn when_durable(&self, seq: Seq, done: Completion) {
+        self.core.when_durable(seq, done);
+    }
+
     /// Changes the flush policy from now on.
     pub fn set_flush_policy(&self, policy: FlushPolicy, fast_flush: Duration) {
         self.core.pipe.lock().dispatcher.set(policy, fast_flush);
@@ -215,7 +222,7 @@ impl Journal {
         if self.core.durable_point() >= seq {
             return Ok(());
         }
-        if self.core.space.try_take(LOG_BLOCK as u64, true) {
+        if self.core.space.try_take_for_log(LOG_BLOCK as u64) {
             Wait::until(|done| self.core.write_durable_point(seq, done))
         } else {
             // A home store that has a context proves as much as a durable point.

@@ -47,7 +47,9 @@ pub use home::guard::panic_is_caught;
 pub use home::unit_bytes as home_unit_bytes;
 pub use journal::Journal;
 pub use log::format;
-pub use log::space::{SpaceStats, Wake};
+pub use log::space::SpaceStats;
+#[cfg(feature = "compare")]
+pub use log::space::{BARGES_MAX, NoGrant, Space, Wake};
 pub use rebuild::{FoundState, Rebuilt, read_damaged, rebuild_home};
 pub use transaction::Transaction;
 pub use types::{

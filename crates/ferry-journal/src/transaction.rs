@@ -16,8 +16,8 @@ pub struct Transaction<'j> {
     pub(crate) changes: Changes,
     pub(crate) extents: Vec<ExtentEntry>,
     pub(crate) writes: Option<Arc<TransactionWrites>>,
-    /// Bytes of log space; 0 once they have been passed on.
-    pub(crate) reserved: u64,
+    /// Bytes of log space, until the context has them.
+    pub(crate) reserved: Option<u64>,
 }
 
 impl Transaction<'_> {
@@ -76,12 +76,15 @@ impl Transaction<'_> {
             extents: std::mem::take(&mut self.extents),
             writes: self.writes.take(),
         };
-        self.core.commit(joining, std::mem::take(&mut self.reserved))
+        let reserved = self.reserved.take().expect("only a commit takes them, and ends it");
+        self.core.commit(joining, reserved)
     }
 }
 
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
-        self.core.release(self.reserved);
+        if let Some(bytes) = self.reserved {
+            self.core.end(bytes);
+        }
     }
 }

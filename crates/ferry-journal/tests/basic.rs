@@ -3,8 +3,10 @@
 
 mod common;
 
-use common::{Volume, credits};
-use ferry_journal::Seq;
+use common::{Volume, credits, device_len, geometry, options, put};
+use ferry_journal::{Journal, JournalError, Seq};
+use ferry_sim::device::{SimDevice, sim_env};
+use std::sync::{Arc, mpsc};
 
 #[test]
 fn a_fresh_volume_is_empty_and_clean() {
@@ -87,4 +89,50 @@ fn a_tiny_log_wraps_many_times() {
         let stats = journal.stats();
         assert!(stats.checkpoints > 0, "{stats:?}");
     }
+}
+
+/// What a caller that waits for a context has heard.
+fn wait_for(journal: &Journal, seq: Seq) -> mpsc::Receiver<Result<(), JournalError>> {
+    let (send, receive) = mpsc::channel();
+    journal.when_durable(seq, Box::new(move |durable| send.send(durable).unwrap()));
+    receive
+}
+
+#[test]
+fn a_wait_forces_nothing_and_ends_with_the_timers_commit_or_somebody_elses() {
+    let geo = geometry(512 * 1024, 64);
+    let (env, clock) = sim_env(1);
+    let volume = Volume::on(Arc::new(SimDevice::new(device_len(&geo))), geo, env);
+    let (journal, _) = volume.open();
+    wait_for(&journal, journal.current()).try_recv().expect("nothing is to be waited for").unwrap();
+    for forced in [false, true] {
+        let seq = put(&journal, b"key", b"value");
+        let waits = [wait_for(&journal, seq), wait_for(&journal, Seq(u64::MAX))];
+        journal.tick().unwrap();
+        assert!(waits.iter().all(|wait| wait.try_recv().is_err()), "not yet time");
+        assert_eq!(journal.durable().0, seq.0 - 1);
+        if forced {
+            common::force(&journal, seq).unwrap();
+        } else {
+            clock.advance(options(false).commit_interval);
+            journal.tick().unwrap();
+        }
+        assert_eq!(journal.durable(), seq);
+        waits.iter().for_each(|wait| wait.try_recv().expect("it is durable").unwrap());
+        wait_for(&journal, seq).try_recv().expect("it was durable").unwrap();
+    }
+    assert_eq!(journal.stats().forces, 1, "no wait forced anything");
+    let seq = put(&journal, b"key", b"other");
+    let wait = wait_for(&journal, seq);
+    journal.close().unwrap();
+    wait.try_recv().expect("it is durable").unwrap();
+}
+
+#[test]
+fn a_wait_ends_with_an_error_if_the_journal_does() {
+    let volume = Volume::new(1 << 20);
+    let (journal, _) = volume.open();
+    let wait = wait_for(&journal, put(&journal, b"key", b"value"));
+    drop(journal);
+    assert!(wait.try_recv().expect("nobody waits for ever").is_err());
 }

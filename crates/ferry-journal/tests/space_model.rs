@@ -2,26 +2,44 @@
 //! the end.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-#[path = "../src/log/space.rs"]
+#[path = "../src/log/space/mod.rs"]
 #[allow(dead_code, reason = "the model needs a part of it")]
 mod space;
 
-/// What `space.rs` is compiled against here.
+/// What `log/space` is compiled against here.
 mod sync {
     pub use shuttle::sync::atomic::{AtomicU64, Ordering};
-    pub use shuttle::sync::{Arc, Condvar, Mutex};
+    pub use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard};
 }
 
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
-use space::{NoGrant, Space, Wake};
+use space::{BARGES_MAX, NoGrant, Space, Wake};
 
 const SCHEDULES: usize = 3000;
 
-/// Runs `model` with each way of waking.
+/// So many operations that run keep the processors of the model busy.
+const CROWD: u64 = 2;
+
+fn new_space(free: u64, keep_back: u64, wake: Wake) -> Arc<Space> {
+    Arc::new(Space::new(free, keep_back, CROWD).with(wake))
+}
+
+/// Runs `model` with each way to serve waiters.
 fn check(model: impl Fn(Wake) + Send + Sync + Copy + 'static) {
-    for wake in Wake::WAYS {
+    check_ways(&Wake::WAYS, model);
+}
+
+/// Runs `model` with each way that lets nobody pass a waiter.
+fn check_strict(model: impl Fn(Wake) + Send + Sync + Copy + 'static) {
+    let strict: Vec<_> = Wake::WAYS.into_iter().filter(|wake| wake.is_strict()).collect();
+    assert_eq!(strict.len(), 3);
+    check_ways(&strict, model);
+}
+
+fn check_ways(ways: &[Wake], model: impl Fn(Wake) + Send + Sync + Copy + 'static) {
+    for wake in ways.iter().copied() {
         shuttle::check_random(move || model(wake), SCHEDULES);
     }
 }
@@ -37,11 +55,11 @@ fn wait_until(condition: impl Fn() -> bool) {
 /// woken for nothing.
 #[test]
 fn space_is_never_overrun_and_nobody_sleeps_for_ever() {
-    static WOKEN_FOR_NOTHING: [std::sync::atomic::AtomicU64; 3] =
-        [const { std::sync::atomic::AtomicU64::new(0) }; 3];
+    static WOKEN_FOR_NOTHING: [std::sync::atomic::AtomicU64; 4] =
+        [const { std::sync::atomic::AtomicU64::new(0) }; 4];
     check(|wake| {
         const TOTAL: u64 = 10;
-        let space = Arc::new(Space::new(TOTAL, 2, wake));
+        let space = new_space(TOTAL, 2, wake);
         let out = Arc::new(AtomicU64::new(0));
         let takers: Vec<_> = [(3, false), (8, false), (9, true), (5, true)]
             .into_iter()
@@ -55,7 +73,7 @@ fn space_is_never_overrun_and_nobody_sleeps_for_ever() {
                         out.fetch_sub(bytes, Ordering::SeqCst);
                         // In two parts, as contexts give back what they did not need.
                         space.release(1);
-                        space.release(bytes - 1);
+                        space.end(bytes - 1);
                     }
                 })
             })
@@ -68,16 +86,17 @@ fn space_is_never_overrun_and_nobody_sleeps_for_ever() {
     });
     let for_nothing =
         Wake::WAYS.map(|wake| WOKEN_FOR_NOTHING[wake as usize].load(Ordering::Relaxed));
-    assert_eq!(for_nothing[0], 0, "one wake-up for each grant");
-    assert!(for_nothing[1] > 0 && for_nothing[2] > for_nothing[1], "{for_nothing:?}");
+    assert_eq!(for_nothing[..2], [0, 0], "one wake-up for each grant");
+    assert!(for_nothing[2] > 0 && for_nothing[3] > for_nothing[2], "{for_nothing:?}");
 }
 
 /// A large request is not passed by small ones that come later, an urgent one passes both.
 #[test]
 fn space_is_given_in_order_of_arrival_except_to_urgent_takers() {
     check(|wake| {
-        let space = Arc::new(Space::new(10, 0, wake));
+        let space = new_space(10, 0, wake);
         space.take(10, false, || ()).unwrap();
+        space.end(0);
         let order = Arc::new(shuttle::sync::Mutex::new(Vec::new()));
         let mut takers = Vec::new();
         for (n, (bytes, urgent)) in [(8, false), (1, false), (2, true)].into_iter().enumerate() {
@@ -85,7 +104,7 @@ fn space_is_given_in_order_of_arrival_except_to_urgent_takers() {
             takers.push(thread::spawn(move || {
                 there.take(bytes, urgent, || ()).unwrap();
                 order.lock().unwrap().push(bytes);
-                there.release(bytes);
+                there.end(bytes);
             }));
             wait_until(|| space.stats().waits == n as u64 + 1);
         }
@@ -107,8 +126,8 @@ fn space_is_given_in_order_of_arrival_except_to_urgent_takers() {
 /// A new taker does not slip past those who wait, although there is room for it.
 #[test]
 fn a_newcomer_never_overtakes_the_wait_queue() {
-    check(|wake| {
-        let space = Arc::new(Space::new(10, 0, wake));
+    check_strict(|wake| {
+        let space = new_space(10, 0, wake);
         space.take(5, false, || ()).unwrap();
         let there = space.clone();
         let large = thread::spawn(move || there.take(10, false, || ()).unwrap());
@@ -128,8 +147,9 @@ fn a_newcomer_never_overtakes_the_wait_queue() {
 fn each_taker_gets_space_in_turn_however_much_it_wants() {
     const LOG: u64 = 64;
     let model = |wake| {
-        let space = Arc::new(Space::new(LOG, 0, wake));
+        let space = new_space(LOG, 0, wake);
         space.take(LOG, false, || ()).unwrap();
+        space.end(0);
         let served = Arc::new(shuttle::sync::Mutex::new(Vec::new()));
         let wants: Vec<u64> = (0..48).map(|n| if n % 11 == 5 { LOG } else { 1 + n % 4 }).collect();
         let mut takers = Vec::new();
@@ -138,6 +158,7 @@ fn each_taker_gets_space_in_turn_however_much_it_wants() {
             takers.push(thread::spawn(move || {
                 there.take(bytes, false, || ()).unwrap();
                 served.lock().unwrap().push(n);
+                there.end(0);
             }));
             wait_until(|| space.stats().waits == n as u64 + 1);
         }
@@ -145,7 +166,10 @@ fn each_taker_gets_space_in_turn_however_much_it_wants() {
             // The space of the taker before comes back bit by bit.
             for _ in 1..bytes {
                 space.release(1);
-                assert!(!space.try_take(1, false), "nobody passes the queue by");
+                assert!(
+                    !wake.is_strict() || !space.try_take(1, false),
+                    "nobody passes the queue by"
+                );
                 assert_eq!(space.stats().grants, n as u64, "not before its turn");
             }
             space.release(1);
@@ -155,7 +179,7 @@ fn each_taker_gets_space_in_turn_however_much_it_wants() {
         takers.into_iter().for_each(|taker| taker.join().unwrap());
         let stats = space.stats();
         assert_eq!((stats.waits, stats.grants, space.free()), (48, 48, 0));
-        assert!(wake != Wake::Handoff || stats.wakes == 48, "one wake-up for each grant");
+        assert!(!wake.grants() || stats.wakes == 48, "one wake-up for each grant");
     };
     for wake in Wake::WAYS {
         shuttle::check_random(move || model(wake), 100);
@@ -166,7 +190,7 @@ fn each_taker_gets_space_in_turn_however_much_it_wants() {
 #[test]
 fn shutdown_wakes_everyone() {
     check(|wake| {
-        let space = Arc::new(Space::new(4, 0, wake));
+        let space = new_space(4, 0, wake);
         space.take(4, false, || ()).unwrap();
         let takers: Vec<_> = [(1, false), (2, true), (4, false)]
             .into_iter()
@@ -175,7 +199,7 @@ fn shutdown_wakes_everyone() {
                 thread::spawn(move || {
                     let result = space.take(bytes, urgent, || ());
                     if result.is_ok() {
-                        space.release(bytes);
+                        space.end(bytes);
                     }
                     result
                 })
@@ -197,7 +221,7 @@ fn shutdown_wakes_everyone() {
 #[test]
 fn a_refused_taker_may_try_again() {
     check(|wake| {
-        let space = Arc::new(Space::new(4, 0, wake));
+        let space = new_space(4, 0, wake);
         space.take(4, false, || ()).unwrap();
         let there = space.clone();
         let taker = thread::spawn(move || {
@@ -217,7 +241,7 @@ fn a_refused_taker_may_try_again() {
 #[test]
 fn a_release_that_serves_no_waiter_takes_no_lock() {
     check(|wake| {
-        let space = Arc::new(Space::new(8, 0, wake));
+        let space = new_space(8, 0, wake);
         space.take(8, false, || ()).unwrap();
         let there = space.clone();
         let taker = thread::spawn(move || there.take(6, false, || ()).unwrap());
@@ -242,15 +266,19 @@ fn operations_of_two_transactions_end_and_none_waits_for_ever() {
     check(|wake| {
         // Each transaction takes 2; at most two operations run at a time, with 4 kept back for
         // their second transactions.
-        let space = Arc::new(Space::new(8, 4, wake));
+        let space = new_space(8, 4, wake);
         let (logged, running) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(3)));
         let rolling: Vec<_> = (0..3)
             .map(|_| {
                 let (space, logged, running) = (space.clone(), logged.clone(), running.clone());
                 thread::spawn(move || {
-                    let result = space.take(2, false, || ()).and_then(|()| {
+                    let commits = || {
                         logged.fetch_add(2, Ordering::SeqCst);
-                        space.take(2, true, || ()).map(|()| logged.fetch_add(2, Ordering::SeqCst))
+                        space.end(0);
+                    };
+                    let result = space.take(2, false, || ()).and_then(|()| {
+                        commits();
+                        space.take(2, true, || ()).map(|()| commits())
                     });
                     running.fetch_sub(1, Ordering::SeqCst);
                     result.map(drop)
@@ -279,7 +307,227 @@ fn operations_of_two_transactions_end_and_none_waits_for_ever() {
         checkpoints.join().unwrap();
         assert_eq!((space.free() + logged.load(Ordering::SeqCst), space.has_waiters()), (8, false));
         let stats = space.stats();
-        assert!(wake != Wake::Handoff || stats.wakes == stats.grants, "one wake-up for each grant");
+        assert!(!wake.grants() || stats.wakes == stats.grants, "one wake-up for each grant");
         assert!(stats.grants <= stats.waits);
+    });
+}
+
+/// A waiter and takers that keep coming, while a crowd runs: as many as may pass the waiter do, and
+/// no more, although there always is room for them. Then freed space gathers for it.
+#[test]
+fn a_waiter_is_passed_a_bounded_number_of_times() {
+    static MOST: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    shuttle::check_random(
+        || {
+            const LOG: u64 = 10;
+            let space = new_space(LOG, 0, Wake::Barging);
+            // The crowd runs all the time.
+            for _ in 0..CROWD {
+                space.take(1, false, || ()).unwrap();
+            }
+            space.take(4, false, || ()).unwrap();
+            let there = space.clone();
+            // All but what the crowd has.
+            let waiter = thread::spawn(move || {
+                there.take(LOG - CROWD, false, || ()).unwrap();
+                there.end(LOG - CROWD);
+            });
+            wait_until(|| space.has_waiters());
+            let passed = Arc::new(AtomicU64::new(0));
+            let takers: Vec<_> = (0..3)
+                .map(|_| {
+                    let (space, passed) = (space.clone(), passed.clone());
+                    thread::spawn(move || {
+                        while space.has_waiters() {
+                            if space.try_take(1, false) {
+                                // It is waiting still, so it was waiting then.
+                                passed.fetch_add(space.has_waiters().into(), Ordering::SeqCst);
+                                space.end(1);
+                            }
+                            thread::yield_now();
+                        }
+                    })
+                })
+                .collect();
+            space.end(4);
+            waiter.join().unwrap();
+            takers.into_iter().for_each(|taker| taker.join().unwrap());
+            let passed = passed.load(Ordering::SeqCst);
+            assert!(passed <= BARGES_MAX, "passed {passed} times");
+            MOST.fetch_max(passed, Ordering::Relaxed);
+            let stats = space.stats();
+            assert_eq!((stats.waits, stats.grants, stats.wakes), (1, 1, 1));
+            assert!(passed <= stats.barges && stats.barges <= BARGES_MAX);
+        },
+        SCHEDULES,
+    );
+    assert_eq!(MOST.load(Ordering::Relaxed), BARGES_MAX, "the model meets the bound");
+}
+
+/// A waiter further back is passed by more, but not without a bound.
+#[test]
+fn each_waiter_is_passed_at_most_once_for_each_barge_before_it() {
+    shuttle::check_random(
+        || {
+            let space = new_space(4, 0, Wake::Barging);
+            for _ in 0..CROWD {
+                space.take(1, false, || ()).unwrap();
+            }
+            space.take(2, false, || ()).unwrap();
+            let waiters: Vec<_> = (0..3)
+                .map(|n| {
+                    let there = space.clone();
+                    let waiter = thread::spawn(move || {
+                        there.take(2, false, || ()).unwrap();
+                        there.end(2);
+                    });
+                    wait_until(|| space.stats().waits == n + 1);
+                    waiter
+                })
+                .collect();
+            let passed: Vec<_> = (0..3).map(|_| AtomicU64::new(0)).collect();
+            let passed = Arc::new(passed);
+            let takers: Vec<_> = (0..2)
+                .map(|_| {
+                    let (space, passed) = (space.clone(), passed.clone());
+                    thread::spawn(move || {
+                        while space.has_waiters() {
+                            if space.try_take(1, false) {
+                                let served = space.stats().grants as usize;
+                                for waiter in passed.iter().skip(served) {
+                                    waiter.fetch_add(1, Ordering::SeqCst);
+                                }
+                                space.end(1);
+                            }
+                            thread::yield_now();
+                        }
+                    })
+                })
+                .collect();
+            space.end(2);
+            waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+            takers.into_iter().for_each(|taker| taker.join().unwrap());
+            for (n, passed) in passed.iter().enumerate() {
+                let (passed, before) = (passed.load(Ordering::SeqCst), n as u64 + 1);
+                assert!(passed <= before * BARGES_MAX, "number {n} was passed {passed} times");
+            }
+            let stats = space.stats();
+            assert_eq!((stats.waits, stats.grants, stats.wakes), (3, 3, 3));
+        },
+        SCHEDULES,
+    );
+}
+
+/// Space is left to running threads only while a crowd runs: an operation that ends and leaves fewer
+/// hands over, and so does a release while fewer run.
+#[test]
+fn nobody_sleeps_beside_free_space_unless_a_crowd_runs() {
+    shuttle::check_random(
+        || {
+            let space = new_space(10, 0, Wake::Barging);
+            for _ in 0..=CROWD {
+                space.take(2, false, || ()).unwrap();
+            }
+            space.take(4, false, || ()).unwrap();
+            let takers: Vec<_> = (0..2)
+                .map(|n| {
+                    let there = space.clone();
+                    let taker = thread::spawn(move || there.take(1, false, || ()).unwrap());
+                    wait_until(|| space.stats().waits == n + 1);
+                    taker
+                })
+                .collect();
+            space.end(4);
+            space.end(2);
+            assert_eq!((space.free(), space.stats().grants), (6, 0), "a crowd runs");
+            space.end(2);
+            assert_eq!((space.free(), space.stats().grants), (7, 1), "a crowd runs again");
+            space.release(0);
+            assert_eq!(space.stats().grants, 1);
+            // The first taker ends, then the rest of the crowd.
+            space.end(0);
+            assert_eq!(space.stats().grants, 2, "the second one makes up the crowd");
+            takers.into_iter().for_each(|taker| taker.join().unwrap());
+            assert!(!space.has_waiters());
+        },
+        SCHEDULES,
+    );
+}
+
+/// A crowd may run for long and end nothing. A waiter that is first at two looks has its space at
+/// the second one, if it fits; and one that has become first meanwhile at the next.
+#[test]
+fn an_overdue_waiter_is_served_whatever_runs() {
+    shuttle::check_random(
+        || {
+            let space = new_space(8, 0, Wake::Barging);
+            for _ in 0..CROWD {
+                space.take(1, false, || ()).unwrap();
+            }
+            space.take(6, false, || ()).unwrap();
+            let taker = |bytes, waits| {
+                let there = space.clone();
+                let taker = thread::spawn(move || there.take(bytes, false, || ()).unwrap());
+                wait_until(|| space.stats().waits == waits);
+                taker
+            };
+            let first = taker(2, 1);
+            let second = taker(5, 2);
+            space.serve_overdue();
+            assert_eq!(space.stats().grants, 0);
+            space.serve_overdue();
+            assert_eq!(space.stats().grants, 0, "there is no space");
+            space.end(6);
+            assert_eq!(space.stats().grants, 0, "a crowd runs");
+            space.serve_overdue();
+            assert_eq!(space.stats().grants, 1, "the second one does not fit");
+            first.join().unwrap();
+            space.release(1);
+            assert_eq!(space.stats().grants, 1, "a crowd runs");
+            space.serve_overdue();
+            assert_eq!(space.stats().grants, 2);
+            second.join().unwrap();
+            space.serve_overdue();
+        },
+        SCHEDULES,
+    );
+}
+
+/// An urgent taker that waits is passed by nobody, whatever runs; nor does the log itself pass it.
+#[test]
+fn nobody_passes_an_urgent_waiter() {
+    check(|wake| {
+        let space = new_space(10, 0, wake);
+        for _ in 0..CROWD {
+            space.take(2, false, || ()).unwrap();
+        }
+        let there = space.clone();
+        let taker = thread::spawn(move || there.take(8, true, || ()).unwrap());
+        wait_until(|| space.has_waiters());
+        assert!(!space.try_take(1, false) && !space.try_take(1, true));
+        assert!(!space.try_take_for_log(1));
+        space.release(2);
+        taker.join().unwrap();
+        assert_eq!((space.free(), space.stats().barges), (0, 0));
+    });
+}
+
+/// The word has room for a number of operations. More of them wait, and nothing is overrun.
+#[test]
+fn more_operations_than_the_word_counts_wait() {
+    const OPERATIONS: u64 = (1 << 18) - 1;
+    let mut config = shuttle::Config::default();
+    config.max_steps = shuttle::MaxSteps::None;
+    let scheduler = shuttle::scheduler::RandomScheduler::new(1);
+    shuttle::Runner::new(scheduler, config).run(|| {
+        let space = new_space(10, 0, Wake::Barging);
+        for _ in 0..OPERATIONS {
+            assert!(space.try_take(0, false));
+        }
+        assert!(!space.try_take(0, false) && !space.try_take(0, true));
+        assert_eq!(space.free(), 10);
+        space.end(0);
+        assert!(space.try_take(3, false));
+        assert_eq!(space.free(), 7);
     });
 }

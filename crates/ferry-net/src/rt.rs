@@ -16,6 +16,12 @@ pub(crate) use {
     tokio::{runtime, select, spawn, task, time},
 };
 
+/// An invariant is broken, and the product can go on. A test fails here.
+#[cfg(not(test))]
+pub(crate) fn broken(what: &str) {
+    tracing::error!("{what}: this is a bug of FerryFS");
+}
+
 #[cfg(test)]
 pub(crate) mod sim;
 #[cfg(test)]

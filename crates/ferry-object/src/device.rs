@@ -19,15 +19,19 @@ use crate::batch::{Batch, Built, Layout, Pending, build};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job, Upload};
 use crate::format::{
-    BLOCK, DATA_MAX, EntryKind, FRONT_LEN, Front, Header, Kind, Location, ObjectRef, claim_name,
-    decode_shard, encode, encode_entries, log_name, shard_name,
+    BLOCK, DATA_MAX, EntryKind, FRONT_LEN, Front, Header, Kind, Location, ObjectRef, RootState,
+    claim_name, encode, encode_entries, log_name,
 };
+use crate::locks::Locks;
 use crate::runs::{Run, RunMap, Sliced};
 use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
 use crate::store::Store;
-use crate::volume::{Chain, Claimant, Volume, VolumeOptions, claim, make, observe, random_id};
+use crate::volume::{
+    Chain, Claimant, Shards, Volume, VolumeOptions, claim, make, observe, owner_of, random_id,
+};
 use ferry_device::{AlignedBuf, BlockDevice, FlushTimer, FlushTiming, Io, IoDone};
 use ferry_env::Env;
+use ferry_env::planted::{Bug, is_planted};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -56,6 +60,9 @@ pub struct Limits {
     pub grace: Duration,
     /// How long reads are answered after a look that no newer claim exists.
     pub term: Duration,
+    /// An upload that the store refuses is repeated until it does not, as where its disk is full.
+    /// Otherwise the device fails.
+    pub holds_refused: bool,
 }
 
 impl Default for Limits {
@@ -70,6 +77,7 @@ impl Default for Limits {
             root_delay: Duration::from_secs(60),
             grace: Duration::from_secs(600),
             term: Duration::from_secs(5),
+            holds_refused: true,
         }
     }
 }
@@ -120,6 +128,8 @@ pub struct ObjectDevice {
     /// When the last look for a newer claim that found none began.
     looked: Mutex<Duration>,
     flush_timer: FlushTimer,
+    /// They are held for as long as the device is there.
+    _locks: Option<Arc<dyn Locks>>,
     me: Weak<Self>,
 }
 
@@ -148,40 +158,42 @@ impl ObjectDevice {
     ) -> Result<Arc<Self>, ObjectError> {
         let access = new_access(store, executor);
         let now = env.clock.monotonic();
-        let (volume, chain) = claim(&access, claimant, limits.term, env)?;
-        Self::opened(access, volume, chain, limits, now, env)
+        let found = claim(&access, claimant, limits.term, env)?;
+        let locks = claimant.locks.clone();
+        Ok(Self::opened(access, found, limits, now, locks, env))
     }
 
-    /// Opens the volume as it is, for reading only. Nothing is claimed and nothing is written, so an
-    /// owner goes on.
+    /// Opens the volume as it is, for reading only. Nothing is claimed and nothing is written. If
+    /// `claimant` would take it over, an owner goes on; what it needs no more is deleted after the
+    /// grace, and then missing here.
     pub fn open_read_only(
         store: Arc<dyn Store>,
         executor: Arc<dyn Executor>,
+        claimant: &Claimant,
         env: &Env,
     ) -> Result<Arc<Self>, ObjectError> {
         let access = new_access(store, executor);
-        let (volume, chain) = observe(&access)?;
-        Self::opened(access, volume, chain, Limits::default(), Duration::ZERO, env)
+        let found = observe(&access, claimant, env)?;
+        let (limits, locks) = (Limits::default(), claimant.locks.clone());
+        Ok(Self::opened(access, found, limits, Duration::ZERO, locks, env))
     }
 
     fn opened(
         access: Access,
-        volume: Volume,
-        chain: Chain,
+        (volume, chain, shards): (Volume, Chain, Shards),
         limits: Limits,
         looked: Duration,
+        locks: Option<Arc<dyn Locks>>,
         env: &Env,
-    ) -> Result<Arc<Self>, ObjectError> {
+    ) -> Arc<Self> {
         let mut map = Map::default();
-        for (shard, at) in &chain.root.root.shards {
-            let name = shard_name(*shard, *at);
-            let (front, table) = access.table(&name)?;
-            front.expect(Kind::Shard, &volume.id, at.number)?;
-            decode_shard(&name, *shard, &table)?.iter().for_each(|run| map.load(run));
-        }
+        shards.iter().flatten().for_each(|run| map.load(run));
         map.loaded();
-        for link in chain.links.iter().filter(|link| link.header.kind == Kind::Log) {
-            map.install(link.header.epoch, link.seq, &link.entries);
+        for link in &chain.links {
+            match link.header.kind {
+                Kind::Log => map.install(link.header.epoch, link.seq, &link.entries),
+                _ => map.fence(link.seq),
+            }
         }
         let roots = Roots {
             number: chain.root.header.number,
@@ -210,7 +222,7 @@ impl ObjectDevice {
             roots,
             failed: None,
         };
-        Ok(Arc::new_cyclic(|me| Self {
+        Arc::new_cyclic(|me| Self {
             access,
             env: env.clone(),
             volume,
@@ -220,8 +232,9 @@ impl ObjectDevice {
             fronts: Mutex::default(),
             looked: Mutex::new(looked),
             flush_timer: FlushTimer::default(),
+            _locks: locks,
             me: me.clone(),
-        }))
+        })
     }
 
     /// Makes everything durable and says in the store that the owner has ended: another one may open
@@ -245,7 +258,7 @@ impl ObjectDevice {
                 state.roots.waiters.push(done);
                 if state.roots.writing.is_none() {
                     closing = true;
-                    self.start_root(state, true, fx);
+                    self.start_root(state, RootState::Closed, fx);
                 }
             });
             let result = self.wait(&end);
@@ -332,8 +345,13 @@ impl ObjectDevice {
                 } else {
                     me.access.put_once(&upload.name, &upload.bytes)
                 };
+                let holds = match &result {
+                    Err(ObjectError::Refused(_)) => me.limits.holds_refused,
+                    Err(error) => error.is_temporary(),
+                    Ok(()) => false,
+                };
                 Box::new(move || match result {
-                    Err(error @ (ObjectError::Unavailable(_) | ObjectError::Refused(_))) => {
+                    Err(error) if holds => {
                         if tries == 0 {
                             tracing::warn!(%error, "{}: the upload is repeated", upload.name);
                         }
@@ -495,7 +513,7 @@ impl ObjectDevice {
     fn data_answered(&self, seq: u64, result: Result<(), ObjectError>) {
         self.with(|state, fx| {
             if let Err(error) = result {
-                return state.fail(&error, fx);
+                return self.fail(state, &error, fx);
             }
             if let Some(Sealed { stage: Stage::Data { left }, .. }) = state.sealed(seq) {
                 *left -= 1;
@@ -511,6 +529,7 @@ impl ObjectDevice {
         for sealed in state.sealed.iter_mut().take_while(|sealed| sealed.seq < first + window) {
             match sealed.stage {
                 Stage::Data { left: 0 } => {}
+                Stage::Data { .. } if is_planted(Bug::LogBeforeData) => {}
                 _ => continue,
             }
             sealed.stage = Stage::Log;
@@ -527,11 +546,24 @@ impl ObjectDevice {
     fn log_answered(&self, seq: u64, result: Result<(), ObjectError>) {
         self.with(|state, fx| {
             if let Err(error) = result {
-                return state.fail(&error, fx);
+                return self.fail(state, &error, fx);
             }
             let Some(sealed) = state.sealed(seq) else { return };
             assert_eq!(sealed.stage, Stage::Log, "a log object is answered once");
             sealed.stage = Stage::Answered;
+            if is_planted(Bug::FlushBeforeGap) {
+                let flushes = std::mem::take(&mut state.flushes).into_iter();
+                let (ended, open) = flushes.partition(|(waits_for, _)| *waits_for == seq);
+                state.flushes = open;
+                let ended: VecDeque<_> = ended;
+                fx.ends.extend(ended.into_iter().map(|(_, done)| (done, Ok(()))));
+            }
+            if is_planted(Bug::InstalledInAnyOrder)
+                && let Some(sealed) = state.sealed(seq)
+            {
+                let entries = std::mem::take(&mut sealed.entries);
+                state.map.install(self.volume.epoch, seq, &entries);
+            }
             while let Some(first) = state.sealed.front()
                 && first.stage == Stage::Answered
             {
@@ -562,13 +594,36 @@ impl ObjectDevice {
         });
     }
 
+    /// Nothing more is acknowledged. If another owner is the reason, the log says who.
+    pub(crate) fn fail(&self, state: &mut State, error: &ObjectError, fx: &mut Effects) {
+        // Who makes a volume gets the error.
+        if state.failed.is_none() && self.limits.holds_refused {
+            tracing::error!(%error, "the volume in the object store stops");
+        }
+        if let (None, ObjectError::Fenced { epoch: Some(epoch) }) = (&state.failed, error) {
+            let (me, epoch) = (self.me(), *epoch);
+            let run = move || -> Answer {
+                let owner = owner_of(&me.access, &me.volume, epoch);
+                Box::new(move || {
+                    if let Ok(owner) = owner {
+                        tracing::error!(
+                            "the volume was taken over by {owner}: nothing more can be written or read here, and what was not synced is lost"
+                        );
+                    }
+                })
+            };
+            fx.jobs.push(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
+        }
+        state.fail(error, fx);
+    }
+
     /// Looks for a newer claim. If there is one, nothing is acknowledged any more.
     pub(crate) fn look(&self) -> Result<(), ObjectError> {
         let now = self.env.clock.monotonic();
         let newer = self.volume.epoch + 1;
         if self.access.exists(&claim_name(newer))? {
             let error = ObjectError::Fenced { epoch: Some(newer) };
-            self.with(|state, fx| state.fail(&error, fx));
+            self.with(|state, fx| self.fail(state, &error, fx));
             return Err(error);
         }
         let mut looked = self.looked.lock();
@@ -579,7 +634,8 @@ impl ObjectDevice {
     /// A read is answered only within a term after a look began: a new owner waits that long.
     fn check_term(&self) -> Result<(), ObjectError> {
         let end = *self.looked.lock() + self.limits.term;
-        if self.is_read_only() || self.env.clock.monotonic() < end {
+        let in_term = self.env.clock.monotonic() < end || is_planted(Bug::ReadsAfterTerm);
+        if self.is_read_only() || in_term {
             return Ok(());
         }
         self.look()
@@ -742,6 +798,23 @@ impl BlockDevice for ObjectDevice {
 
     fn host_free(&self) -> Option<u64> {
         None
+    }
+
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        let stats = self.stats();
+        vec![
+            ("puts", stats.puts),
+            ("put_bytes", stats.put_bytes),
+            ("gets", stats.gets),
+            ("get_bytes", stats.get_bytes),
+            ("deletes", stats.deletes),
+            ("repeated", stats.retries),
+            ("live_bytes", stats.mapped_bytes),
+            ("map_runs", stats.map_runs as u64),
+            ("unsent_bytes", stats.unsent_bytes as u64),
+            ("root", stats.root),
+            ("epoch", stats.epoch),
+        ]
     }
 
     fn flush_timing(&self) -> FlushTiming {

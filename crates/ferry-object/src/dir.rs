@@ -1,19 +1,19 @@
 //! A store in a plain directory.
 
 use crate::error::ObjectError;
+use crate::format::SUPER;
 use crate::store::Store;
 use ferry_env::Env;
-use rustix::fs::{FlockOperation, flock};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Where objects are written before they have their names.
 const TEMPORARY: &str = "tmp";
-/// The file whose lock a host's owner holds.
-const LOCK: &str = "lock";
+/// Digits of the number that ends the name of such a file.
+const NUMBER_LEN: usize = 16;
 
 /// A store in a directory: an object is a file.
 ///
@@ -26,46 +26,42 @@ pub struct DirStore {
     env: Env,
 }
 
-/// Proof that no other process of this host owns the volume in the directory.
-#[derive(Debug)]
-pub struct DirLock {
-    _file: Arc<File>,
-}
-
 impl DirStore {
+    /// The directory of the lock files, in the store's own.
+    pub(crate) const LOCKS: &str = "lock";
+
     /// The store in a directory that exists.
     pub fn open(root: &Path, env: Env) -> Result<Self, ObjectError> {
-        let metadata = fs::metadata(root).map_err(|error| failed(root, &error))?;
-        if !metadata.is_dir() {
-            return Err(ObjectError::Refused(format!("{} is no directory", root.display())));
-        }
-        Ok(Self { root: root.into(), env })
-    }
-
-    /// Takes the lock of the directory; `None` if another process has it. The lock lasts as long as
-    /// the result.
-    pub fn lock(&self) -> Result<Option<DirLock>, ObjectError> {
-        let path = self.root.join(LOCK);
-        let options = File::options().create(true).truncate(false).write(true).open(&path);
-        let file = options.map_err(|error| failed(&path, &error))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {
-                self.clear_temporary();
-                Ok(Some(DirLock { _file: Arc::new(file) }))
+        match fs::metadata(root) {
+            Ok(found) if !found.is_dir() => Err(ObjectError::NoStore(root.into())),
+            Ok(_) => Ok(Self { root: root.into(), env }),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                Err(ObjectError::NoStore(root.into()))
             }
-            Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(None),
-            Err(error) => Err(failed(&path, &error.into())),
+            Err(error) => Err(failed(root, &error)),
         }
     }
 
-    /// Removes what a process of this host left when it was killed. Files that another host writes
-    /// at this moment bear its name.
+    /// Whether a name in the store's directory is one that a store makes there.
+    pub(crate) fn is_ours(name: &OsStr) -> bool {
+        let names = [SUPER, TEMPORARY, Self::LOCKS, "e", "w", "s", "m", "c", "lost+found"];
+        names.iter().any(|ours| name == *ours)
+    }
+
+    /// Removes what processes of this host left when they were killed. Files that another host
+    /// writes at this moment bear its name; what a process of this host writes there now is that of
+    /// an owner that was fenced off.
     fn clear_temporary(&self) {
         let Ok(files) = fs::read_dir(self.root.join(TEMPORARY)) else { return };
         let prefix = host_prefix();
         for file in files.flatten() {
-            let ours = file.file_name().to_string_lossy().starts_with(&prefix);
-            if ours && let Err(error) = fs::remove_file(file.path()) {
+            let name = file.file_name();
+            let number = name.to_str().and_then(|name| name.strip_prefix(&prefix));
+            if number.is_some_and(|number| number.len() == NUMBER_LEN)
+                && let Err(error) = fs::remove_file(file.path())
+            {
                 tracing::warn!(%error, "cannot remove {}", file.path().display());
             }
         }
@@ -74,7 +70,8 @@ impl DirStore {
     /// Writes an object under a temporary name, durably.
     fn write_temporary(&self, bytes: &[u8]) -> io::Result<PathBuf> {
         let number = self.env.entropy.next_u64();
-        let path = self.root.join(TEMPORARY).join(format!("{}{number:016x}", host_prefix()));
+        let path =
+            self.root.join(TEMPORARY).join(format!("{}{number:0NUMBER_LEN$x}", host_prefix()));
         let mut file = match File::create_new(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 make_directories(&self.root, Path::new(TEMPORARY))?;
@@ -141,9 +138,11 @@ fn failed(path: &Path, error: &io::Error) -> ObjectError {
     let text = format!("{}: {error}", path.display());
     match error.kind() {
         ErrorKind::NotFound => ObjectError::NotFound(path.display().to_string()),
-        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem | ErrorKind::NotADirectory => {
-            ObjectError::Refused(text)
-        }
+        ErrorKind::PermissionDenied
+        | ErrorKind::ReadOnlyFilesystem
+        | ErrorKind::NotADirectory
+        | ErrorKind::StorageFull
+        | ErrorKind::QuotaExceeded => ObjectError::Refused(text),
         _ => ObjectError::Unavailable(text),
     }
 }
@@ -200,6 +199,10 @@ impl Store for DirStore {
         }
     }
 
+    fn settle(&self) {
+        self.clear_temporary();
+    }
+
     fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
         let (directory, _) = prefix.rsplit_once('/').unwrap_or(("", prefix));
         let mut names = Vec::new();
@@ -214,7 +217,8 @@ impl Store for DirStore {
                 let entry = entry.map_err(|error| failed(&path, &error))?;
                 let name = directory.join(entry.file_name());
                 if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    todo.push(name);
+                    let own = [TEMPORARY, Self::LOCKS].iter().any(|own| name == Path::new(own));
+                    todo.extend((!own).then_some(name));
                 } else if let Some(name) = name.to_str().filter(|name| name.starts_with(prefix)) {
                     names.push(name.to_owned());
                 }
@@ -238,7 +242,7 @@ mod tests {
 
     #[test]
     fn an_object_is_read_as_it_was_written_and_listed_by_its_name() {
-        let (_directory, store) = store();
+        let (directory, store) = store();
         assert_eq!(store.get("a/b", None), Err(ObjectError::NotFound("a/b".into())));
         assert_eq!(store.list("a/"), Ok(vec![]));
         store.put("a/x/1", b"12345").expect("put");
@@ -252,7 +256,8 @@ mod tests {
         store.delete("a/b").expect("delete");
         store.delete("a/b").expect("delete again");
         assert_eq!(store.list("a/"), Ok(vec!["a/x/1".into()]));
-        assert_eq!(store.list("tmp/"), Ok(vec![]), "no temporary file is left");
+        let left = fs::read_dir(directory.path().join(TEMPORARY)).expect("it is there").count();
+        assert_eq!(left, 0, "no temporary file is left");
     }
 
     #[test]
@@ -279,12 +284,17 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_is_held_by_one() {
+    fn what_a_killed_process_left_is_removed_and_other_hosts_files_stay() {
         let (directory, store) = store();
-        let lock = store.lock().expect("it can be asked for").expect("it is free");
-        let other = DirStore::open(directory.path(), Env::real()).expect("it is there");
-        assert!(other.lock().expect("it can be asked for").is_none());
-        drop(lock);
-        assert!(other.lock().expect("it can be asked for").is_some());
+        store.create("a", b"1").expect("create");
+        let file = |name: String| directory.path().join(TEMPORARY).join(name);
+        let left = file(format!("{}{:016x}", host_prefix(), 7));
+        let others = file(format!("{}b-{:016x}", host_prefix(), 7));
+        for path in [&left, &others] {
+            fs::write(path, b"half").expect("it can be written");
+        }
+        store.settle();
+        assert!(!left.exists() && others.exists());
+        assert_eq!(store.list(""), Ok(vec!["a".into()]), "temporary files are no objects");
     }
 }

@@ -1,6 +1,8 @@
 //! What can go wrong between a volume and the store that it is in.
 
+use ferry_device::LockHolder;
 use std::io;
+use std::path::PathBuf;
 
 /// Why a request, or the opening of a volume, failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,6 +19,9 @@ pub enum ObjectError {
     /// The store answers that it will not do this: no permission, no such bucket, no space.
     #[error("the store refuses: {0}")]
     Refused(String),
+    /// What the user gave cannot be used: a name, an address, keys. The text says what to do.
+    #[error("{0}")]
+    Setup(String),
     /// The object is not what was written under this name.
     #[error("{name} is damaged: {what}")]
     Damaged {
@@ -33,6 +38,12 @@ pub enum ObjectError {
         /// Its version.
         version: u16,
     },
+    /// There is no such store.
+    #[error("{}: there is no such directory", .0.display())]
+    NoStore(PathBuf),
+    /// The store was to become a volume, and holds something else.
+    #[error("{}: this is no part of a FerryFS volume", .0.display())]
+    Foreign(PathBuf),
     /// The store holds no volume.
     #[error("there is no FerryFS volume in this store")]
     NoVolume,
@@ -46,7 +57,12 @@ pub enum ObjectError {
         owner: String,
         /// When it did, in words.
         since: String,
+        /// The process, if it is one of this machine and lives.
+        pid: Option<u32>,
     },
+    /// A process of this machine reads the volume, or is about to own it.
+    #[error("the volume is in use by process {}{}", .0.pid, if .0.writing { "" } else { " (reading)" })]
+    Locked(LockHolder),
     /// Another owner claimed the volume at the same time.
     #[error("another owner claims the volume at this moment (epoch {epoch})")]
     ClaimLost {

@@ -2,6 +2,7 @@
 
 use crate::error::ObjectError;
 use crate::runs::{Run, Sliced};
+use std::fmt;
 use std::ops::Range;
 
 /// Unit of the map: a block of the device, in bytes.
@@ -610,6 +611,14 @@ pub struct Owner {
     pub pid: u32,
 }
 
+/// For people.
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let host = if self.host.is_empty() { "an unnamed host" } else { &self.host };
+        write!(f, "process {} on {host}", self.pid)
+    }
+}
+
 /// The contents of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
@@ -642,6 +651,26 @@ impl Claim {
     }
 }
 
+/// What the owner of a root was doing when it wrote the root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum RootState {
+    /// It served the volume.
+    Serving = 0,
+    /// It had ended: nothing follows in the log.
+    Closed = 1,
+    /// It was taking the volume over.
+    Takeover = 2,
+}
+
+impl RootState {
+    fn decode(number: u32) -> Option<Self> {
+        [Self::Serving, Self::Closed, Self::Takeover]
+            .into_iter()
+            .find(|state| *state as u32 == number)
+    }
+}
+
 /// The contents of a root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Root {
@@ -649,8 +678,8 @@ pub(crate) struct Root {
     pub first: u64,
     /// Id of the log object or fence before that one.
     pub last_id: Id,
-    /// Its owner has ended, and nothing follows in the log.
-    pub closed: bool,
+    /// What its owner was doing.
+    pub state: RootState,
     /// The shards that are not empty, ascending, and where their newest map is.
     pub shards: Vec<(u64, ObjectRef)>,
 }
@@ -660,7 +689,7 @@ impl Root {
         let mut out = Writer(Vec::new());
         out.u64(self.first);
         out.bytes(&self.last_id);
-        out.u32(u32::from(self.closed));
+        out.u32(self.state as u32);
         out.u32(self.shards.len() as u32);
         for (shard, at) in &self.shards {
             out.u64(*shard);
@@ -673,9 +702,10 @@ impl Root {
     pub fn decode(name: &str, table: &[u8]) -> Result<Self, ObjectError> {
         let mut fields = Reader(table);
         let mut parse = || {
-            let (first, last_id, flags) = (fields.u64()?, fields.array()?, fields.u32()?);
+            let (first, last_id, state) = (fields.u64()?, fields.array()?, fields.u32()?);
             let count = fields.u32()? as usize;
-            if fields.0.len() != count * SHARD_LEN || flags > 1 {
+            let state = RootState::decode(state)?;
+            if fields.0.len() != count * SHARD_LEN {
                 return None;
             }
             let mut shards = Vec::with_capacity(count);
@@ -683,7 +713,7 @@ impl Root {
                 let shard = fields.u64()?;
                 shards.push((shard, ObjectRef { epoch: fields.u64()?, number: fields.u64()? }));
             }
-            Some(Self { first, last_id, closed: flags == 1, shards })
+            Some(Self { first, last_id, state, shards })
         };
         parse().ok_or_else(|| damaged(name, "it says what cannot be"))
     }
@@ -764,7 +794,8 @@ mod tests {
         let claim = Claim { owner, made_secs: 8 };
         assert_eq!(Claim::decode("x", &claim.encode()), Ok(claim));
         let at = ObjectRef { epoch: 5, number: 6 };
-        let root = Root { first: 1, last_id: [2; 16], closed: true, shards: vec![(3, at)] };
+        let root =
+            Root { first: 1, last_id: [2; 16], state: RootState::Closed, shards: vec![(3, at)] };
         assert_eq!(Root::decode("x", &root.encode()), Ok(root));
         let runs =
             vec![Run { start: SHARD_BLOCKS + 1, len: 2, value: Location { object: at, block: 3 } }];

@@ -8,12 +8,16 @@
 //! The modules form layers. Each uses those below it and none above:
 //!
 //! ```text
+//! open       a volume by the URL of its store; url: StoreUrl
+//! prove      whether a store keeps what a volume relies on
 //! device     ObjectDevice; roots: its roots, and what is deleted; state: what it knows
 //! volume     making a volume, claiming it, fencing its owner off
 //! access     requests that are repeated until they are answered
 //! batch      changes in memory, and the objects made of them
 //! format     the objects, byte by byte        runs       runs of blocks with a value
 //! dir        DirStore                          executor   Executor, ThreadExecutor
+//! s3         S3Store
+//! locks      Locks, DirLocks
 //! store      Store                             error      ObjectError
 //! ```
 
@@ -24,16 +28,26 @@ mod dir;
 mod error;
 mod executor;
 mod format;
+mod locks;
+mod open;
+mod prove;
 mod roots;
 mod runs;
+mod s3;
 mod state;
 mod store;
+mod url;
 mod volume;
 
 pub use device::{Limits, ObjectDevice, ObjectStats};
-pub use dir::{DirLock, DirStore};
+pub use dir::DirStore;
 pub use error::ObjectError;
 pub use executor::{Answer, Executor, Job, ThreadExecutor, Upload};
 pub use format::Owner;
+pub use locks::{DirLocks, Locks};
+pub use open::{Opening, has_volume, lock_files, make_volume, open_volume, owner_here};
+pub use prove::prove;
+pub use s3::{S3Location, S3Settings, S3Store, TimeLimits};
 pub use store::Store;
+pub use url::StoreUrl;
 pub use volume::{Claimant, VolumeOptions, WINDOW_DEFAULT};

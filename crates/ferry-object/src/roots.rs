@@ -14,7 +14,9 @@
 use crate::device::{ObjectDevice, ShardRuns, Then};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Job, Upload};
-use crate::format::{Id, Kind, ObjectRef, Root, encode, encode_shard, root_name, shard_name};
+use crate::format::{
+    Id, Kind, ObjectRef, Root, RootState, encode, encode_shard, root_name, shard_name,
+};
 use crate::state::{Effects, State};
 use crate::volume::encode_root;
 use std::collections::BTreeMap;
@@ -47,12 +49,12 @@ impl ObjectDevice {
         let long = roots.log_bytes >= self.limits.root_log_bytes
             || roots.log_objects >= self.limits.root_log_objects;
         if long && roots.writing.is_none() {
-            self.start_root(state, false, fx);
+            self.start_root(state, RootState::Serving, fx);
         }
     }
 
     /// Starts to write a root of what is committed now.
-    pub(crate) fn start_root(&self, state: &mut State, closed: bool, fx: &mut Effects) {
+    pub(crate) fn start_root(&self, state: &mut State, root_state: RootState, fx: &mut Effects) {
         assert!(state.roots.writing.is_none(), "one root is written at a time");
         let mut shards = state.roots.shards.clone();
         let mut dead: Vec<String> =
@@ -71,7 +73,7 @@ impl ObjectDevice {
         let root = Root {
             first: state.committed,
             last_id: state.committed_id,
-            closed,
+            state: root_state,
             shards: shards.iter().map(|(shard, at)| (*shard, *at)).collect(),
         };
         let roots = &mut state.roots;
@@ -119,10 +121,10 @@ impl ObjectDevice {
             return;
         };
         let number = state.roots.number + 1;
-        let (id, bytes) =
+        let (header, bytes) =
             encode_root(&self.volume, number, state.roots.id, &writing.root, &self.env);
         let upload = Upload { name: root_name(number), bytes: Arc::new(bytes), exclusive: true };
-        let then: Then = Box::new(move |me, result| me.root_answered(number, id, result));
+        let then: Then = Box::new(move |me, result| me.root_answered(number, header.id, result));
         fx.jobs.push(self.upload(upload, 0, then));
     }
 
@@ -148,7 +150,7 @@ impl ObjectDevice {
     /// No root is being written any more.
     fn end_root(&self, state: &mut State, error: Option<&ObjectError>, fx: &mut Effects) {
         if let Some(error) = error {
-            state.fail(error, fx);
+            self.fail(state, error, fx);
         }
         state.roots.writing = None;
         let result = || error.map_or(Ok(()), |error| Err(error.clone().into()));
@@ -174,7 +176,7 @@ impl ObjectDevice {
             // What is condemned stays until another root has followed.
             let staged = !state.roots.staged.is_empty() && state.roots.log_objects > 0;
             if state.roots.writing.is_none() && died && (staged || state.map.has_dead()) {
-                self.start_root(state, false, fx);
+                self.start_root(state, RootState::Serving, fx);
             }
             self.collect(state, now, fx);
         });

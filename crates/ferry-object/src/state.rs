@@ -7,6 +7,7 @@ use crate::format::{BLOCK, Entry, EntryKind, Id, Location, ObjectRef, SHARD_BLOC
 use crate::roots::Writing;
 use crate::runs::{Run, RunMap};
 use ferry_device::{Io, IoDone};
+use ferry_env::planted::{Bug, is_planted};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
@@ -38,6 +39,13 @@ impl Map {
     /// All that was loaded is in a root.
     pub fn loaded(&mut self) {
         self.changed.clear();
+    }
+
+    /// A fence of the chain. It is never deleted, so it counts nowhere.
+    pub fn fence(&mut self, seq: u64) {
+        if is_planted(Bug::DeletedFence) {
+            self.logs.insert(seq);
+        }
     }
 
     /// Installs a log object.
@@ -234,10 +242,7 @@ impl State {
 
     /// Nothing more is acknowledged: all that waits gets the error.
     pub fn fail(&mut self, error: &ObjectError, fx: &mut Effects) {
-        if self.failed.is_none() {
-            tracing::error!(%error, "the volume in the object store stops");
-            self.failed = Some(error.clone());
-        }
+        self.failed.get_or_insert_with(|| error.clone());
         let flushes = self.flushes.drain(..).map(|(_, done)| done);
         let writes = self.waiting.drain(..).map(|io| match io {
             Io::Write { done, .. } | Io::Flush { done } => done,

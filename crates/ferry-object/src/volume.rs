@@ -14,10 +14,15 @@
 use crate::access::{Access, Created};
 use crate::error::ObjectError;
 use crate::format::{
-    CLAIMS, Claim, Entry, Header, Id, Kind, Owner, ROOTS, Root, SUPER, Super, claim_name,
-    decode_entries, encode, log_name, number_of, root_name,
+    CLAIMS, Claim, Entry, Header, Id, Kind, Location, ObjectRef, Owner, ROOTS, Root, RootState,
+    SUPER, Super, claim_name, decode_entries, decode_shard, encode, log_name, number_of, root_name,
+    shard_name,
 };
+use crate::locks::Locks;
+use crate::runs::Run;
 use ferry_env::Env;
+use ferry_env::planted::{Bug, is_planted};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// W of a new volume: log objects that may be under way together.
@@ -69,10 +74,10 @@ pub(crate) fn encode_root(
     previous: Id,
     root: &Root,
     env: &Env,
-) -> (Id, Vec<u8>) {
+) -> (Header, Vec<u8>) {
     let header =
         Header { previous, ..plain_header(Kind::Root, volume.id, volume.epoch, number, env) };
-    (header.id, encode(&header, &root.encode(), &[]))
+    (header, encode(&header, &root.encode(), &[]))
 }
 
 /// Makes a volume in an empty store. Its device reads as zeros.
@@ -93,7 +98,7 @@ pub(crate) fn make(access: &Access, options: &VolumeOptions, env: &Env) -> Resul
         Created::Foreign(_) | Created::Vanished => return Err(ObjectError::VolumeExists),
     }
     let volume = identify(access)?;
-    let root = Root { first: 1, last_id: [0; 16], closed: true, shards: Vec::new() };
+    let root = Root { first: 1, last_id: [0; 16], state: RootState::Closed, shards: Vec::new() };
     let (_, bytes) = encode_root(&volume, 0, [0; 16], &root, env);
     access.create(&root_name(0), &bytes).map(drop)
 }
@@ -124,6 +129,18 @@ fn newest_claim(access: &Access, volume: &Volume) -> Result<Option<(u64, Claim)>
     let (front, table) = access.table(&name)?;
     front.expect(Kind::Claim, &volume.id, epoch)?;
     Ok(Some((epoch, Claim::decode(&name, &table)?)))
+}
+
+/// Who claimed an epoch, for people.
+pub(crate) fn owner_of(
+    access: &Access,
+    volume: &Volume,
+    epoch: u64,
+) -> Result<String, ObjectError> {
+    let name = claim_name(epoch);
+    let (front, table) = access.table(&name)?;
+    front.expect(Kind::Claim, &volume.id, epoch)?;
+    Ok(Claim::decode(&name, &table)?.owner.to_string())
 }
 
 /// A root that was read.
@@ -186,7 +203,7 @@ impl Chain {
         Self { root, links: Vec::new(), next, last_id }
     }
 
-    /// Follows the log up to the first name that does not exist. `epoch_max`: whoever meets a later
+    /// Follows the log up to the first name that does not exist. `epoch_max`: a caller that meets a later
     /// epoch gives up.
     fn follow(
         &mut self,
@@ -269,22 +286,95 @@ impl Chain {
 }
 
 /// How a volume is opened by a new owner.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Claimant {
     /// Who it is.
     pub owner: Owner,
     /// It takes the volume from an owner that may be alive.
     pub take_over: bool,
-    /// It holds a lock that every owner on this machine holds. So an owner on this machine that has
-    /// not closed the volume is dead.
-    pub alone_on_machine: bool,
+    /// The locks of this machine, if all that open the volume here use them.
+    pub locks: Option<Arc<dyn Locks>>,
 }
 
-/// Whether the claim's owner is known to be dead.
-fn is_dead(claim: &Claim, claimant: &Claimant) -> bool {
-    claimant.alone_on_machine
-        && !claim.owner.machine.is_empty()
-        && claim.owner.machine == claimant.owner.machine
+impl Claimant {
+    /// Whether the owner that claimed this epoch is known to be dead.
+    fn is_dead(&self, epoch: u64, claim: &Claim) -> Result<bool, ObjectError> {
+        let here = !claim.owner.machine.is_empty() && claim.owner.machine == self.owner.machine;
+        match &self.locks {
+            Some(locks) if here => Ok(locks.holder(epoch)?.is_none()),
+            _ => Ok(false),
+        }
+    }
+
+    /// Holds the lock of an epoch.
+    fn hold(&self, epoch: u64, alone: bool) -> Result<(), ObjectError> {
+        let Some(locks) = &self.locks else { return Ok(()) };
+        locks.hold(epoch, alone)?.map_or(Ok(()), |holder| Err(ObjectError::Locked(holder)))
+    }
+
+    /// The error for a volume that has an owner.
+    fn in_use(&self, epoch: u64, claim: &Claim, env: &Env) -> ObjectError {
+        let holder = self.locks.as_ref().and_then(|locks| locks.holder(epoch).ok().flatten());
+        let secs = env.clock.wall().as_secs().saturating_sub(claim.made_secs);
+        let since = match secs {
+            0..60 => format!("{secs} s"),
+            60..3600 => format!("{} min", secs / 60),
+            3600..172_800 => format!("{} h", secs / 3600),
+            _ => format!("{} days", secs / 86_400),
+        };
+        ObjectError::InUse {
+            owner: claim.owner.to_string(),
+            since: format!("{since} ago"),
+            pid: holder.map(|holder| holder.pid),
+        }
+    }
+}
+
+/// What is known before anything is changed: the volume, its newest root, the newest claim.
+struct Found {
+    volume: Volume,
+    root: FoundRoot,
+    /// Number of the newest claim; 0: there is none.
+    epoch: u64,
+    before: Before,
+}
+
+/// Looks at the volume; an error if it has an owner that `claimant` does not take it from.
+fn look(access: &Access, claimant: &Claimant, env: &Env) -> Result<Found, ObjectError> {
+    let volume = identify(access)?;
+    let root = newest_root(access, &volume)?;
+    let Some((epoch, claim)) = newest_claim(access, &volume)? else {
+        return Ok(Found { volume, root, epoch: 0, before: Before::Closed });
+    };
+    let closed = root.root.state == RootState::Closed && root.header.epoch == epoch;
+    let before = if closed {
+        Before::Closed
+    } else if claimant.is_dead(epoch, &claim)? {
+        Before::Dead { epoch }
+    } else if claimant.take_over {
+        Before::Unknown
+    } else {
+        return Err(claimant.in_use(epoch, &claim, env));
+    };
+    Ok(Found { volume, root, epoch, before })
+}
+
+/// As [`look`], with the map of the root. An owner may write a new root meanwhile, and delete what
+/// the old one needs: then this looks again.
+fn look_and_load(
+    access: &Access,
+    claimant: &Claimant,
+    env: &Env,
+) -> Result<(Found, Shards), ObjectError> {
+    loop {
+        let found = look(access, claimant, env)?;
+        let number = found.root.header.number;
+        match load_shards(access, &found.volume, &found.root.root) {
+            Err(ObjectError::NotFound(_))
+                if newest_root(access, &found.volume)?.header.number > number => {}
+            loaded => return Ok((found, loaded?)),
+        }
+    }
 }
 
 /// Claims the volume, and fences its owner off. `term`: how long an owner may answer reads after it
@@ -294,79 +384,131 @@ pub(crate) fn claim(
     claimant: &Claimant,
     term: Duration,
     env: &Env,
-) -> Result<(Volume, Chain), ObjectError> {
-    let mut volume = identify(access)?;
-    let found = newest_root(access, &volume)?;
-    let newest = newest_claim(access, &volume)?;
-    let (mut epoch, mut wait) = (0, false);
-    if let Some((number, claim)) = newest {
-        epoch = number;
-        let closed = found.root.closed && found.header.epoch == number;
-        if !closed && !is_dead(&claim, claimant) {
-            if !claimant.take_over {
-                return Err(in_use(&claim, env));
-            }
-            wait = true;
-        }
-    }
+) -> Result<(Volume, Chain, Shards), ObjectError> {
+    // What cannot be opened is not claimed.
+    let (found, shards) = look_and_load(access, claimant, env)?;
+    let Found { mut volume, root: found, epoch, before } = found;
     volume.epoch = epoch + 1;
+    claimant.hold(volume.epoch, true)?;
     let claim = Claim { owner: claimant.owner.clone(), made_secs: env.clock.wall().as_secs() };
     let header = plain_header(Kind::Claim, volume.id, volume.epoch, volume.epoch, env);
     match access.create(&claim_name(volume.epoch), &encode(&header, &claim.encode(), &[]))? {
         Created::Ours => {}
         _ => return Err(ObjectError::ClaimLost { epoch: volume.epoch }),
     }
-    let root = take_over_root(access, &volume, env)?;
-    let mut chain = Chain::new(root);
-    chain.end(access, &volume, env)?;
-    if wait {
-        access.executor.pause(term + term / 2);
-    }
-    if access.exists(&claim_name(volume.epoch + 1))? {
-        return Err(ObjectError::ClaimLost { epoch: volume.epoch + 1 });
-    }
-    Ok((volume, chain))
+    let take_over = || {
+        let mut chain = Chain::new(take_over_root(access, &volume, env)?);
+        chain.end(access, &volume, env)?;
+        access.store.settle();
+        let wait = match before {
+            Before::Closed => false,
+            Before::Dead { epoch } => {
+                !has_served(epoch, &found, &chain) && !is_planted(Bug::SkippedTerm)
+            }
+            Before::Unknown => true,
+        };
+        if wait {
+            access.executor.pause(term + term / 2);
+        }
+        refuse_if_claimed(access, volume.epoch + 1)?;
+        Ok(chain)
+    };
+    let take_over = || {
+        let chain = take_over()?;
+        let same = chain.root.root.shards == found.root.shards;
+        let shards = if same { shards } else { load_shards(access, &volume, &chain.root.root)? };
+        Ok((volume, chain, shards))
+    };
+    take_over().map_err(|error| explained(access, &volume, error))
 }
 
-fn in_use(claim: &Claim, env: &Env) -> ObjectError {
-    let Owner { host, pid, .. } = &claim.owner;
-    let host = if host.is_empty() { "an unnamed host" } else { host };
-    let secs = env.clock.wall().as_secs().saturating_sub(claim.made_secs);
-    let since = match secs {
-        0..60 => format!("{secs} s"),
-        60..3600 => format!("{} min", secs / 60),
-        3600..172_800 => format!("{} h", secs / 3600),
-        _ => format!("{} days", secs / 86_400),
+/// Runs of the map that a root has.
+pub(crate) type Shards = Vec<Vec<Run<Location>>>;
+
+fn load_shards(access: &Access, volume: &Volume, root: &Root) -> Result<Shards, ObjectError> {
+    let load = |(shard, at): &(u64, ObjectRef)| {
+        let name = shard_name(*shard, *at);
+        let (front, table) = access.table(&name)?;
+        front.expect(Kind::Shard, &volume.id, at.number)?;
+        decode_shard(&name, *shard, &table)
     };
-    ObjectError::InUse { owner: format!("process {pid} on {host}"), since: format!("{since} ago") }
+    root.shards.iter().map(load).collect()
+}
+
+/// What is known of the owner before.
+enum Before {
+    /// It has closed the volume, or there was none.
+    Closed,
+    /// It is dead. An owner before it may be alive, and answer reads, if this one died before it
+    /// had waited for that.
+    Dead { epoch: u64 },
+    /// It may be alive.
+    Unknown,
+}
+
+/// Whether an owner has waited until no older one answers reads: its log objects, and each root but
+/// the first, are written later.
+fn has_served(epoch: u64, found: &FoundRoot, chain: &Chain) -> bool {
+    let logged = |link: &Link| link.header.kind == Kind::Log && link.header.epoch == epoch;
+    let has_root = found.header.epoch == epoch && found.root.state != RootState::Takeover;
+    has_root || chain.links.iter().any(logged)
+}
+
+fn refuse_if_claimed(access: &Access, epoch: u64) -> Result<(), ObjectError> {
+    match access.exists(&claim_name(epoch))? {
+        true => Err(ObjectError::ClaimLost { epoch }),
+        false => Ok(()),
+    }
+}
+
+/// Why the volume cannot be opened. A later owner deletes what it does not need: if there is one,
+/// that is the reason for an object that is missing.
+pub(crate) fn explained(access: &Access, volume: &Volume, error: ObjectError) -> ObjectError {
+    match error {
+        ObjectError::NotFound(_) | ObjectError::Damaged { .. } if volume.epoch > 0 => {
+            refuse_if_claimed(access, volume.epoch + 1).err().unwrap_or(error)
+        }
+        error => error,
+    }
 }
 
 /// Writes the root with which the new owner starts: the newest one again. The old owner can write no
 /// root after it.
 fn take_over_root(access: &Access, volume: &Volume, env: &Env) -> Result<FoundRoot, ObjectError> {
+    if is_planted(Bug::NoTakeoverRoot) {
+        return newest_root(access, volume);
+    }
     loop {
         let newest = newest_root(access, volume)?;
         if newest.header.epoch > volume.epoch {
             return Err(ObjectError::ClaimLost { epoch: newest.header.epoch });
         }
         let number = newest.header.number + 1;
-        let root = Root { closed: false, ..newest.root.clone() };
-        let (_, bytes) = encode_root(volume, number, newest.header.id, &root, env);
+        let root = Root { state: RootState::Takeover, ..newest.root.clone() };
+        let (header, bytes) = encode_root(volume, number, newest.header.id, &root, env);
         if access.create(&root_name(number), &bytes)? != Created::Ours {
             // The old owner, or another claimant, has written a root meanwhile.
             continue;
         }
         // If a list had named an old root, the collector has deleted it.
         if access.exists(&root_name(newest.header.number))? {
-            return read_root(access, volume, number);
+            return Ok(FoundRoot { header, root });
         }
     }
 }
 
-/// The volume as it is, for reading: nothing is claimed, and nothing written.
-pub(crate) fn observe(access: &Access) -> Result<(Volume, Chain), ObjectError> {
-    let volume = identify(access)?;
-    let mut chain = Chain::new(newest_root(access, &volume)?);
+/// The volume as it is, for reading: nothing is claimed, and nothing written. `take_over`: its owner
+/// may go on meanwhile.
+pub(crate) fn observe(
+    access: &Access,
+    claimant: &Claimant,
+    env: &Env,
+) -> Result<(Volume, Chain, Shards), ObjectError> {
+    let (Found { volume, root, epoch, .. }, shards) = look_and_load(access, claimant, env)?;
+    if !claimant.take_over {
+        claimant.hold(epoch + 1, false)?;
+    }
+    let mut chain = Chain::new(root);
     chain.follow(access, &volume, None)?;
-    Ok((volume, chain))
+    Ok((volume, chain, shards))
 }

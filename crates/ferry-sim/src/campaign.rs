@@ -3,8 +3,9 @@
 use crate::crash::{Plan, Tally};
 use crate::shrink::{describe, shrink};
 use ferry_env::Env;
-use parking_lot::{Condvar, Mutex};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 /// When to stop, and what to say.
@@ -41,9 +42,6 @@ struct Campaign<'a> {
     stop: AtomicBool,
     tally: Mutex<Tally>,
     failed: Mutex<Option<(u64, Plan, crate::crash::Failure)>>,
-    /// Threads that still work.
-    working: AtomicUsize,
-    idle: (Mutex<()>, Condvar),
 }
 
 /// Runs the plans of the numbers `first`, `first` + 1, …; a number may have none. What was done, or
@@ -65,15 +63,21 @@ pub fn run(
         stop: AtomicBool::new(false),
         tally: Mutex::default(),
         failed: Mutex::default(),
-        working: AtomicUsize::new(threads),
-        idle: Default::default(),
     };
     std::thread::scope(|scope| {
+        // Closed when the last thread has ended.
+        let (works, working) = mpsc::channel::<()>();
         for _ in 0..threads {
-            scope.spawn(|| campaign.work());
+            let (campaign, works) = (&campaign, works.clone());
+            scope.spawn(move || {
+                campaign.work();
+                drop(works);
+            });
         }
-        if let Some(interval) = limits.progress {
-            campaign.tell(interval);
+        drop(works);
+        let interval = limits.progress.unwrap_or(Duration::MAX);
+        while working.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            println!("{}", campaign.done());
         }
     });
     campaign.outcome()
@@ -100,19 +104,6 @@ impl Campaign<'_> {
                     println!("number {n} fails: {failure}");
                     self.failed.lock().get_or_insert((n, plan, failure));
                 }
-            }
-        }
-        self.working.fetch_sub(1, Ordering::Relaxed);
-        let _guard = self.idle.0.lock();
-        self.idle.1.notify_all();
-    }
-
-    /// Says how far it is until nobody works any more.
-    fn tell(&self, interval: Duration) {
-        let mut guard = self.idle.0.lock();
-        while self.working.load(Ordering::Relaxed) > 0 {
-            if self.idle.1.wait_for(&mut guard, interval).timed_out() {
-                println!("{}", self.done());
             }
         }
     }

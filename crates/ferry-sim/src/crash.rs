@@ -6,16 +6,15 @@
 //! crashes, and old logs and old data lie below new ones.
 
 use crate::begin::{Begin, Start};
-use crate::device::{SimDevice, SimRng, sim_env};
-use crate::history::{History, Observed, difference};
+use crate::device::{SimDevice, SimRng};
+use crate::history::{History, Observed, compare};
 use crate::model::{Effects, Kind, Model, Outcome};
 use crate::observe::Space;
 use crate::ops::{Alloc, Op, Path, Which};
 use crate::overlap::{Overlap, Step};
 pub use crate::plan::{Failure, Plan, Tally};
-use crate::world::{COMMIT_INTERVAL_MS, Opening, Trouble, World};
+use crate::world::{Opening, Trouble, World, check_clean};
 use ferry_check::fsck::Holdings;
-use ferry_check::{FsckOptions, Report, fsck};
 use ferry_device::BlockDevice;
 use ferry_fs::Ino;
 use std::collections::HashSet;
@@ -29,6 +28,18 @@ const PAUSE: Duration = Duration::from_secs(3600);
 
 /// Crash points tried while a prepared volume is closed.
 const CLOSING_POINTS: usize = 3;
+
+/// What counts its events: each is a point at which the power may fail.
+pub(crate) trait Traced {
+    /// Events so far.
+    fn trace_len(&self) -> usize;
+}
+
+impl Traced for SimDevice {
+    fn trace_len(&self) -> usize {
+        self.trace_len()
+    }
+}
 
 /// One life of the volume.
 pub(crate) struct Life<'p> {
@@ -70,6 +81,15 @@ impl<'p> Life<'p> {
         Err(Failure { life: self.number, stage: stage.into(), what: what.into() })
     }
 
+    /// A result with where it was, if it is a failure.
+    fn at<T>(
+        &self,
+        stage: impl Into<String>,
+        result: Result<T, impl Into<String>>,
+    ) -> Result<T, Failure> {
+        result.or_else(|what| self.fail(stage, what))
+    }
+
     /// `later`: after this life, not for it.
     fn opening(&mut self, later: bool) -> Opening {
         let time = PAUSE * (2 * self.number as u32 + u32::from(later));
@@ -88,7 +108,7 @@ impl<'p> Life<'p> {
         device.set_flush_lies(self.plan.flush_lies);
         let mut history = History::new(model);
         let opening = self.opening(false);
-        let mut world = World::open(device, opening).or_else(|what| self.fail("open", what))?;
+        let mut world = self.at("open", World::open(device, opening))?;
         self.worked = device.trace_len()..device.trace_len();
         self.note_times(&world, &mut history, model, model.tree().keys())?;
         if let Some(fault) = self.plan.fault {
@@ -102,9 +122,9 @@ impl<'p> Life<'p> {
                 Some(overlap) => {
                     self.step_overlapping(overlap, &mut world, &mut history, model, op, n)
                 }
-                None => self.step(&mut world, &mut history, model, op, n, device),
+                None => self.step(&mut world, &mut history, model, op, n, &**device),
             };
-            match step.or_else(|what| self.fail(format!("operation {i}: {op}"), what))? {
+            match self.at(format!("operation {i}: {op}"), step)? {
                 Step::Done => {}
                 Step::DeviceFailed => {
                     if let Some(overlap) = overlap {
@@ -117,21 +137,17 @@ impl<'p> Life<'p> {
         }
         if let Some(overlap) = overlap {
             let step = overlap.settle(&world, &mut history, self.plan.fault.is_some());
-            if let Step::DeviceFailed = step.or_else(|what| self.fail("the last fsyncs", what))? {
+            if let Step::DeviceFailed = self.at("the last fsyncs", step)? {
                 self.tally.failed += 1;
                 return Ok(history);
             }
         }
-        let found =
-            world.observe().or_else(|trouble| self.fail("at the end", format!("{trouble:?}")))?;
-        self.compare(model, &found, "at the end")?;
-        let inodes =
-            world.inodes().or_else(|trouble| self.fail("at the end", format!("{trouble:?}")))?;
+        let found = self.at("at the end", world.observe())?;
+        self.at("at the end", compare(model, &found))?;
+        let inodes = self.at("at the end", world.inodes())?;
         if inodes != model.inodes() {
-            return self.fail(
-                "at the end",
-                format!("{inodes} inodes counted, there are {}", model.inodes()),
-            );
+            let what = format!("{inodes} inodes counted, there are {}", model.inodes());
+            return self.fail("at the end", what);
         }
         if let Ok(work) = world.work() {
             self.tally.in_flight_max = self.tally.in_flight_max.max(work.in_flight_max);
@@ -155,7 +171,7 @@ impl<'p> Life<'p> {
     }
 
     /// Records the times that these inodes have now.
-    fn note_times<'i>(
+    pub(crate) fn note_times<'i>(
         &self,
         world: &World,
         history: &mut History,
@@ -164,10 +180,7 @@ impl<'p> Life<'p> {
     ) -> Result<(), Failure> {
         for ino in inodes {
             if model.exists(*ino) {
-                let times = world.times(*ino);
-                let times = times.or_else(|trouble| {
-                    self.fail(format!("times of {ino}"), format!("{trouble:?}"))
-                })?;
+                let times = self.at(format!("times of {ino}"), world.times(*ino))?;
                 history.timed(*ino, times);
             }
         }
@@ -182,7 +195,7 @@ impl<'p> Life<'p> {
         model: &mut Model,
         op: &Op,
         n: usize,
-        device: &SimDevice,
+        device: &dyn Traced,
     ) -> Result<Step, String> {
         let (before, from) = (world.work(), device.trace_len());
         let step = self.act(world, history, model, op, n, device)?;
@@ -207,17 +220,13 @@ impl<'p> Life<'p> {
         model: &mut Model,
         op: &Op,
         n: usize,
-        device: &SimDevice,
+        device: &dyn Traced,
     ) -> Result<Step, String> {
         let outcome = model.outcome(op);
         if outcome == Outcome::Skip {
             return Ok(Step::Done);
         }
-        let synced = match op {
-            Op::Fsync(which, _) => model.which(which),
-            Op::FsyncDir(path) => model.resolve(path),
-            _ => None,
-        };
+        let synced = model.synced_by(op);
         self.tally.ops += 1;
         let effects = match (outcome, world.run(op, n, model)) {
             (_, Err(Trouble::Wrong(what))) => return Err(what),
@@ -266,12 +275,7 @@ impl<'p> Life<'p> {
         let touched = effects.touched.clone();
         history.ended(model.tree(), effects, device.trace_len());
         self.note_times(world, history, model, &touched).map_err(|failure| failure.what)?;
-        match (synced, op) {
-            (Some(ino), _) => history.fsync_answered(ino, &model.above(ino)),
-            (None, Op::Sync) => history.sync_answered(),
-            (None, Op::Tick(ms)) if *ms >= COMMIT_INTERVAL_MS => history.commit_interval_passed(),
-            _ => {}
-        }
+        history.op_answered(op, synced, model);
         Ok(Step::Done)
     }
 
@@ -359,11 +363,10 @@ impl<'p> Life<'p> {
             return self.fail(stage, "the check wrote to the volume");
         }
         let opening = self.opening(true);
-        let world = World::open(image, opening).or_else(|what| self.fail(&*stage, what))?;
+        let world = self.at(&*stage, World::open(image, opening))?;
         let recovered_at = image.trace_len();
-        let found =
-            world.observe().or_else(|trouble| self.fail(&*stage, format!("{trouble:?}")))?;
-        let t = history.explain(point, &found).or_else(|what| self.fail(&*stage, what))?;
+        let found = self.at(&*stage, world.observe())?;
+        let t = self.at(&*stage, history.explain(point, &found))?;
         if rng.chance(1, 3) {
             self.crash_recovery(image, rng.index(recovered_at + 1), history, point, rng)?;
         }
@@ -387,11 +390,9 @@ impl<'p> Life<'p> {
         let image = Arc::new(image.crash_image(at, rng));
         self.check(&image, &stage, false)?;
         let opening = self.opening(true);
-        let world = World::open(&image, opening).or_else(|what| self.fail(&*stage, what))?;
-        let found =
-            world.observe().or_else(|trouble| self.fail(&*stage, format!("{trouble:?}")))?;
-        history.explain(point, &found).or_else(|what| self.fail(&*stage, what))?;
-        Ok(())
+        let world = self.at(&*stage, World::open(&image, opening))?;
+        let found = self.at(&*stage, world.observe())?;
+        self.at(stage, history.explain(point, &found)).map(drop)
     }
 
     /// What recovery made is a volume like any other: it takes more, closes, and shows all of it
@@ -412,33 +413,30 @@ impl<'p> Life<'p> {
         if let Some(path) = path {
             let file = Which::At(path.clone());
             for op in [Op::Create(path), Op::Write(file.clone(), 0, 6000), Op::Fsync(file, false)] {
-                self.step(&mut world, &mut history, &mut model, &op, 99_999, image)
-                    .map(drop)
-                    .or_else(|what| self.fail(format!("{stage}, then {op}"), what))?;
+                let step = self.step(&mut world, &mut history, &mut model, &op, 99_999, &**image);
+                self.at(format!("{stage}, then {op}"), step)?;
             }
         }
         if self.rng.chance(1, 3) {
-            self.empty(&mut world, &mut history, &mut model, image)
-                .or_else(|what| self.fail(format!("{stage}, then emptied"), what))?;
+            let emptied = self.empty(&mut world, &mut history, &mut model, image);
+            self.at(format!("{stage}, then emptied"), emptied)?;
         }
-        self.step(&mut world, &mut history, &mut model, &Op::Sync, 99_999, image)
-            .or_else(|what| self.fail(format!("{stage}, then synced"), what))?;
-        let space = world.space().or_else(|trouble| self.fail(stage, format!("{trouble:?}")))?;
+        let step = self.step(&mut world, &mut history, &mut model, &Op::Sync, 99_999, &**image);
+        self.at(format!("{stage}, then synced"), step)?;
+        let space = self.at(stage, world.space())?;
         if space.used != space.live + space.unwritten {
             return self.fail(stage, format!("space is lost: {space:?}"));
         }
-        world.close().or_else(|what| self.fail(format!("{stage}, then close"), what))?;
+        self.at(format!("{stage}, then close"), world.close())?;
         let holdings = self.check(image, &format!("{stage}, then closed"), true)?;
         if (holdings.data_bytes, holdings.reserved_bytes) != (space.live, space.unwritten) {
             return self.fail(stage, format!("{space:?}, but a check counts {holdings:?}"));
         }
         let opening = self.opening(true);
-        let world = World::open(image, opening)
-            .or_else(|what| self.fail(format!("{stage}, opened again"), what))?;
-        let again = world
-            .observe()
-            .or_else(|trouble| self.fail(stage, format!("opened again: {trouble:?}")))?;
-        self.compare(&model, &again, &format!("{stage}, opened again"))
+        let stage = format!("{stage}, opened again");
+        let world = self.at(&*stage, World::open(image, opening))?;
+        let again = self.at(&*stage, world.observe())?;
+        self.at(stage, compare(&model, &again))
     }
 
     /// Removes everything; all space is there again then.
@@ -460,8 +458,8 @@ impl<'p> Life<'p> {
                 .map_err(|what| format!("{op}: {what}"))?;
         }
         self.step(world, history, model, &Op::Sync, 99_999, device)?;
-        let space = world.space().map_err(|trouble| format!("{trouble:?}"))?;
-        let inodes = world.inodes().map_err(|trouble| format!("{trouble:?}"))?;
+        let space = world.space()?;
+        let inodes = world.inodes()?;
         if space == (Space { used: 0, live: 0, unwritten: 0 }) && inodes == 1 {
             return Ok(());
         }
@@ -469,50 +467,17 @@ impl<'p> Life<'p> {
     }
 
     /// A volume is clean, data and all; a closed one holds no orphans.
-    fn check(
+    pub(crate) fn check(
         &self,
-        device: &Arc<SimDevice>,
+        device: &Arc<impl BlockDevice + 'static>,
         stage: &str,
         closed: bool,
     ) -> Result<Holdings, Failure> {
-        let (env, _) = sim_env(self.plan.seed);
-        let device: Arc<dyn BlockDevice> = device.clone();
-        let options = FsckOptions { verify_data: true, ..FsckOptions::default() };
-        let report: Report = match fsck(&device, options, &env) {
-            Ok(report) => report,
-            Err(error) => return self.fail(stage, format!("cannot check: {error}")),
-        };
-        if !report.clean {
-            let findings: Vec<_> =
-                report.findings.iter().map(|finding| format!("\n{finding}")).collect();
-            return self.fail(stage, format!("fsck finds damage:{}", findings.concat()));
-        }
+        let report = self.at(stage, check_clean(device, self.plan.seed))?;
         let holdings = report.holdings;
         if closed && (holdings.orphans > 0 || holdings.unclean || holdings.recovered_contexts > 0) {
             return self.fail(stage, format!("a closed volume has {holdings:?}"));
         }
         Ok(holdings)
-    }
-
-    fn compare(&self, model: &Model, found: &Observed, stage: &str) -> Result<(), Failure> {
-        if model.tree() != found.tree {
-            return self.fail(
-                stage,
-                format!("names or attributes differ:{}", difference(&model.tree(), &found.tree)),
-            );
-        }
-        for (ino, bytes) in model.all_contents() {
-            let other = &found.contents[&ino];
-            if bytes != *other {
-                let at = bytes.iter().zip(other.iter()).position(|(a, b)| a != b);
-                let what = format!(
-                    "inode {ino}: {} bytes expected, {} found, first difference at {at:?}",
-                    bytes.len(),
-                    other.len()
-                );
-                return self.fail(stage, what);
-            }
-        }
-        Ok(())
     }
 }

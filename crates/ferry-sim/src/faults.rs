@@ -7,14 +7,13 @@
 //! and holds everything that was acknowledged.
 
 use crate::crash::Plan;
-use crate::device::{Fault, Op as DeviceOp, SimDevice, SimRng, sim_env};
+use crate::device::{Fault, Op as DeviceOp, SimDevice, SimRng};
 use crate::generator::Generator;
-use crate::history::{History, difference};
+use crate::history::{History, compare};
 use crate::model::{Effects, Model, Outcome};
 use crate::ops::{Alloc, FILE_MAX, Op, SLOTS};
-use crate::world::{COMMIT_INTERVAL_MS, Opening, Trouble, World};
-use ferry_check::{FsckOptions, fsck};
-use ferry_device::BlockDevice;
+use crate::plan::panic_text;
+use crate::world::{Opening, Trouble, World, check_clean};
 use ferry_fs::volume::LOG_MIN;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -84,7 +83,7 @@ impl Workload {
         let copy = Arc::new(volume.crash_image(0, &mut rng));
         let world =
             World::open(&copy, Opening { seed, cache_bytes, time: Duration::ZERO, flush: None })?;
-        let found = world.observe().map_err(|trouble| format!("{trouble:?}"))?;
+        let found = world.observe()?;
         let start = Model::new(found.tree, found.contents);
         let mut next = Generator::new(start.clone());
         if heavy {
@@ -107,13 +106,7 @@ impl Workload {
                 Err(format!("still not done after {RUN_TIME_MAX:?}"))
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                let panic = thread.join().err();
-                let text = panic
-                    .as_ref()
-                    .and_then(|panic| panic.downcast_ref::<String>())
-                    .map(String::as_str);
-                let text = text.or_else(|| panic.as_ref()?.downcast_ref::<&str>().copied());
-                Err(format!("panic: {}", text.unwrap_or("no message")))
+                Err(format!("panic: {}", panic_text(thread.join())))
             }
         }
     }
@@ -233,7 +226,9 @@ impl<'w> Run<'w> {
         }
         let struck_before = self.device.struck();
         match world.observe() {
-            Ok(found) => self.compare(&found)?,
+            Ok(found) => {
+                compare(&self.model, &found).map_err(|what| format!("in memory, {what}"))?;
+            }
             Err(Trouble::Errno(libc::EIO))
                 if self.read_may_fail_now(self.device.struck() > struck_before) => {}
             Err(trouble) => return Err(format!("reading goes on: {trouble:?}")),
@@ -264,11 +259,7 @@ impl<'w> Run<'w> {
         if outcome == Outcome::Skip {
             return Ok(());
         }
-        let synced = match op {
-            Op::Fsync(which, _) => self.model.which(which),
-            Op::FsyncDir(path) => self.model.resolve(path),
-            _ => None,
-        };
+        let synced = self.model.synced_by(op);
         let struck_before = self.device.struck();
         let result = world.run(op, self.count, &self.model);
         let struck = self.device.struck() > 0;
@@ -311,14 +302,7 @@ impl<'w> Run<'w> {
             (outcome, result) => return Err(format!("{outcome:?} expected, {result:?} happened")),
         };
         self.history.ended(self.model.tree(), effects, self.device.trace_len());
-        match (synced, op) {
-            (Some(ino), _) => self.history.fsync_answered(ino, &self.model.above(ino)),
-            (None, Op::Sync) => self.history.sync_answered(),
-            (None, Op::Tick(ms)) if *ms >= COMMIT_INTERVAL_MS => {
-                self.history.commit_interval_passed()
-            }
-            _ => {}
-        }
+        self.history.op_answered(op, synced, &self.model);
         Ok(())
     }
 
@@ -362,52 +346,14 @@ impl<'w> Run<'w> {
         if fine { Ok(()) } else { Err(format!("error {errno} after {:?}", self.fault)) }
     }
 
-    fn compare(&self, found: &crate::history::Observed) -> Result<(), String> {
-        if self.model.tree() != found.tree {
-            let what = difference(&self.model.tree(), &found.tree);
-            return Err(format!("in memory, names or attributes differ:{what}"));
-        }
-        match self
-            .model
-            .all_contents()
-            .iter()
-            .find(|(ino, bytes)| found.contents.get(ino) != Some(bytes))
-        {
-            Some((ino, bytes)) => {
-                let other = found.contents.get(ino).map_or(&[][..], |other| other);
-                let at = bytes.iter().zip(other).position(|(a, b)| a != b);
-                Err(format!(
-                    "in memory, inode {ino}: {} bytes expected, {} found, first difference at {at:?}",
-                    bytes.len(),
-                    other.len()
-                ))
-            }
-            None => Ok(()),
-        }
-    }
-
     /// The volume is clean, opens, holds what was acknowledged, and takes more.
     fn recover(&mut self, device: &Arc<SimDevice>, point: usize) -> Result<(), String> {
-        self.check(device)?;
+        check_clean(device, self.workload.seed)?;
         let world = World::open(device, self.opening())?;
-        let found = world.observe().map_err(|trouble| format!("{trouble:?}"))?;
+        let found = world.observe()?;
         self.history.explain(point, &found)?;
         world.close()?;
-        self.check(device)
-    }
-
-    fn check(&self, device: &Arc<SimDevice>) -> Result<(), String> {
-        let (env, _) = sim_env(self.workload.seed);
-        let device: Arc<dyn BlockDevice> = device.clone();
-        let options = FsckOptions { verify_data: true, ..FsckOptions::default() };
-        let report =
-            fsck(&device, options, &env).map_err(|error| format!("cannot check: {error}"))?;
-        if report.clean {
-            return Ok(());
-        }
-        let findings: Vec<_> =
-            report.findings.iter().map(|finding| format!("\n{finding}")).collect();
-        Err(format!("fsck finds damage:{}", findings.concat()))
+        check_clean(device, self.workload.seed).map(drop)
     }
 }
 

@@ -17,6 +17,7 @@
 //!   the first moment on.
 
 use crate::model::{Change, Contents, Effects, Kind, Model, Tree};
+use crate::ops::{COMMIT_INTERVAL_MS, Op};
 use ferry_fs::keys::BLOCK;
 use ferry_fs::{Ino, Timestamp};
 use std::collections::BTreeMap;
@@ -47,6 +48,7 @@ pub struct Guarantee {
 const NOBODY: Ino = 0;
 
 /// A run of operations from a known state.
+#[derive(Default)]
 pub struct History {
     start: Contents,
     /// The tree after so many operations.
@@ -93,14 +95,8 @@ impl History {
         Self {
             start: start.all_contents(),
             trees: vec![start.tree()],
-            ends: Vec::new(),
-            changes: BTreeMap::new(),
-            last_change: BTreeMap::new(),
-            last_name: BTreeMap::new(),
-            answers: Vec::new(),
-            seen: BTreeMap::new(),
-            times: BTreeMap::new(),
             timed_until: usize::MAX,
+            ..Self::default()
         }
     }
 
@@ -183,6 +179,17 @@ impl History {
     /// passed).
     pub fn commit_interval_passed(&mut self) {
         self.answer(self.ends.len(), Some(NOBODY));
+    }
+
+    /// The operation that ended last was `op`, and has succeeded; `synced` is the inode that it made
+    /// durable.
+    pub(crate) fn op_answered(&mut self, op: &Op, synced: Option<Ino>, model: &Model) {
+        match (synced, op) {
+            (Some(ino), _) => self.fsync_answered(ino, &model.above(ino)),
+            (None, Op::Sync) => self.sync_answered(),
+            (None, Op::Tick(ms)) if *ms >= COMMIT_INTERVAL_MS => self.commit_interval_passed(),
+            _ => {}
+        }
     }
 
     fn answer(&mut self, metadata: usize, file: Option<Ino>) {
@@ -363,6 +370,26 @@ impl Possible {
             }
         }
     }
+}
+
+/// Whether `found` is exactly the state of the model.
+pub fn compare(model: &Model, found: &Observed) -> Result<(), String> {
+    if model.tree() != found.tree {
+        let what = difference(&model.tree(), &found.tree);
+        return Err(format!("names or attributes differ:{what}"));
+    }
+    for (ino, bytes) in model.all_contents() {
+        let other = found.contents.get(&ino).map_or(&[][..], |other| other);
+        if *bytes != other {
+            let at = bytes.iter().zip(other).position(|(a, b)| a != b);
+            return Err(format!(
+                "inode {ino}: {} bytes expected, {} found, first difference at {at:?}",
+                bytes.len(),
+                other.len()
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// How two trees differ, for people.

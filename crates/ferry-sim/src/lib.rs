@@ -12,6 +12,7 @@
 //! world  observe         operations on a real `LocalFs` over the simulated device; what it shows
 //! history                which states a crash may leave
 //! generator  model  ops  draws operations; a file system in a few maps; the operations
+//! object/                owners of a volume in an object store that fails
 //! device/                a device that forgets, tears and fails
 //! ```
 
@@ -26,6 +27,7 @@ pub mod fuzz;
 pub mod generator;
 pub mod history;
 pub mod model;
+pub mod object;
 pub mod observe;
 pub mod ops;
 pub mod overlap;

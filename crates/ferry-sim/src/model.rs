@@ -191,6 +191,15 @@ impl Model {
         }
     }
 
+    /// The inode that an operation makes durable.
+    pub fn synced_by(&self, op: &Op) -> Option<Ino> {
+        match op {
+            Op::Fsync(which, _) => self.which(which),
+            Op::FsyncDir(path) => self.resolve(path),
+            _ => None,
+        }
+    }
+
     /// Paths of everything of this kind; of files and directories of any kind for `None`.
     pub fn paths(&self, kind: Option<Kind>) -> Vec<Path> {
         let mut paths = Vec::new();

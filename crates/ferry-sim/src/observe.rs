@@ -196,7 +196,7 @@ impl World {
             checkpoints: number(&stats["log"]["checkpoints"])?,
             log: (number(&stats["log"]["written_bytes"])?, number(&stats["log"]["bytes"])?),
             in_flight_max: number(&stats["log"]["in_flight_max"])?,
-            holds: number(&stats["flush"]["holds"])?,
+            holds: number(&stats["flush"]["commit_delays"])?,
         })
     }
 }

@@ -13,6 +13,9 @@ pub const DEPTH_MAX: usize = 3;
 /// Files stay below this size, in bytes.
 pub const FILE_MAX: u64 = 1536 << 10;
 
+/// Changes of metadata are durable after this time at the latest, in milliseconds.
+pub const COMMIT_INTERVAL_MS: u16 = 1000;
+
 /// A path from the root: the number of each name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Path(pub Vec<u8>);

@@ -140,6 +140,14 @@ impl fmt::Display for Failure {
     }
 }
 
+/// The message of the panic that ended a thread.
+pub(crate) fn panic_text(ended: std::thread::Result<()>) -> String {
+    let panic = ended.err();
+    let text = panic.as_ref().and_then(|panic| panic.downcast_ref::<String>().cloned());
+    let word = || Some((*panic.as_ref()?.downcast_ref::<&str>()?).to_owned());
+    text.or_else(word).unwrap_or_else(|| "no message".into())
+}
+
 impl Plan {
     /// Draws a run from a seed.
     pub fn draw(seed: u64) -> Self {

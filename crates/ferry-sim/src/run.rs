@@ -4,7 +4,7 @@ use crate::begin::{Begin, Prepared, Start};
 use crate::crash::Life;
 use crate::device::{SimDevice, SimRng, sim_env};
 use crate::model::Model;
-use crate::plan::{Failure, Plan, Tally};
+use crate::plan::{Failure, Plan, Tally, panic_text};
 use ferry_device::BlockDevice;
 use ferry_fs::volume::{MkfsOptions, mkfs};
 use std::collections::HashSet;
@@ -22,15 +22,11 @@ impl Plan {
             let thread = std::thread::Builder::new()
                 .name(format!("seed {}", self.seed))
                 .spawn_scoped(scope, run);
-            let joined = thread.expect("a thread can be started").join();
-            joined.unwrap_or_else(|panic| {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text =
-                    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            thread.expect("a thread can be started").join().unwrap_or_else(|panic| {
                 Err(Failure {
                     life: self.lives.len() - 1,
                     stage: "panic".into(),
-                    what: text.into(),
+                    what: panic_text(Err(panic)),
                 })
             })
         })

@@ -1,9 +1,10 @@
 //! Drives a `LocalFs` on a simulated device as a kernel would: looks names up, opens, does one
 //! thing, closes, forgets.
 
-use crate::device::{SimClock, SimDevice, sim_env};
+use crate::device::{SimClock, sim_env};
 use crate::model::{DIR_MODE, FILE_MODE, Model, pattern, target, xattr_name};
-use crate::ops::{Move, Op, Path, SLOTS, Which};
+use crate::ops::{COMMIT_INTERVAL_MS, Move, Op, Path, SLOTS, Which};
+use ferry_check::{FsckOptions, Report, fsck};
 use ferry_device::BlockDevice;
 use ferry_fs::{
     Answer, CacheMode, Complete, Cx, Errno, Filesystem, FlushPolicy, FsOptions, Ino, Interrupt,
@@ -12,9 +13,6 @@ use ferry_fs::{
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Changes of metadata are durable after this time at the latest, in milliseconds.
-pub const COMMIT_INTERVAL_MS: u16 = 1000;
 
 /// Why an operation was not answered as expected.
 #[derive(Debug)]
@@ -33,6 +31,12 @@ impl From<Errno> for Trouble {
     }
 }
 
+impl From<Trouble> for String {
+    fn from(trouble: Trouble) -> Self {
+        format!("{trouble:?}")
+    }
+}
+
 pub(crate) fn wrong<T>(text: impl Into<String>) -> Result<T, Trouble> {
     Err(Trouble::Wrong(text.into()))
 }
@@ -46,6 +50,22 @@ impl Park for Waiter {
         let slot = self.0.clone();
         Box::new(move |result| *slot.lock() = Some(result))
     }
+}
+
+/// Checks that a volume is clean, data and all.
+pub(crate) fn check_clean(
+    device: &Arc<impl BlockDevice + 'static>,
+    seed: u64,
+) -> Result<Report, String> {
+    let (env, _) = sim_env(seed);
+    let device: Arc<dyn BlockDevice> = device.clone();
+    let options = FsckOptions { verify_data: true, ..FsckOptions::default() };
+    let report = fsck(&device, options, &env).map_err(|error| format!("cannot check: {error}"))?;
+    if report.clean {
+        return Ok(report);
+    }
+    let findings: Vec<_> = report.findings.iter().map(|finding| format!("\n{finding}")).collect();
+    Err(format!("fsck finds damage:{}", findings.concat()))
 }
 
 /// A volume that a simulated program works on.
@@ -71,7 +91,10 @@ pub struct Opening {
 
 impl World {
     /// Opens the volume on `device`, recovering it.
-    pub fn open(device: &Arc<SimDevice>, opening: Opening) -> Result<Self, String> {
+    pub fn open(
+        device: &Arc<impl BlockDevice + 'static>,
+        opening: Opening,
+    ) -> Result<Self, String> {
         let (env, clock) = sim_env(opening.seed);
         clock.advance(opening.time);
         let options = FsOptions {

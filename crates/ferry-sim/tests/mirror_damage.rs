@@ -144,8 +144,11 @@ fn zeros_of_a_rebuild_are_damage_of_the_file_and_never_its_contents() {
 
     let volume: Arc<dyn BlockDevice> = mirror_of(&[("c", &new)]);
     let report = scrub(&volume, ScrubOptions::default(), &sim_env(1).0, &mut ToTheEnd).unwrap();
-    let found: Vec<_> =
-        report.damage.iter().map(|one| (one.path.clone(), one.file_offset)).collect();
+    let found: Vec<_> = report
+        .damage
+        .iter()
+        .map(|one| (one.location.path.clone(), one.location.file_offset))
+        .collect();
     assert_eq!(found, [(Some("/file 3".into()), Some(2 * BLOCK))]);
     let report =
         fsck(&volume, FsckOptions { verify_data: true, ..FsckOptions::default() }, &sim_env(1).0)

@@ -88,9 +88,19 @@ fn connect(mount: &Mount) -> Option<UnixStream> {
     names.iter().rev().find_map(|name| socket::connect_or_of(name, mount.owner).ok())
 }
 
-/// Whether a daemon of the mount listens.
-pub fn listens(mount: &Mount) -> bool {
-    connect(mount).is_some()
+/// Whether a daemon of the mount lives: it answers, or has nothing to say for so long, because it
+/// hangs. A killed one may listen until the kernel has closed its files, but ends without an answer.
+pub fn lives(mount: &Mount, silence: Duration) -> bool {
+    let Some(stream) = connect(mount) else { return false };
+    if stream.set_read_timeout(Some(silence)).is_err() {
+        return true;
+    }
+    match socket::ask_on(stream, ALIVE) {
+        Ok(_) => true,
+        Err(error) => {
+            matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+        }
+    }
 }
 
 /// Asks the daemon of a mount. `None`: no daemon answers this user over a socket. An error: the
@@ -150,5 +160,42 @@ impl End {
             (None, Ok(0)) => Err("its daemon ended before it had closed the volume".into()),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+
+    use super::*;
+
+    /// A mount of this device number, and the listener of what would be its daemon.
+    fn mount_and_listener(device: &str) -> (Mount, UnixListener) {
+        let mount = Mount {
+            id: 1,
+            parent: 0,
+            target: "/nowhere".into(),
+            source: "/nowhere.ferry".into(),
+            fs_type: mounts::FS_TYPE.into(),
+            device: device.into(),
+            owner: None,
+            read_only: false,
+        };
+        let address = SocketAddr::from_abstract_name(name(&mount, mounted_at())).unwrap();
+        (mount, UnixListener::bind_addr(&address).unwrap())
+    }
+
+    #[test]
+    fn a_daemon_that_cuts_the_connection_is_dead_and_a_silent_one_lives() {
+        let device = format!("test:{}", std::process::id());
+        let (mount, listener) = mount_and_listener(&device);
+        // The kernel completes connections by itself: a daemon that hangs accepts none.
+        assert!(lives(&mount, Duration::from_millis(10)));
+        let hung_up = std::thread::spawn(move || drop((listener.accept(), listener.accept())));
+        assert!(!lives(&mount, Duration::from_secs(60)));
+        hung_up.join().unwrap();
+        assert!(!lives(&mount, Duration::from_secs(60)));
     }
 }

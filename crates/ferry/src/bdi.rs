@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use crate::location::Location;
 use crate::mounts;
 
 /// Two requests of the largest size: one is in flight while the program uses the other
@@ -16,7 +17,7 @@ const WRITE_BACK: [(&str, &str); 2] = [("strict_limit", "0"), ("max_ratio", "100
 /// Sets the values for the mount at `mountpoint`, if this process may. Sends no request to the
 /// mount.
 pub fn raise(mountpoint: &Path, writeback: bool) {
-    let mount = match mounts::find(mountpoint) {
+    let mount = match mounts::find(&Location::from(mountpoint)) {
         Ok(Some(mount)) => mount,
         Ok(None) => return,
         Err(error) => return tracing::debug!(%error, "the table of mounts"),

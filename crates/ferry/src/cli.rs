@@ -10,6 +10,7 @@ use ferry_device::Kind;
 use ferry_journal::FlushPolicy;
 use ferry_net::{Export, IdSet};
 
+use crate::location::Location;
 use crate::options::{HELP as OPTIONS_HELP, one_access};
 use crate::size::{parse_bytes, parse_duration};
 
@@ -82,7 +83,8 @@ pub enum Command {
     /// Give the space of what was removed back to the disk on which a mounted volume lies, as
     /// fstrim(8) does
     Trim(TrimArgs),
-    /// Change how a mounted volume flushes, and the size of its log
+    /// Change how a mounted volume flushes, the size of its log, and whether a mount of a server is
+    /// asynchronous
     Tune(TuneArgs),
     /// Benchmarks
     #[command(disable_help_flag = true, disable_version_flag = true)]
@@ -100,10 +102,11 @@ pub struct BenchArgs {
 /// The arguments of `ferry mkfs`.
 #[derive(Args, Debug)]
 pub struct MkfsArgs {
-    /// The file (made when absent) or block device that becomes the volume
-    pub volume: PathBuf,
+    /// The file (made when absent) or block device that becomes the volume; or dir:///DIRECTORY, a
+    /// store in a directory that is empty or absent
+    pub volume: Location,
     /// Largest size of the volume, for example 64G; space is taken only as it is used [default:
-    /// 64G, or the block device's size]
+    /// 64G, or the block device's size; in a store 1T]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
     pub size: Option<u64>,
     /// Size of the log, for example 64M [default: 64M, less on a small volume]
@@ -128,7 +131,7 @@ Work goes on meanwhile. The new side counts when it is complete; if this is inte
 Interrupting the command does not stop a mounted volume's rebuild, `ferry stats` shows it.")]
 pub struct ReplaceArgs {
     /// The volume
-    pub volume: PathBuf,
+    pub volume: Location,
     /// The side to be replaced, as the volume's file lists it; it may have failed or be gone
     pub old: PathBuf,
     /// The file (made when absent) or block device to build the new side on; one that holds data is
@@ -142,13 +145,18 @@ pub struct ReplaceArgs {
 With --foreground, SIGTERM and SIGINT unmount cleanly. If the mount is busy it is detached (new work cannot reach it) and served\n\
 until its last user is gone, for at most --stop-timeout; a second signal ends it at once. What was synced is safe in every case."))]
 pub struct MountArgs {
-    /// The volume; or ferry://HOST[:PORT]/[PATH], what a server has (`ferry serve`)
-    pub volume: PathBuf,
+    /// The volume; one in a store as dir:///DIRECTORY; or ferry://HOST[:PORT]/[PATH], what a server
+    /// has (`ferry serve`)
+    pub volume: Location,
     /// An existing directory
     pub mountpoint: PathBuf,
     /// Make the volume, with ferry mkfs's defaults, if it does not exist
     #[arg(long)]
     pub create: bool,
+    /// A volume in a store: take it from an owner that may be alive. That one can write nothing
+    /// more, and what it has not synced is lost
+    #[arg(long)]
+    pub take_over: bool,
     /// Mount options, separated by commas (see below)
     #[arg(short, value_name = "OPTIONS", value_parser = one_access)]
     pub options: Vec<String>,
@@ -179,7 +187,11 @@ First steps:
   ferry mount ferry://files.example.org/ /mnt -o tls=/etc/ferry/laptop")]
 pub struct ServeArgs {
     /// The volume; it must not be mounted here
-    pub volume: PathBuf,
+    pub volume: Location,
+    /// A volume in a store: take it from an owner that may be alive. That one can write nothing
+    /// more, and what it has not synced is lost
+    #[arg(long)]
+    pub take_over: bool,
     /// Address and port to listen at
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7373")]
     pub listen: String,
@@ -228,7 +240,7 @@ pub struct EvictArgs {
     pub client: String,
     /// The volume that its server serves, where clients of several are called so
     #[arg(long)]
-    pub volume: Option<PathBuf>,
+    pub volume: Option<Location>,
 }
 
 /// The longest life of a certificate, in days: a century.
@@ -287,7 +299,7 @@ pub enum CertCommand {
 #[derive(Args, Debug)]
 pub struct UmountArgs {
     /// The mount point (or the volume)
-    pub mountpoint: PathBuf,
+    pub mountpoint: Location,
     /// End it at once, even if it is busy or its daemon hangs; requests under way fail. Exit 0
     /// where the daemon had died, too
     #[arg(long, short)]
@@ -299,6 +311,20 @@ pub struct UmountArgs {
     /// --force 10s, then it is killed]
     #[arg(long, value_parser = parse_duration, value_name = "TIME")]
     pub timeout: Option<Duration>,
+}
+
+impl MkfsArgs {
+    /// A volume with the defaults.
+    pub fn of(volume: Location) -> Self {
+        Self {
+            volume,
+            size: None,
+            log_size: None,
+            force: false,
+            device: None,
+            components: Vec::new(),
+        }
+    }
 }
 
 impl MountArgs {
@@ -317,7 +343,7 @@ impl UmountArgs {
 #[derive(Args, Debug)]
 pub struct FsckArgs {
     /// The volume; it must not be mounted
-    pub volume: PathBuf,
+    pub volume: Location,
     /// Repair what can be repaired, and say what is lost; files without a name go to /lost+found.
     /// Safe to kill and to run again
     #[arg(long)]
@@ -344,7 +370,7 @@ serves) it may. Any other one is read by this command alone, as fast as the disk
 pub struct ScrubArgs {
     /// The mount point, or any directory in it; or the volume
     #[arg(value_name = "MOUNTPOINT|VOLUME")]
-    pub target: PathBuf,
+    pub target: Location,
     /// Most bytes read in a second, for example 50M; 0: any number [default: 200M on a volume in
     /// use]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
@@ -366,7 +392,7 @@ impl ScrubArgs {
 #[derive(Args, Debug)]
 pub struct DebugArgs {
     /// The volume; it must not be mounted
-    pub volume: PathBuf,
+    pub volume: Location,
     /// What to show
     #[command(subcommand)]
     pub what: DebugCommand,
@@ -433,7 +459,8 @@ A directory, without --recursive: the whole FerryFS volume that it is on. Files,
 file system: on FerryFS as one commit for up to 2,000 files, elsewhere with many fsyncs in flight. One line on stderr for each file that failed.
   ferry sync /mnt
   ferry sync -r /mnt/checkpoint
-  find . -newer stamp -print0 | ferry sync --from -")]
+  find . -newer stamp -print0 | ferry sync --from -
+  ferry sync --wait-only /mnt/journal")]
 pub struct SyncArgs {
     /// Files and directories
     #[arg(required_unless_present = "from", value_name = "PATH")]
@@ -449,6 +476,11 @@ pub struct SyncArgs {
     /// As fdatasync(2): times may be left out
     #[arg(long)]
     pub data: bool,
+    /// Make nothing durable: wait until the next commit has what is there now, at most the mount's
+    /// commit_interval and a flush (for each 256 PATHs); return at once if nothing is left to be made durable.
+    /// Stores to mapped memory that the kernel has not handed over are left out
+    #[arg(long, conflicts_with_all = ["recursive", "from", "data", "jobs"])]
+    pub wait_only: bool,
     /// Fsyncs in flight, where files are synced one by one [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=ferry_sync::JOBS_MAX as i64))]
     pub jobs: Option<u16>,
@@ -459,7 +491,7 @@ pub struct SyncArgs {
 pub struct StatsArgs {
     /// The mount point, or any directory in it; or the volume, mounted or served
     #[arg(value_name = "MOUNTPOINT|VOLUME")]
-    pub target: PathBuf,
+    pub target: Location,
     /// As JSON
     #[arg(long)]
     pub json: bool,
@@ -470,7 +502,7 @@ pub struct StatsArgs {
 pub struct TrimArgs {
     /// The mount point, or any directory in it; or the volume, mounted or served
     #[arg(value_name = "MOUNTPOINT|VOLUME")]
-    pub target: PathBuf,
+    pub target: Location,
 }
 
 /// The arguments of `ferry top`.
@@ -481,7 +513,7 @@ pub struct TrimArgs {
 pub struct TopArgs {
     /// The mount point, or any directory in it; or the volume, mounted or served
     #[arg(value_name = "MOUNTPOINT|VOLUME")]
-    pub target: PathBuf,
+    pub target: Location,
     /// Time between two looks
     #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "1s")]
     pub interval: Duration,
@@ -497,11 +529,13 @@ Flush policies:
   each      every fsync makes its own commit and flush: to compare the others with
   delay     the first of several callers waits as long as a flush takes on average, then flushes for all who came
   gather    who comes while a commit is under way boards the next one together; nobody waits for company
-  adaptive  as gather, and a commit waits for callers that have just been answered and are known to be back at once")]
+  adaptive  as gather, and a commit waits for callers that have just been answered and are known to be back at once
+A mount of a server (ferry://):
+  ferry tune --async off /mnt")]
 pub struct TuneArgs {
     /// The mount point, or any directory in it; or the volume, mounted or served
     #[arg(value_name = "MOUNTPOINT|VOLUME")]
-    pub target: PathBuf,
+    pub target: Location,
     /// The flush policy: adaptive, gather, delay or each
     #[arg(long, value_name = "POLICY")]
     pub flush: Option<FlushPolicy>,
@@ -515,6 +549,19 @@ pub struct TuneArgs {
     /// volume, which must not be in use
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
     pub log_size: Option<u64>,
+    /// Of a mount of a server: whether changes may be answered before the server has made them, as
+    /// the mount option async says. The next change obeys it; off waits until the server has made
+    /// all that were answered
+    #[arg(long = "async", value_name = "on|off", value_parser = parse_switch, conflicts_with_all = ["flush", "fast_flush", "reset_flush_time", "log_size"])]
+    pub asynchronous: Option<bool>,
+}
+
+fn parse_switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("say on or off".into()),
+    }
 }
 
 #[cfg(test)]
@@ -535,6 +582,10 @@ mod tests {
             "ferry replace v a c",
             "ferry mount v /mnt --create -o ro,cache=strict -o allow_other --foreground",
             "ferry umount /mnt --force --lazy",
+            "ferry mkfs dir:///srv/store --size 2T",
+            "ferry mount dir:///srv/store /mnt --take-over -o ro",
+            "ferry serve dir:///srv/store --take-over",
+            "ferry stats dir:///srv/store",
             "ferry fsck v --json",
             "ferry fsck v --repair --metadata-only",
             "ferry fsck v --repair --give-up-unreadable",
@@ -566,6 +617,8 @@ mod tests {
         assert!(Cli::try_parse_from(["ferry", "debug", "v", "keys", "--from", "123"]).is_err());
         for line in [
             "ferry mkfs v --size big",
+            "ferry mkfs dir://srv/store",
+            "ferry fsck dir://",
             "ferry mkfs v a b",
             "ferry mkfs v --device mirror",
             "ferry mkfs v --device raid6 a",

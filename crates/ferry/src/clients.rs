@@ -2,21 +2,21 @@
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::path::Path;
 
 use ferry_net::Control;
 use serde_json::Value;
 
 use crate::cli::{ClientsArgs, EvictArgs};
 use crate::error::CliError;
+use crate::location::Location;
 use crate::{socket, table};
 
 /// Prefix of the sockets' names; the process number follows.
 pub const PREFIX: &str = "ferry-serve-";
 
 /// Answers questions from now on, in a thread that lives as long as the process.
-pub fn answer(control: Control, volume: &Path, address: SocketAddr) -> io::Result<()> {
-    let volume = std::path::absolute(volume)?.display().to_string();
+pub fn answer(control: Control, volume: &Location, address: SocketAddr) -> io::Result<()> {
+    let volume = printed_as(volume)?;
     let address = address.to_string();
     socket::answer(&format!("{PREFIX}{}", std::process::id()), move |question| {
         match question.split_once(' ') {
@@ -121,7 +121,8 @@ fn for_people(server: &Value, details: bool) -> String {
 
 /// Runs `ferry evict`.
 pub fn evict(args: &EvictArgs) -> Result<(), CliError> {
-    let volume = args.volume.as_deref().map(display_path).transpose()?;
+    let name = |volume| printed_as(volume).map_err(CliError::path(volume.to_string(), "no path"));
+    let volume = args.volume.as_ref().map(name).transpose()?;
     let is_meant = |client: &Value| {
         let named =
             ["name", "certificate"].iter().any(|key| client[key].as_str() == Some(&args.client));
@@ -156,10 +157,10 @@ pub fn evict(args: &EvictArgs) -> Result<(), CliError> {
     }
 }
 
-/// The path of a volume, as servers show it.
-fn display_path(volume: &Path) -> Result<String, CliError> {
-    let path = std::path::absolute(volume).map_err(CliError::path(volume, "no path"))?;
-    Ok(path.display().to_string())
+/// Where a volume lies, as servers show it.
+fn printed_as(volume: &Location) -> io::Result<String> {
+    let name = volume.path().map_or_else(|| volume.resolved(), std::path::absolute)?;
+    Ok(name.display().to_string())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -13,6 +13,7 @@ use ferry_fuse::control::{Ask, TuneRequest};
 
 use crate::cli::{StatsArgs, TrimArgs, TuneArgs};
 use crate::error::CliError;
+use crate::location::Location;
 use crate::options::{fast_flush_word, flush_word};
 use crate::size::format_bytes;
 use crate::{asked, mounts, remote, served, socket, table, utab};
@@ -23,7 +24,7 @@ pub const STATS: &str = "stats";
 /// The process that has a volume open; [`ferry_fuse::control`] sends requests to it.
 pub struct Control {
     /// The path that the user gave.
-    target: PathBuf,
+    target: Location,
     way: Way,
 }
 
@@ -36,25 +37,25 @@ enum Way {
 
 impl Control {
     /// Finds the process; `target`: a volume, or any file or directory of a mount.
-    pub fn of(target: &Path) -> Result<Self, CliError> {
-        Self::find(target)?.ok_or_else(|| CliError::NotMounted(target.into()))
+    pub fn of(target: &Location) -> Result<Self, CliError> {
+        Self::find(target)?.ok_or_else(|| CliError::NotMounted(target.to_string().into()))
     }
 
     /// As [`Control::of`]; `None`: no process serves the volume, and it is not mounted.
-    pub fn find(target: &Path) -> Result<Option<Self>, CliError> {
-        let control = |way| Some(Self { target: target.into(), way });
+    pub fn find(target: &Location) -> Result<Option<Self>, CliError> {
+        let control = |way| Some(Self { target: target.clone(), way });
         if let Some(socket) = served::at(target)? {
             return Ok(control(Way::Server(socket)));
         }
-        let mount = mounts::find(target)
-            .map_err(CliError::path(target, "cannot read the table of mounts"))?;
+        let unreadable = CliError::path(target.to_string(), "cannot read the table of mounts");
+        let mount = mounts::find(target).map_err(unreadable)?;
         if let Some(mount) = mount.filter(mounts::Mount::is_ferry) {
             mounts::must_be_reached(&mount)?;
             return Ok(control(Way::Mount(open(&mount.target)?)));
         }
-        let file = open(target)?;
-        let mounted =
-            mounts::above(target).is_some_and(|mount| mount.is_ferry()) || target.is_dir();
+        let Some(path) = target.path() else { return Ok(None) };
+        let file = open(path)?;
+        let mounted = mounts::above(path).is_some_and(|mount| mount.is_ferry()) || path.is_dir();
         Ok(if mounted { control(Way::Mount(file)) } else { None })
     }
 
@@ -73,8 +74,8 @@ impl Control {
             (_, Some(libc::EPERM)) => CliError::Failed(format!(
                 "{self}: {what}: only root and the user who mounted it may"
             )),
-            (Way::Mount(_), _) => explain(&self.target, what, error),
-            (Way::Server(_), Some(_)) => CliError::path(&self.target, what)(error),
+            (Way::Mount(_), _) => explain(Path::new(&self.to_string()), what, error),
+            (Way::Server(_), Some(_)) => CliError::path(self.to_string(), what)(error),
             (Way::Server(_), None) => CliError::Failed(format!(
                 "{self}: {what}: its server has ended, or does not answer: {error}"
             )),
@@ -85,7 +86,7 @@ impl Control {
 /// Shows the path that the user gave.
 impl fmt::Display for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.target.display().fmt(f)
+        self.target.fmt(f)
     }
 }
 
@@ -100,10 +101,42 @@ impl Ask for Control {
 
 /// Makes everything durable on the volume that `path` is, or is on. On a served volume that covers
 /// the changes of clients that have arrived here.
-pub fn sync_volume(path: &Path) -> Result<(), CliError> {
-    let control = Control::of(path)?;
+pub fn sync_volume(volume: &Location) -> Result<(), CliError> {
+    let control = Control::of(volume)?;
     let synced = control.hand_over().and_then(|()| ferry_fuse::control::sync(&control));
     synced.map_err(|e| control.explain("cannot sync", e))
+}
+
+/// Waits until everything that the volume has now is durable, and makes nothing durable for it.
+pub fn wait_for_volume(volume: &Location) -> Result<(), CliError> {
+    let control = Control::of(volume)?;
+    let waited = ferry_fuse::control::wait_durable(&control);
+    waited.map_err(|e| cannot_wait(volume, &e).unwrap_or_else(|| control.explain(CANNOT_WAIT, e)))
+}
+
+/// As [`wait_for_volume`], for one file.
+pub fn wait_for_file(path: &Path) -> Result<(), CliError> {
+    let file = open(path)?;
+    let waited = ferry_fuse::control::wait_file_durable(&file);
+    let why = |e: &io::Error| cannot_wait(&Location::from(path), e);
+    waited.map_err(|e| why(&e).unwrap_or_else(|| explain(path, CANNOT_WAIT, e)))
+}
+
+const CANNOT_WAIT: &str = "cannot wait until it is durable";
+
+/// Why nobody there can say when something is durable, if that is it.
+fn cannot_wait(target: &Location, error: &io::Error) -> Option<CliError> {
+    let why = match error.raw_os_error()? {
+        libc::EOPNOTSUPP => {
+            "with cache=writeback the kernel holds changes back, and only fsync makes it hand them over"
+        }
+        libc::ENOTTY if mounts::of(target).is_some_and(|mount| mount.is_remote()) => {
+            "a server does not say when something becomes durable; `ferry sync` without --wait-only makes it so"
+        }
+        libc::ENOTTY => "it is not on FerryFS; `ferry sync` without --wait-only makes it durable",
+        _ => return None,
+    };
+    Some(CliError::Failed(format!("{target}: {CANNOT_WAIT}: {why}")))
 }
 
 /// Runs `ferry stats`.
@@ -120,7 +153,7 @@ fn show_stats(args: &StatsArgs) -> Result<(), CliError> {
         Some(figures) => {
             eprintln!(
                 "ferry: {}: its server is away: these are this machine's own figures",
-                args.target.display()
+                args.target
             );
             figures
         }
@@ -131,18 +164,18 @@ fn show_stats(args: &StatsArgs) -> Result<(), CliError> {
 }
 
 /// The figures of a remote mount whose server is away. They need no answer of the server.
-fn own_figures(path: &Path) -> Result<Option<Value>, CliError> {
-    let Some(mount) = mounts::above(path) else { return Ok(None) };
+fn own_figures(target: &Location) -> Result<Option<Value>, CliError> {
+    let Some(mount) = mounts::of(target) else { return Ok(None) };
     Ok(remote::figures(&mount)?.filter(|figures| figures["connection"]["connected"] == false))
 }
 
-/// The statistics of the volume that `path` is, or is on.
-pub fn read_stats(path: &Path) -> Result<Value, CliError> {
-    let mount = mounts::above(path).filter(|mount| mount.is_ferry() && !mount.is_remote());
+/// The statistics of the volume that `target` is, or is on.
+pub fn read_stats(target: &Location) -> Result<Value, CliError> {
+    let mount = mounts::of(target).filter(|mount| mount.is_ferry() && !mount.is_remote());
     if let Some(stats) = mount.map(|mount| asked::ask(&mount, STATS)).transpose()?.flatten() {
         return Ok(stats);
     }
-    stats_of(&Control::of(path)?)
+    stats_of(&Control::of(target)?)
 }
 
 /// The statistics, by a [`Control`] request.
@@ -158,12 +191,18 @@ pub fn trim(args: &TrimArgs) -> Result<(), CliError> {
     let control = Control::of(&args.target)?;
     let given =
         ferry_fuse::control::trim(&control).map_err(|e| control.explain("cannot trim", e))?;
-    let (target, given) = (args.target.display(), format_bytes(given));
+    let (target, given) = (&args.target, format_bytes(given));
     print(&format!("{target}: {given} of free space went back to the disk below\n"))
 }
 
 /// Runs `ferry tune`.
 pub fn tune(args: &TuneArgs) -> Result<(), CliError> {
+    if let Some(on) = args.asynchronous {
+        let Location::Path(path) = &args.target else {
+            return Err(CliError::Usage("--async takes a mount point".into()));
+        };
+        return remote::switch(path, on);
+    }
     let asked = TuneRequest {
         flush: args.flush,
         fast_flush: args.fast_flush,
@@ -171,7 +210,7 @@ pub fn tune(args: &TuneArgs) -> Result<(), CliError> {
     };
     if asked == TuneRequest::default() && args.log_size.is_none() {
         return Err(CliError::Usage(
-            "nothing to change: say --flush, --fast-flush, --reset-flush-time or --log-size".into(),
+            "nothing to change: say --flush, --fast-flush, --reset-flush-time, --log-size or --async".into(),
         ));
     }
     let control = Control::of(&args.target)?;
@@ -198,11 +237,10 @@ fn show_policy(args: &TuneArgs) {
 
 /// Runs `ferry tune --log-size`; prints the log's new size, which is in whole segments.
 fn grow_log(control: &Control, bytes: u64) -> Result<(), CliError> {
-    let path = &control.target;
     let log = |stats: &Value| stats["log"]["bytes"].as_u64().unwrap_or_default();
     let before = stats_of(control)?;
     let most = before["volume"]["size"].as_u64().unwrap_or_default() / 4;
-    let refused = |why: String| Err(CliError::Failed(format!("{}: {why}", path.display())));
+    let refused = |why: String| Err(CliError::Failed(format!("{control}: {why}")));
     let shrinks = |has: u64| {
         refused(format!("the log has {} already, and it does not shrink", format_bytes(has)))
     };
@@ -223,7 +261,7 @@ fn grow_log(control: &Control, bytes: u64) -> Result<(), CliError> {
             now if bytes <= now => shrinks(now),
             _ => Err(control.explain("cannot grow the log", e)),
         },
-        Ok(()) => print(&format!("{}: log {}\n", path.display(), format_bytes(log(&stats_of(control)?)))),
+        Ok(()) => print(&format!("{control}: log {}\n", format_bytes(log(&stats_of(control)?)))),
     }
 }
 

@@ -6,12 +6,11 @@ mod inode;
 mod log;
 
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use ferry_check::inspect::{Inspector, SegmentInfo, SegmentUse};
-use ferry_device::{BlockDevice, OpenMode};
+use ferry_device::BlockDevice;
 use ferry_env::Env;
 use ferry_fs::volume::{VolumeError, read_superblock_copies};
 use ferry_fs::{LocalFs, Superblock, keys};
@@ -19,8 +18,9 @@ use serde_json::Value;
 
 use crate::cli::{DebugArgs, DebugCommand};
 use crate::error::CliError;
-use crate::holder::{explain, open_when_free};
+use crate::location::Location;
 use crate::object;
+use crate::open::{How, explain, open_when_free};
 use crate::table;
 use describe::{describe, hex, one_line};
 
@@ -32,10 +32,10 @@ pub fn run(args: &DebugArgs) -> Result<ExitCode, CliError> {
     let env = Env::real();
     let mut out =
         Output { to: BufWriter::new(io::stdout().lock()), json: args.json, closed: false };
-    let opened = open_when_free(&args.volume, OpenMode::ReadOnly, &env)
+    let opened = open_when_free(&args.volume, How::Read, &env)
         .map_err(|e| CliError::CouldNotRead(explain(&args.volume, &e).to_string()));
-    let printed = opened.and_then(|device| {
-        let volume = Volume { path: &args.volume, device, env };
+    let printed = opened.and_then(|opened| {
+        let volume = Volume { at: &args.volume, device: opened.device.clone(), env };
         show(&volume, &args.what, &mut out)
     });
     if let (Err(error), true) = (&printed, args.json) {
@@ -71,11 +71,7 @@ fn show(volume: &Volume<'_>, what: &DebugCommand, out: &mut Output) -> Result<bo
                 .resolve(path.as_encoded_bytes())
                 .map_err(|e| volume.failed(&e))?
                 .ok_or_else(|| {
-                    CliError::Failed(format!(
-                        "{}: there is no {} in it",
-                        volume.path.display(),
-                        path.display()
-                    ))
+                    CliError::Failed(format!("{}: there is no {} in it", volume.at, path.display()))
                 })?;
             inode::show(&inspector, found, out)
         }
@@ -84,14 +80,14 @@ fn show(volume: &Volume<'_>, what: &DebugCommand, out: &mut Output) -> Result<bo
 
 /// The volume to show.
 struct Volume<'v> {
-    path: &'v Path,
+    at: &'v Location,
     device: Arc<dyn BlockDevice>,
     env: Env,
 }
 
 impl Volume<'_> {
     fn failed(&self, error: &dyn std::fmt::Display) -> CliError {
-        CliError::CouldNotRead(format!("{}: {error}", self.path.display()))
+        CliError::CouldNotRead(format!("{}: {error}", self.at))
     }
 
     /// The keys of the volume, as recovery would leave them.

@@ -3,23 +3,24 @@
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
-use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use ferry_check::fsck::{FsckOptions, Progress, Repair, Report, fsck, repair};
-use ferry_device::{BlockDevice, ComponentState, CompositeVolume, OpenMode};
+use ferry_device::{BlockDevice, ComponentState, CompositeVolume};
 use ferry_env::Env;
 use ferry_fs::volume::{VolumeError, read_superblock};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use crate::cli::FsckArgs;
 use crate::control::print;
 use crate::error::CliError;
-use crate::holder::{explain, open_when_free};
+use crate::location::Location;
 use crate::object;
+use crate::open::{How, explain, open_when_free};
 use crate::size::format_bytes;
+use crate::waiting::progress_bar;
 
 /// As fsck(8): errors were found, and all of them were repaired (or their cost is reported).
 const EXIT_REPAIRED: u8 = 1;
@@ -42,18 +43,25 @@ pub fn error_as_json(wanted: bool, error: &CliError) {
 
 fn check(args: &FsckArgs) -> Result<ExitCode, CliError> {
     let env = Env::real();
-    let mode = if args.repair { OpenMode::ReadWrite } else { OpenMode::ReadOnly };
+    let how = if args.repair { How::Write } else { How::Read };
     let open = || {
-        open_when_free(&args.volume, mode, &env)
+        open_when_free(&args.volume, how, &env)
             .map_err(|e| CliError::CouldNotCheck(explain(&args.volume, &e).to_string()))
     };
-    let mut device = open()?;
-    let grown = if args.repair { give_length(&args.volume, &device)? } else { None };
+    let mut opened = open()?;
+    let grown = match args.volume.path().filter(|_| args.repair) {
+        Some(path) => give_length(path, &opened.device)?,
+        None => None,
+    };
     if grown.is_some() {
-        drop(device);
-        device = open()?;
+        drop(opened);
+        opened = open()?;
     }
-    let bar = progress_bar(args.json);
+    let device = opened.device.clone();
+    let bar = match args.json {
+        true => ProgressBar::hidden(),
+        false => progress_bar("{bar:40} {pos}/{len} inodes  {eta} left"),
+    };
     let mut progress = |at: Progress| {
         bar.set_length(at.total.max(at.done));
         bar.set_position(at.done);
@@ -73,13 +81,16 @@ fn check(args: &FsckArgs) -> Result<ExitCode, CliError> {
         report.repaired += 1;
     }
     let missing = missing_sides(&device);
+    drop(device);
+    let closed = opened.close();
+    closed.map_err(|error| CliError::CouldNotCheck(format!("{}: {error}", args.volume)))?;
     if args.json {
         let unwritable = |e| CliError::CouldNotCheck(format!("cannot write the report: {e}"));
         let mut json = serde_json::to_value(&report).map_err(unwritable)?;
         json["missing_sides"] = missing.into();
         print(&format!("{json:#}\n"))?;
     } else {
-        print(&text(&args.volume.display().to_string(), &report, &missing))?;
+        print(&text(&args.volume.to_string(), &report, &missing))?;
     }
     Ok(match (report.clean, report.repaired) {
         (true, 0) => ExitCode::SUCCESS,
@@ -119,8 +130,9 @@ fn give_length(volume: &Path, device: &Arc<dyn BlockDevice>) -> Result<Option<Re
 }
 
 /// The message of a check never suggests to make a volume: one may have existed.
-fn could_not(volume: &Path, error: &VolumeError) -> String {
-    let name = volume.display();
+fn could_not(volume: &Location, error: &VolumeError) -> String {
+    let name = volume;
+    let file = volume.path().filter(|path| path.is_file() && !CompositeVolume::is_at(path));
     match error {
         VolumeError::Empty => format!(
             "{name}: there is no FerryFS volume here: it is empty, as far as was looked (in front, at the end, and between); if there was a volume, bring back a backup of it"
@@ -128,24 +140,13 @@ fn could_not(volume: &Path, error: &VolumeError) -> String {
         VolumeError::TooShort => format!(
             "{name}: this is not a FerryFS volume: it is too short to be one; if its file was cut off, bring back the rest, or a backup"
         ),
-        VolumeError::Truncated { expected, found }
-            if volume.is_file() && !CompositeVolume::is_at(volume) =>
-        {
+        VolumeError::Truncated { expected, found } if file.is_some() => {
             format!(
                 "{name}: the volume is {expected} bytes long, but only {found} are there: it was cut off. Bring back the rest, or a backup; else `truncate -s {expected} {name}` gives it its length again (`ferry fsck --repair` does that, too), and what lay behind byte {found} is lost"
             )
         }
         _ => format!("{name}: {error}"),
     }
-}
-
-/// Shows a progress bar only on a terminal.
-fn progress_bar(json: bool) -> ProgressBar {
-    if json || !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} inodes  {eta} left");
-    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 fn text(volume: &str, report: &Report, missing: &[String]) -> String {

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use crate::cli::MountArgs;
 use crate::error::CliError;
+use crate::location::Location;
 
 /// What the helper's command line asks for.
 #[derive(Debug)]
@@ -102,9 +103,10 @@ impl Words {
         let mut options = self.options;
         options.extend(self.flags.contains(&'r').then(|| "ro".to_owned()));
         let args = MountArgs {
-            volume: volume.into(),
+            volume: Location::parse(&volume).map_err(CliError::Usage)?,
             mountpoint: mountpoint.into(),
             create: false,
+            take_over: false,
             options,
             foreground: false,
             stop_timeout: MountArgs::STOP_TIMEOUT,
@@ -132,7 +134,7 @@ mod tests {
         let asked = called("/sbin/mount.fuse.ferry /srv/a.ferry /mnt -sn -o rw,noatime -o user")
             .expect("a helper");
         let Ok(Asked::Mount(args, true)) = asked else { panic!("{asked:?}") };
-        assert_eq!(args.volume, Path::new("/srv/a.ferry"));
+        assert_eq!(args.volume.path(), Some(Path::new("/srv/a.ferry")));
         assert_eq!(args.options, ["rw,noatime", "user"]);
         assert!(!args.foreground);
     }

@@ -38,6 +38,7 @@
 
 mod asked;
 mod bdi;
+mod cache_size;
 mod cert;
 mod cli;
 mod clients;
@@ -50,11 +51,13 @@ mod error;
 mod fsck;
 mod helper;
 mod holder;
+mod location;
 mod logging;
 mod mkfs;
 mod mount;
 mod mounts;
 mod object;
+mod open;
 mod options;
 mod remote;
 mod replace;
@@ -70,6 +73,7 @@ mod umount;
 mod uring;
 mod utab;
 mod volume;
+mod waiting;
 
 pub use ferry_fs::Attr as Metadata;
 pub use ferry_fs::{At, FlushPolicy, FsOptions as Options};

@@ -1,63 +1,142 @@
 //! `ferry mkfs`: makes a new volume.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ferry_device::{
-    BLOCK_SIZE, BlockDevice, CompositeOptions, CompositeVolume, DeviceError, FileDevice, Kind,
-    OpenMode,
+    BLOCK_SIZE, BlockDevice, CompositeError, CompositeOptions, CompositeVolume, DeviceError,
+    FileDevice, Kind, OpenMode,
 };
 use ferry_env::Env;
-use ferry_fs::volume::{MkfsOptions, SIZE_MIN, Superblock, VolumeError, check_options, mkfs};
+use ferry_fs::volume::{
+    MkfsOptions, SIZE_MIN, Superblock, VolumeError, check_options, mkfs, read_superblock,
+    segments_of,
+};
+use ferry_object::{
+    ObjectDevice, ObjectError, Opening, StoreUrl, VolumeOptions, WINDOW_DEFAULT, has_volume,
+    make_volume, open_volume,
+};
 
 use crate::cli::MkfsArgs;
 use crate::control::print;
 use crate::error::CliError;
-use crate::holder::explain;
+use crate::location::Location;
+use crate::open::{Opened, explain};
 use crate::size::format_bytes;
 
 /// The default size of a volume in a file, in bytes: the file is sparse, and takes space as it is
 /// used.
 const DEFAULT_SIZE: u64 = 64 << 30;
 
+/// The same of a volume in a store, which takes only what is written: no user should meet the end
+/// of it. It cannot be changed later.
+const STORE_SIZE: u64 = 1 << 40;
+
 /// Runs the command.
 pub fn run(args: &MkfsArgs) -> Result<(), CliError> {
     let made = make(args)?;
     print(&format!(
         "{}: a new volume of {}, log {}, id {}\n",
-        args.volume.display(),
+        args.volume,
         format_bytes(made.size),
         format_bytes(made.log_len),
         made.name()
     ))
 }
 
-/// Makes the volume with the defaults, if there is no file of that name; returns whether it did.
-pub fn make_if_absent(volume: &Path) -> Result<bool, CliError> {
-    if volume.exists() {
-        return Ok(false);
-    }
-    let args = MkfsArgs {
-        volume: volume.into(),
-        size: None,
-        log_size: None,
-        force: false,
-        device: None,
-        components: Vec::new(),
+/// Makes the volume with the defaults, if there is none; returns whether it did.
+pub fn make_if_absent(volume: &Location) -> Result<bool, CliError> {
+    let is_there = match volume {
+        Location::Path(path) => path.exists(),
+        Location::Store(url) => {
+            has_volume(url, &Env::real()).map_err(|error| explain(volume, &error.into()))?
+        }
+        Location::Server(_) => return Err(volume.not_served()),
     };
-    make(&args).map(|_| true)
+    Ok(!is_there && make(&MkfsArgs::of(volume.clone())).map(|_| true)?)
 }
 
 fn make(args: &MkfsArgs) -> Result<Superblock, CliError> {
-    let env = Env::real();
     if args.size.is_some_and(|size| size < SIZE_MIN) {
         let least = SIZE_MIN >> 20;
         return Err(CliError::Failed(format!(
             "{}: a volume needs at least {least} MiB",
-            args.volume.display()
+            args.volume
         )));
     }
-    for path in std::iter::once(&args.volume).chain(&args.components) {
+    match &args.volume {
+        Location::Path(path) => make_on_devices(args, path),
+        Location::Store(url) => make_in_store(args, url),
+        Location::Server(_) => Err(args.volume.not_served()),
+    }
+}
+
+/// Makes a volume in a store.
+fn make_in_store(args: &MkfsArgs, url: &StoreUrl) -> Result<Superblock, CliError> {
+    if args.device.is_some() || args.force {
+        return Err(CliError::Usage(format!(
+            "{url}: --device and --force are for files and block devices; a store with a volume is never overwritten"
+        )));
+    }
+    let (env, options) = (Env::real(), options(args));
+    let failed = |error: ObjectError| explain(&args.volume, &error.into());
+    let capacity = whole(args.size.unwrap_or(STORE_SIZE));
+    let boundary = segments_of(capacity, &options, &env);
+    let boundary = boundary.map_err(|error| refused(&args.volume, &error))?;
+    let volume = VolumeOptions { capacity, window: WINDOW_DEFAULT, boundary };
+    let is_new = !is_there(url);
+    let made = match make_volume(url, &volume, &env) {
+        Err(ObjectError::VolumeExists) => half_made(args, url, &env),
+        made => made,
+    };
+    // From here on this process owns the volume.
+    let device = made.map_err(failed)?;
+    let made = (|| {
+        let opened = Opened::in_store(device.clone());
+        let made = mkfs(&opened.device, &options, &env);
+        // Why the device failed says more than that it did.
+        device.failure().map_or(Ok(()), Err)?;
+        opened.close().map(|()| made)
+    })();
+    if !matches!(made, Ok(Ok(_))) && is_new {
+        // Half a volume under the name that the user chose would only be in the way.
+        remove(url);
+    }
+    made.map_err(failed)?.map_err(|error| refused(&args.volume, &error))
+}
+
+fn is_there(url: &StoreUrl) -> bool {
+    match url {
+        StoreUrl::Dir(path) => path.exists(),
+    }
+}
+
+fn remove(url: &StoreUrl) {
+    match url {
+        StoreUrl::Dir(path) => {
+            if let Err(error) = std::fs::remove_dir_all(path) {
+                tracing::warn!(%error, "cannot remove {}", path.display());
+            }
+        }
+    }
+}
+
+/// Opens a volume whose making was interrupted, so that it can be ended. Any other volume is an
+/// error, and left as it is.
+fn half_made(args: &MkfsArgs, url: &StoreUrl, env: &Env) -> Result<Arc<ObjectDevice>, ObjectError> {
+    let found: Arc<dyn BlockDevice> = open_volume(url, Opening::Read, env)?;
+    let is_half = matches!(read_superblock(&found), Err(VolumeError::Empty))
+        && args.size.is_none_or(|size| whole(size) == found.capacity());
+    drop(found);
+    if !is_half {
+        return Err(ObjectError::VolumeExists);
+    }
+    open_volume(url, Opening::Own { take_over: false }, env)
+}
+
+fn make_on_devices(args: &MkfsArgs, volume: &Path) -> Result<Superblock, CliError> {
+    let env = Env::real();
+    for path in std::iter::once(volume).chain(args.components.iter().map(PathBuf::as_path)) {
         refuse_device_directory(path)?;
     }
     if let Some(kind) = args.device {
@@ -69,20 +148,20 @@ fn make(args: &MkfsArgs) -> Result<Superblock, CliError> {
                 check_options(whole(args.size.unwrap_or(DEFAULT_SIZE)), &options(args), &env);
             checked.map_err(|error| refused(&args.volume, &error))?;
         }
-        return make_composite(args, kind, &env);
+        return make_composite(args, volume, kind, &env);
     }
-    if gets_its_size(args) {
+    if gets_its_size(args, volume) {
         let checked = check_options(whole(args.size.unwrap_or(DEFAULT_SIZE)), &options(args), &env);
         checked.map_err(|error| refused(&args.volume, &error))?;
     }
-    let (device, created) = open(args, &env)?;
+    let (device, created) = open(args, volume, &env)?;
     let device: Arc<dyn BlockDevice> = Arc::new(device);
     let made = mkfs(&device, &options(args), &env);
     made.inspect(|made| warn_of_small_host(&args.volume, made.size, &*device)).map_err(|error| {
         if created {
             // A half-made volume under the name that the user chose would block the next attempt.
-            if let Err(error) = std::fs::remove_file(&args.volume) {
-                tracing::warn!(%error, "cannot remove {}", args.volume.display());
+            if let Err(error) = std::fs::remove_file(volume) {
+                tracing::warn!(%error, "cannot remove {}", volume.display());
             }
         }
         refused(&args.volume, &error)
@@ -90,18 +169,17 @@ fn make(args: &MkfsArgs) -> Result<Superblock, CliError> {
 }
 
 /// Whether the volume is a file that has no size yet, or loses its size.
-fn gets_its_size(args: &MkfsArgs) -> bool {
-    let found = std::fs::metadata(&args.volume);
+fn gets_its_size(args: &MkfsArgs, volume: &Path) -> bool {
+    let found = std::fs::metadata(volume);
     found.map_or(true, |found| found.is_file() && (args.force || found.len() == 0))
 }
 
 /// Warns if the host has less space than the volume may come to need. That is often intended, so it
 /// is said once; a mount warns again only if the host is nearly full.
-fn warn_of_small_host(volume: &Path, size: u64, device: &dyn BlockDevice) {
+fn warn_of_small_host(volume: &Location, size: u64, device: &dyn BlockDevice) {
     let Some(has) = device.host_free().filter(|has| *has < size) else { return };
     tracing::warn!(
-        "{}: the volume takes space as it fills, up to {}, and the file system on which it lies has {} left",
-        volume.display(),
+        "{volume}: the volume takes space as it fills, up to {}, and the file system on which it lies has {} left",
         format_bytes(size),
         format_bytes(has)
     );
@@ -122,24 +200,29 @@ pub fn refuse_device_directory(path: &Path) -> Result<(), CliError> {
     )))
 }
 
-fn refused(volume: &Path, error: &VolumeError) -> CliError {
+fn refused(volume: &Location, error: &VolumeError) -> CliError {
     let more = match error {
         VolumeError::Foreign => ", which is left alone; `ferry mkfs --force` would overwrite it",
         _ => "",
     };
-    CliError::Failed(format!("{}: {error}{more}", volume.display()))
+    CliError::Failed(format!("{volume}: {error}{more}"))
 }
 
 /// Makes a volume of several components.
-fn make_composite(args: &MkfsArgs, kind: Kind, env: &Env) -> Result<Superblock, CliError> {
+fn make_composite(
+    args: &MkfsArgs,
+    descriptor: &Path,
+    kind: Kind,
+    env: &Env,
+) -> Result<Superblock, CliError> {
     let composite = CompositeOptions {
         kind,
         paths: args.components.clone(),
         size: args.size.unwrap_or(DEFAULT_SIZE),
         overwrite: args.force,
     };
-    let made = CompositeVolume::create(&args.volume, &composite, env);
-    let volume = Arc::new(made.map_err(|e| explain(&args.volume, &e))?);
+    let made = CompositeVolume::create(descriptor, &composite, env);
+    let volume = Arc::new(made.map_err(|e| explain(&args.volume, &e.into()))?);
     let device: Arc<dyn BlockDevice> = volume.clone();
     // The devices were checked; leftovers of an earlier volume behind their headers do no harm.
     // `size` is divided among them already.
@@ -170,29 +253,27 @@ fn options(args: &MkfsArgs) -> MkfsOptions {
 
 /// Opens or makes the device; says whether it made the file. An existing file is used only if it is
 /// empty or `--force` was given.
-fn open(args: &MkfsArgs, env: &Env) -> Result<(FileDevice, bool), CliError> {
-    let path = &args.volume;
+fn open(args: &MkfsArgs, path: &Path, env: &Env) -> Result<(FileDevice, bool), CliError> {
     let size = whole(args.size.unwrap_or(DEFAULT_SIZE));
     match FileDevice::create(path, size, false, env) {
         Ok(device) => Ok((device, true)),
-        Err(DeviceError::Exists(_)) => reopen(args, env).map(|device| (device, false)),
-        Err(error) => Err(failed(path, size, error)),
+        Err(DeviceError::Exists(_)) => reopen(args, path, env).map(|device| (device, false)),
+        Err(error) => Err(failed(&args.volume, size, error)),
     }
 }
 
 /// Opens an existing file or device. An empty file, or one that `--force` gives up, gets the
 /// requested size; a block device, and a file that is large enough already, keep theirs.
-fn reopen(args: &MkfsArgs, env: &Env) -> Result<FileDevice, CliError> {
-    let path = &args.volume;
+fn reopen(args: &MkfsArgs, path: &Path, env: &Env) -> Result<FileDevice, CliError> {
+    let failed = |e| failed(&args.volume, whole(args.size.unwrap_or(DEFAULT_SIZE)), e);
     let size = whole(args.size.unwrap_or(DEFAULT_SIZE));
     let file = std::fs::metadata(path).is_ok_and(|m| m.is_file());
-    if gets_its_size(args) {
-        return FileDevice::create(path, size, true, env).map_err(|e| failed(path, size, e));
+    if gets_its_size(args, path) {
+        return FileDevice::create(path, size, true, env).map_err(failed);
     }
-    let device =
-        FileDevice::open(path, OpenMode::ReadWrite, env).map_err(|e| failed(path, size, e))?;
+    let device = FileDevice::open(path, OpenMode::ReadWrite, env).map_err(failed)?;
     if file && device.capacity() < SIZE_MIN {
-        return Err(refused(path, &VolumeError::Foreign));
+        return Err(refused(&args.volume, &VolumeError::Foreign));
     }
     Ok(device)
 }
@@ -202,15 +283,14 @@ fn whole(size: u64) -> u64 {
     size - size % BLOCK_SIZE as u64
 }
 
-fn failed(volume: &Path, size: u64, error: DeviceError) -> CliError {
+fn failed(volume: &Location, size: u64, error: DeviceError) -> CliError {
     match &error {
         DeviceError::Io { source, .. } if source.raw_os_error() == Some(libc::EFBIG) => {
             CliError::Failed(format!(
-                "{}: the file system there takes no file of {}: choose a smaller --size, or another file system (ext4 takes 16 TiB, XFS 8 EiB)",
-                volume.display(),
+                "{volume}: the file system there takes no file of {}: choose a smaller --size, or another file system (ext4 takes 16 TiB, XFS 8 EiB)",
                 format_bytes(size)
             ))
         }
-        _ => explain(volume, &error.into()),
+        _ => explain(volume, &CompositeError::from(error).into()),
     }
 }

@@ -5,16 +5,17 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ferry_device::OpenMode;
 use ferry_env::Env;
 use ferry_fs::{AccessTimes, CacheMode, Filesystem, FsOptions, LocalFs, SessionStore};
 
 use crate::asked::Asked;
+use crate::cache_size::{GivesWay, default_bytes};
 use crate::cli::MountArgs;
 use crate::control::STATS;
 use crate::daemon::{self, Service};
 use crate::error::CliError;
-use crate::holder::{explain, open_when_free};
+use crate::location::Location;
+use crate::open::{How, explain, open_when_free};
 use crate::options::MountOptions;
 use crate::size::format_bytes;
 use crate::{logging, mkfs, mounts, remote, umount, utab};
@@ -39,38 +40,41 @@ pub fn run(
         clear_dead_mount(&args.mountpoint)?;
     }
     let mountpoint = usable_mountpoint(&args.mountpoint)?;
-    let remote = remote::address(&args.volume)?;
-    if let Some(address) = &remote {
+    if let Location::Server(address) = &args.volume {
         remote::check(address, args, options)?;
         if args.foreground {
             return remote::serve(address, &mountpoint, args, options);
         }
         return in_background(address.to_string().into(), mountpoint, args, options, log_level);
     }
-    if options.tls.is_some()
-        || options.insecure
-        || options.timeout.is_some()
-        || !options.asynchronous
-    {
+    if options.tls.is_some() || options.insecure || options.timeout.is_some() || options.async_off {
         return Err(CliError::Usage(
             "tls, insecure, timeout and async are for ferry://HOST/ only".into(),
         ));
     }
+    let how = How::new(&args.volume, options.read_only, args.take_over)?;
     if args.create && mkfs::make_if_absent(&args.volume)? {
-        eprintln!("ferry: made a new volume, {}", args.volume.display());
+        eprintln!("ferry: made a new volume, {}", args.volume);
     }
-    let volume = args.volume.canonicalize().map_err(|error| match error.kind() {
-        ErrorKind::NotFound => CliError::Failed(format!(
-            "{}: there is no such volume: `ferry mkfs` makes one, `ferry mount --create` makes and mounts it",
-            args.volume.display()
-        )),
-        _ => CliError::path(&args.volume, "cannot open")(error),
-    })?;
+    let source = source(&args.volume)?;
     let log = log_path(options)?;
     if args.foreground {
-        return serve(&volume, &mountpoint, args, options, log.as_deref());
+        return serve(&source, how, &mountpoint, args, options, log.as_deref());
     }
-    in_background(volume.into(), mountpoint, args, options, log_level)
+    in_background(source.into(), mountpoint, args, options, log_level)
+}
+
+/// What the table of mounts shows as the source.
+fn source(volume: &Location) -> Result<PathBuf, CliError> {
+    let Some(path) = volume.path() else {
+        return volume.resolved().map_err(CliError::path(volume.to_string(), "cannot open"));
+    };
+    path.canonicalize().map_err(|error| match error.kind() {
+        ErrorKind::NotFound => CliError::Failed(format!(
+            "{volume}: there is no such volume: `ferry mkfs` makes one, `ferry mount --create` makes and mounts it"
+        )),
+        _ => CliError::path(path, "cannot open")(error),
+    })
 }
 
 /// Starts the daemon, and returns when the mount can be used.
@@ -82,6 +86,9 @@ fn in_background(
     log_level: Option<&str>,
 ) -> Result<(), CliError> {
     let mut command = vec![OsString::from("mount"), source, mountpoint.into()];
+    if args.take_over {
+        command.push("--take-over".into());
+    }
     command.push("--stop-timeout".into());
     command.push(format!("{}ms", args.stop_timeout.as_millis()).into());
     daemon::spawn(&daemon_args(command, options, log_level), options.log.as_deref())
@@ -135,7 +142,8 @@ pub fn run_plain(
 }
 
 fn serve(
-    volume: &Path,
+    source: &Path,
+    how: How,
     mountpoint: &Path,
     args: &MountArgs,
     options: &MountOptions,
@@ -143,20 +151,23 @@ fn serve(
 ) -> Result<(), CliError> {
     daemon::prepare(args.daemon);
     let env = Env::real();
-    let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    let device = open_when_free(volume, mode, &env).map_err(|e| explain(volume, &e))?;
-    let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", volume.display()));
+    let volume = Location::parse(source.as_os_str()).map_err(CliError::Usage)?;
+    let opened = open_when_free(&volume, how, &env).map_err(|e| explain(&volume, &e))?;
+    let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{volume}: {e}"));
     let fs_options = fs_options(options);
     let listed = options.listed_words(fs_options.flush, fs_options.fast_flush);
-    let fs = LocalFs::open(device, fs_options, env).map_err(|e| failed(&e))?;
-    warn_of_small_host(volume, &fs);
+    let cache_size = fs_options.cache_bytes;
+    let fs = LocalFs::open(opened.device.clone(), fs_options, env.clone());
+    let fs = fs.map_err(|e| failed(&e))?;
+    let gives_way = GivesWay::start(&fs, cache_size, &env);
+    warn_of_small_host(&volume, &fs);
     let asked = Asked::new();
     let answering = Arc::downgrade(&fs);
     let served = daemon::serve(
         Arc::clone(&fs) as Arc<dyn Filesystem>,
         &Service {
             mountpoint,
-            options: fuse_options(volume.to_string_lossy().into_owned(), options, false),
+            options: fuse_options(source.to_string_lossy().into_owned(), options, false),
             listed_options: Some(listed),
             daemon: args.daemon,
             log,
@@ -165,6 +176,7 @@ fn serve(
         },
         Box::new(move |question| Some(answering.upgrade().filter(|_| question == STATS)?.stats())),
     );
+    drop(gives_way);
     // A mount gives no leases. If no server had any out before it, the next server begins at once.
     if served.is_ok()
         && fs.was_handed_over()
@@ -173,9 +185,10 @@ fn serve(
         tracing::warn!(%error, "the next server of the volume will begin with a grace period");
     }
     let closed = fs.close().map_err(|e| failed(&e));
+    let closed = closed.and(opened.close().map_err(|e| failed(&e)));
     match &closed {
         Ok(()) if served.is_ok() => {
-            tracing::info!(volume = %volume.display(), "closed: everything is on disk")
+            tracing::info!(%volume, "closed: everything is durable")
         }
         Ok(()) => {}
         Err(error) => tracing::error!(%error, "the volume could not be closed cleanly"),
@@ -185,16 +198,15 @@ fn serve(
 }
 
 /// Warns if the host may soon lack the space that the volume takes as it fills.
-fn warn_of_small_host(volume: &Path, fs: &LocalFs) {
+fn warn_of_small_host(volume: &Location, fs: &LocalFs) {
     let size = fs.superblock().size;
     let Some((needs, has)) = fs.host_needs().filter(|(needs, has)| is_short(*needs, *has, size))
     else {
         return;
     };
     tracing::warn!(
-        "{}: it may come to need {} more, and the file system on which it lies has {} left: when that is full, nothing more can be \
+        "{volume}: it may come to need {} more, and the file system on which it lies has {} left: when that is full, nothing more can be \
          written to the volume; make room there",
-        volume.display(),
         format_bytes(needs),
         format_bytes(has)
     );
@@ -222,7 +234,7 @@ fn fs_options(options: &MountOptions) -> FsOptions {
         cache_bytes: options
             .cache_bytes
             .and_then(|bytes| usize::try_from(bytes).ok())
-            .unwrap_or(defaults.cache_bytes),
+            .unwrap_or_else(default_bytes),
         commit_interval: options.commit_interval.unwrap_or(defaults.commit_interval),
         flush: options.flush.unwrap_or(defaults.flush),
         fast_flush: options.fast_flush.unwrap_or(defaults.fast_flush),
@@ -246,7 +258,7 @@ pub fn fuse_options(
         allow_other: options.allow_other.then_some(true),
         nosuid,
         nodev,
-        idle_poll: options.idle_poll,
+        idle_poll: !options.idle_poll_off,
         noexec: options.noexec,
         noatime: options.noatime,
         strictatime: options.strictatime,
@@ -296,12 +308,23 @@ fn clear_dead_mount(mountpoint: &Path) -> Result<(), CliError> {
     let resolved = mounts::resolve(mountpoint)
         .map_err(CliError::path(mountpoint, "cannot find the mount point"))?;
     while umount::clear_dead(&resolved)? {
-        eprintln!("ferry: {}: cleared the mount of a daemon that had died", resolved.display());
+        say_cleared(&resolved);
     }
     Ok(())
 }
 
+fn say_cleared(mountpoint: &Path) {
+    eprintln!("ferry: {}: cleared the mount of a daemon that had died", mountpoint.display());
+}
+
 fn usable_mountpoint(mountpoint: &Path) -> Result<PathBuf, CliError> {
+    while let Err(error) = std::fs::metadata(mountpoint)
+        && mounts::says_dead(&error)
+    {
+        // It was killed, but had not ended when it was looked at.
+        umount::detach_dead(mountpoint)?;
+        say_cleared(mountpoint);
+    }
     let resolved = mountpoint
         .canonicalize()
         .map_err(CliError::path(mountpoint, "cannot use the mount point"))?;
@@ -336,11 +359,7 @@ fn remount(mountpoint: &Path, options: &MountOptions) -> Result<(), CliError> {
     flags.set(MountFlags::NOATIME, options.noatime);
     flags.set(MountFlags::STRICTATIME, options.strictatime);
     flags.set(MountFlags::NODIRATIME, options.nodiratime);
-    let mount = mounts::find(mountpoint)
-        .map_err(CliError::path(mountpoint, "cannot read the table of mounts"))?;
-    let mount = mount
-        .filter(mounts::Mount::is_ferry)
-        .ok_or_else(|| CliError::NotMounted(mountpoint.into()))?;
+    let mount = mounts::find_ferry(&Location::from(mountpoint))?;
     let (nosuid, nodev) = options.distrusts(mount.is_remote());
     flags.set(MountFlags::NOSUID, nosuid);
     flags.set(MountFlags::NODEV, nodev);

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use ferry_net::Address;
 
 use crate::error::CliError;
+use crate::location::Location;
 
 /// The type that the kernel shows for a mounted volume.
 pub const FS_TYPE: &str = "fuse.ferry";
@@ -41,7 +42,12 @@ impl Mount {
 
     /// Whether it mounts a volume of this machine; `ferry bench null` has no volume.
     pub fn is_local(&self) -> bool {
-        !self.is_remote() && self.source.is_absolute()
+        !self.is_remote() && (self.source.is_absolute() || self.volume().path().is_none())
+    }
+
+    /// Where the volume lies.
+    pub fn volume(&self) -> Location {
+        Location::parse(self.source.as_os_str()).unwrap_or_else(|_| Location::from(&self.source))
     }
 
     /// Whether it mounts a server's volume: no daemon of this machine has that open.
@@ -68,7 +74,7 @@ pub fn at(target: &Path) -> io::Result<Option<Mount>> {
 
 /// Finds a mount by its mount point, or else by its volume (the last mount of it, preferably one
 /// that is not hidden). Sends no request to the mount, whose daemon may hang.
-pub fn find(target_or_source: &Path) -> io::Result<Option<Mount>> {
+pub fn find(target_or_volume: &Location) -> io::Result<Option<Mount>> {
     let mut mounts = list()?;
     let position = |path: &Path| {
         let of_volume = |m: &Mount| m.is_ferry() && m.source == path;
@@ -77,9 +83,18 @@ pub fn find(target_or_source: &Path) -> io::Result<Option<Mount>> {
             .or_else(|| mounts.iter().rposition(|m| of_volume(m) && cover(m, &mounts).is_none()))
             .or_else(|| mounts.iter().rposition(of_volume))
     };
-    let found = position(&std::path::absolute(target_or_source)?);
-    let found = found.or_else(|| resolve(target_or_source).ok().and_then(|path| position(&path)));
+    let found = match target_or_volume.path() {
+        Some(path) => position(&std::path::absolute(path)?),
+        None => None,
+    };
+    let resolved = || target_or_volume.resolved().ok();
+    let found = found.or_else(|| position(&resolved()?));
     Ok(found.map(|i| mounts.swap_remove(i)))
+}
+
+/// The mount that a file or directory is on, by its path; or the mount of a volume by its URL.
+pub fn of(target: &Location) -> Option<Mount> {
+    target.path().map_or_else(|| find(target).ok()?, above)
 }
 
 /// The mount that a file or directory is on, by its path.
@@ -91,6 +106,13 @@ pub fn above(path: &Path) -> Option<Mount> {
     let above = mounts.into_iter().filter(|mount| path.starts_with(&mount.target));
     // Of several mounts at one mount point the newest is visible, which is the last.
     above.max_by_key(|mount| mount.target.as_os_str().len())
+}
+
+/// The FerryFS mount that a path means, as [`find`].
+pub fn find_ferry(target: &Location) -> Result<Mount, CliError> {
+    let name = || PathBuf::from(target.to_string());
+    let mount = find(target).map_err(CliError::path(name(), "cannot read the table of mounts"))?;
+    mount.filter(Mount::is_ferry).ok_or_else(|| CliError::NotMounted(name()))
 }
 
 /// Refuses a mount that another mount at the same mount point hides: every path there leads to the

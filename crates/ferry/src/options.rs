@@ -8,6 +8,7 @@ use std::time::Duration;
 use ferry_fs::CacheMode;
 use ferry_journal::FlushPolicy;
 
+use crate::cache_size::machine_bytes;
 use crate::size::{format_bytes, parse_bytes, parse_duration};
 
 /// Shown by `--help` and for an unknown option.
@@ -16,7 +17,8 @@ ro, rw              read only, or not (the default)
 cache=kernel        the kernel caches reads; writes reach the daemon at once (the default)
 cache=writeback     the kernel also gathers writes; ENOSPC may then come at a later write, msync, fsync or close
 cache=strict        every read and write reaches the daemon (direct I/O)
-cache_size=SIZE     memory for cached data, for example 512M
+cache_size=SIZE     memory for contents, inodes, names and the home store's cache, for example 512M (the default is an eighth of
+                    what the machine has or its control groups allow; when memory is short, the mount gives way)
 flush=adaptive      an fsync waits for others only where they are known to be back at once (the default);
                     flush=gather, flush=delay, flush=each: see ferry tune --help
 fast_flush=T        flush=delay does not wait where flushes take less than this (default 2ms)
@@ -43,7 +45,7 @@ fstab's own words (defaults, auto, noauto, nofail, user, _netdev, comment=, x-â€
 const TIME_MIN: Duration = Duration::from_millis(1);
 
 /// The parsed options of `-o`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct MountOptions {
     /// The volume is not changed.
     pub read_only: bool,
@@ -57,16 +59,16 @@ pub struct MountOptions {
     pub flush: Option<FlushPolicy>,
     /// If flushes take less than this on average, `flush=delay` does not wait; `None`: the default.
     pub fast_flush: Option<Duration>,
-    /// A thread keeps a core awake while requests follow each other closely.
-    pub idle_poll: bool,
+    /// No thread keeps a core awake while requests follow each other closely.
+    pub idle_poll_off: bool,
     /// Other users may use the mount.
     pub allow_other: bool,
     /// The file for messages, instead of the system log.
     pub log: Option<PathBuf>,
     /// How long operations wait for an unreachable server; `None`: the default.
     pub timeout: Option<Duration>,
-    /// Changes are acknowledged early, before the server answers.
-    pub asynchronous: bool,
+    /// Changes are not acknowledged before the server answers.
+    pub async_off: bool,
     /// The directory of the client's certificate.
     pub tls: Option<PathBuf>,
     /// The connection uses no TLS, wherever the server is.
@@ -88,34 +90,6 @@ pub struct MountOptions {
     pub remount: bool,
     /// Skips unknown options (`-s` of mount(8)).
     pub sloppy: bool,
-}
-
-impl Default for MountOptions {
-    fn default() -> Self {
-        Self {
-            read_only: false,
-            cache: CacheMode::Kernel,
-            cache_bytes: None,
-            commit_interval: None,
-            flush: None,
-            fast_flush: None,
-            idle_poll: true,
-            allow_other: false,
-            log: None,
-            timeout: None,
-            asynchronous: true,
-            tls: None,
-            insecure: false,
-            noexec: false,
-            nosuid: None,
-            nodev: None,
-            noatime: false,
-            strictatime: false,
-            nodiratime: false,
-            remount: false,
-            sloppy: false,
-        }
-    }
 }
 
 impl MountOptions {
@@ -144,9 +118,9 @@ impl MountOptions {
             ("commit_interval", Some(time)) => self.commit_interval = Some(parse_time(key, time)?),
             ("flush", Some(policy)) => self.flush = Some(policy.parse()?),
             ("fast_flush", Some(time)) => self.fast_flush = Some(parse_duration(time)?),
-            ("idle_poll", Some(word @ ("on" | "off"))) => self.idle_poll = word == "on",
+            ("idle_poll", Some(word @ ("on" | "off"))) => self.idle_poll_off = word == "off",
             ("timeout", Some(time)) => self.timeout = Some(parse_time(key, time)?),
-            ("async", Some(word @ ("on" | "off"))) => self.asynchronous = word == "on",
+            ("async", Some(word @ ("on" | "off"))) => self.async_off = word == "off",
             ("insecure", None) => self.insecure = true,
             ("tls", Some(dir)) if !dir.is_empty() => self.tls = Some(PathBuf::from(dir)),
             ("log", Some(file)) if !file.is_empty() => {
@@ -213,9 +187,9 @@ impl MountOptions {
         words.extend(self.cache_words());
         words.extend(self.flush.map(flush_word));
         words.extend(self.fast_flush.map(fast_flush_word));
-        words.extend((!self.idle_poll).then(|| "idle_poll=off".to_owned()));
+        words.extend(self.idle_poll_off.then(|| "idle_poll=off".to_owned()));
         words.extend(self.timeout.map(|time| format!("timeout={}ms", time.as_millis())));
-        words.extend((!self.asynchronous).then(|| "async=off".to_owned()));
+        words.extend(self.async_off.then(|| async_word(false)));
         words.extend(self.insecure.then(|| "insecure".to_owned()));
         words.extend(self.allow_other.then(|| "allow_other".to_owned()));
         words.extend(self.nosuid.map(|off| if off { "nosuid" } else { "suid" }.to_owned()));
@@ -229,6 +203,11 @@ impl MountOptions {
         words.extend(flags.iter().filter(|(on, _)| *on).map(|(_, word)| (*word).to_owned()));
         words.join(",")
     }
+}
+
+/// The option `async=on` or `async=off`.
+pub fn async_word(on: bool) -> String {
+    format!("async={}", if on { "on" } else { "off" })
 }
 
 /// The option `flush=POLICY`.
@@ -310,7 +289,7 @@ fn parse_time(key: &str, text: &str) -> Result<Duration, String> {
 fn parse_cache_size(text: &str) -> Result<u64, String> {
     const CACHE_SIZE_MIN: u64 = 1 << 20;
     let bytes = parse_bytes(text)?;
-    let memory = memory_bytes();
+    let memory = machine_bytes();
     if bytes < CACHE_SIZE_MIN {
         return Err(format!("cache_size={text} is {bytes} bytes: it must be at least 1M"));
     }
@@ -319,12 +298,6 @@ fn parse_cache_size(text: &str) -> Result<u64, String> {
         return Err(format!("cache_size={text} is more than the memory of this machine, {memory}"));
     }
     Ok(bytes)
-}
-
-/// Bytes of the machine's memory.
-fn memory_bytes() -> u64 {
-    let info = rustix::system::sysinfo();
-    (info.totalram as u64).saturating_mul(u64::from(info.mem_unit))
 }
 
 fn parse_cache(mode: &str) -> Result<CacheMode, String> {

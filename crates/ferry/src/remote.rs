@@ -13,28 +13,24 @@ use crate::asked::{self, Answers, Asked};
 use crate::cli::MountArgs;
 use crate::daemon::{self, Service};
 use crate::error::CliError;
-use crate::mount;
-use crate::mounts::Mount;
-use crate::options::MountOptions;
+use crate::mounts::{self, Mount};
+use crate::options::{MountOptions, async_word};
+use crate::socket::object;
+use crate::waiting::pause;
+use crate::{mount, utab};
 
 /// How long operations wait for an unreachable server, unless `timeout=` says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// The server's address, if the source is one.
-pub fn address(source: &Path) -> Result<Option<Address>, CliError> {
-    match source.to_str().filter(|source| Address::is_meant(source)) {
-        Some(source) => source
-            .parse()
-            .map(Some)
-            .map_err(|e: ferry_net::NetError| CliError::Usage(e.to_string())),
-        None => Ok(None),
-    }
-}
+/// How often a mount is asked whether the server has made all.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Refuses options that make no sense for a server's volume or are not safe.
 pub fn check(address: &Address, args: &MountArgs, options: &MountOptions) -> Result<(), CliError> {
     if args.create {
         return Err(CliError::Usage("--create: a volume is made where it is served".into()));
+    }
+    if args.take_over {
+        return Err(CliError::Usage("--take-over: the server owns the volume".into()));
     }
     if options.cache == CacheMode::Writeback
         || options.cache_bytes.is_some()
@@ -95,7 +91,7 @@ pub fn serve(
         path: address.path.clone().into_bytes(),
         name: rustix::system::uname().nodename().to_bytes().to_vec(),
         timeout: options.timeout.unwrap_or(TIMEOUT),
-        asynchronous: options.asynchronous,
+        asynchronous: !options.async_off,
         noatime: options.noatime,
     };
     let connector = Arc::new(TcpConnector::new(address.clone(), tls));
@@ -105,12 +101,13 @@ pub fn serve(
     let log = mount::log_path(options)?;
     let asked = Asked::new();
     let answers = answers(&fs);
+    let listed = async_word(fs.is_asynchronous());
     let served = daemon::serve(
         fs as Arc<dyn Filesystem>,
         &Service {
             mountpoint,
             options: fuse,
-            listed_options: None,
+            listed_options: Some(listed),
             daemon: args.daemon,
             log: log.as_deref(),
             stop_timeout: args.stop_timeout,
@@ -124,6 +121,10 @@ pub fn serve(
 
 /// The question that asks for what the mount knows without its server.
 const FIGURES: &str = "figures";
+/// The questions that switch early acknowledgement, and the one how far that is.
+const ASYNC_ON: &str = "async=on";
+const ASYNC_OFF: &str = "async=off";
+const ASYNC: &str = "async";
 /// The message that the mount's end is forced.
 const ABANDON: &str = "abandon";
 
@@ -133,6 +134,14 @@ fn answers(fs: &Arc<RemoteFs>) -> Answers {
         let fs = fs.upgrade()?;
         match question {
             FIGURES => Some(fs.figures()),
+            ASYNC_ON | ASYNC_OFF => {
+                let switched = fs.set_asynchronous(question == ASYNC_ON);
+                if switched {
+                    tracing::info!("{question} from now on");
+                }
+                Some(how_asynchronous(&fs))
+            }
+            ASYNC => Some(how_asynchronous(&fs)),
             ABANDON => {
                 fs.abandon();
                 Some(Value::Null)
@@ -140,6 +149,54 @@ fn answers(fs: &Arc<RemoteFs>) -> Answers {
             _ => None,
         }
     })
+}
+
+fn how_asynchronous(fs: &RemoteFs) -> Value {
+    let unanswered = fs.unanswered().map_or(Value::Null, Value::from);
+    object([("async", fs.is_asynchronous().into()), ("unanswered", unanswered)])
+}
+
+/// Switches early acknowledgement of the mount that `path` is, or is on. Switching it off waits
+/// until the server has made all changes that were answered before.
+pub fn switch(path: &Path, on: bool) -> Result<(), CliError> {
+    let failed = |why: String| CliError::Failed(format!("{}: {why}", path.display()));
+    let Some(mount) = mounts::above(path).filter(Mount::is_ferry) else {
+        return Err(CliError::NotMounted(path.into()));
+    };
+    if !mount.is_remote() {
+        return Err(failed(
+            "--async is for a mount of a server (ferry://): this one has the volume itself".into(),
+        ));
+    }
+    let ask = |question: &str| {
+        let answer = asked::ask(&mount, question)?.filter(|answer| answer["async"].is_boolean());
+        answer.ok_or_else(|| {
+            failed("its daemon tells only root and the user who has mounted it, with the same version of ferry".into())
+        })
+    };
+    let mut now = ask(if on { ASYNC_ON } else { ASYNC_OFF })?;
+    while now["async"] == on && !on {
+        match now["unanswered"].as_u64() {
+            Some(0) => break,
+            Some(_) => pause(POLL_INTERVAL),
+            None => {
+                return Err(failed(
+                    "async is off, but the server is away, and has not made all changes that were answered before".into(),
+                ));
+            }
+        }
+        now = ask(ASYNC)?;
+    }
+    match (on, now["async"] == on) {
+        (_, true) => {
+            utab::change(&mount.target, &[async_word(on)]);
+            Ok(())
+        }
+        (true, false) => Err(failed(
+            "the server lets this client answer no change before it is made: its certificate is limited".into(),
+        )),
+        (false, false) => Err(failed("somebody else has switched async on meanwhile".into())),
+    }
 }
 
 /// Tells a mount that is about to end not to wait for its server.

@@ -1,23 +1,22 @@
 //! `ferry replace`: rebuilds a side of a mirror and shows progress; through the daemon or server
 //! that has the volume open, if there is one.
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use ferry_device::{BlockDevice, ComponentState, ComponentStats, CompositeError, CompositeVolume};
 use ferry_env::Env;
-use indicatif::{ProgressBar, ProgressStyle};
-use rustix::event::{Timespec, poll};
 
 use crate::cli::ReplaceArgs;
 use crate::control::{Control, print, stats_of};
 use crate::error::CliError;
-use crate::holder::{self, open_composite_when_free};
+use crate::location::Location;
 use crate::mkfs::refuse_device_directory;
+use crate::open::{self, open_composite_when_free};
+use crate::waiting::{PAUSE_MAX, pause, progress_bar};
 
-/// The interval between two looks at the progress.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// The form of the progress bar.
+const BAR: &str = "{bar:40} {bytes}/{total_bytes}  {binary_bytes_per_sec}  {eta} left";
 
 /// The progress of a rebuild.
 enum Progress {
@@ -29,19 +28,22 @@ enum Progress {
 
 /// Runs the command.
 pub fn run(args: &ReplaceArgs) -> Result<(), CliError> {
-    let volume = args.volume.canonicalize().map_err(CliError::path(&args.volume, "cannot open"))?;
+    let what = "not a mirror: it has no components, and only a mirror's side can be replaced";
+    let Some(path) = args.volume.path() else {
+        return Err(CliError::Failed(format!("{}: {what}", args.volume)));
+    };
+    let volume = path.canonicalize().map_err(CliError::path(path, "cannot open"))?;
     let old = std::path::absolute(&args.old).map_err(CliError::path(&args.old, "cannot find"))?;
     if !CompositeVolume::is_at(&volume) {
-        let what = "not a mirror: it has no components, and only a mirror's side can be replaced";
-        return Err(CliError::Failed(format!("{}: {what}", args.volume.display())));
+        return Err(CliError::Failed(format!("{}: {what}", args.volume)));
     }
     let new = std::path::absolute(&args.new).map_err(CliError::path(&args.new, "cannot find"))?;
     refuse_device_directory(&new)?;
-    let unreadable = match Control::find(&volume)? {
+    let unreadable = match Control::find(&Location::from(&volume))? {
         Some(control) => while_in_use(args, &control, &old, &new)?,
         None => alone(args, &volume, &old, &new)?,
     };
-    let name = args.volume.display();
+    let name = &args.volume;
     if unreadable > 0 {
         eprintln!(
             "ferry: {name}: no side could read {unreadable} blocks of 4 KiB. {} has zeros there, which count as damage; \
@@ -82,10 +84,11 @@ fn while_in_use(
 /// read.
 fn alone(args: &ReplaceArgs, volume: &Path, old: &Path, new: &Path) -> Result<u64, CliError> {
     let env = Env::real();
-    let device = open_composite_when_free(volume, &env).map_err(|e| holder::explain(volume, &e))?;
+    let device = open_composite_when_free(volume, &env)
+        .map_err(|e| open::explain(&Location::from(volume), &e))?;
     device.begin_replace(old, new).map_err(|error| match error {
         CompositeError::Foreign(_) => holds_data(new),
-        other => CliError::Failed(format!("{}: {other}", args.volume.display())),
+        other => CliError::Failed(format!("{}: {other}", args.volume)),
     })?;
     let name = new.canonicalize().map_err(CliError::path(new, "cannot find"))?;
     watch(args, || {
@@ -109,7 +112,7 @@ fn watch(
     args: &ReplaceArgs,
     mut look: impl FnMut() -> Result<Progress, CliError>,
 ) -> Result<u64, CliError> {
-    let bar = progress_bar();
+    let bar = progress_bar(BAR);
     loop {
         match look()? {
             Progress::Copied(done, total) => {
@@ -128,19 +131,8 @@ fn watch(
                 )));
             }
         }
-        let wait = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK_AGAIN.subsec_nanos()) };
-        poll(&mut [], Some(&wait)).map_err(|e| CliError::Failed(format!("cannot wait: {e}")))?;
+        pause(PAUSE_MAX);
     }
-}
-
-fn progress_bar() -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template(
-        "{bar:40} {bytes}/{total_bytes}  {binary_bytes_per_sec}  {eta} left",
-    );
-    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 fn holds_data(new: &Path) -> CliError {
@@ -150,7 +142,7 @@ fn holds_data(new: &Path) -> CliError {
 
 /// The message for the daemon's answer; its log has the details.
 fn explain(args: &ReplaceArgs, error: &io::Error) -> CliError {
-    let (volume, old, new) = (args.volume.display(), args.old.display(), args.new.display());
+    let (volume, old, new) = (&args.volume, args.old.display(), args.new.display());
     CliError::Failed(match error.raw_os_error() {
         Some(libc::EOPNOTSUPP | libc::ENOTTY) => {
             format!("{volume}: not a mirror: only a mirror's side can be replaced")

@@ -1,37 +1,33 @@
 //! `ferry scrub`: reads and verifies everything on a volume, in the daemon or server that has it
 //! open, or in this process.
 
-use std::io::IsTerminal;
-use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ferry_device::OpenMode;
 use ferry_env::Env;
 use ferry_fs::scrub::{ScrubOptions, ScrubProgress, Watch, scrub};
 use ferry_fuse::control;
-use indicatif::{ProgressBar, ProgressStyle};
-use rustix::event::{Timespec, poll};
+use indicatif::ProgressBar;
 use serde_json::Value;
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::cli::ScrubArgs;
 use crate::control::{Control, print};
 use crate::error::CliError;
 use crate::fsck::error_as_json;
-use crate::holder::{explain as explain_open, open_when_free};
+use crate::location::Location;
 use crate::object;
+use crate::open::{How, explain as explain_open, open_when_free};
 use crate::size::{format_bytes, format_nanos};
+use crate::waiting::{PAUSE_MAX, pause, progress_bar, stop_on_signals, wait};
 
 /// The exit code if damage was found.
 const EXIT_DAMAGE: u8 = 4;
 /// The exit code if the scrub was stopped, and had found no damage until then.
 const EXIT_STOPPED: u8 = 1;
-/// The interval between two questions about the progress.
-const ASK_AGAIN: Duration = Duration::from_millis(200);
-/// The same after the scrub was told to stop.
+/// The form of the progress bar.
+const BAR: &str = "{bar:40} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {msg}";
+/// The interval between two questions about the progress, after the scrub was told to stop.
 const STOPPING: Duration = Duration::from_millis(10);
 
 /// Runs the command.
@@ -42,7 +38,8 @@ pub fn run(args: &ScrubArgs) -> Result<ExitCode, CliError> {
 fn look(args: &ScrubArgs) -> Result<ExitCode, CliError> {
     let control = Control::find(&args.target);
     if args.stop {
-        let control = control?.ok_or_else(|| CliError::NotMounted(args.target.clone()))?;
+        let control =
+            control?.ok_or_else(|| CliError::NotMounted(args.target.to_string().into()))?;
         control::scrub_stop(&control).map_err(|e| refused(&control, e))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -51,7 +48,10 @@ fn look(args: &ScrubArgs) -> Result<ExitCode, CliError> {
         other => other,
     })?;
     let stop = stop_on_signals()?;
-    let bar = progress_bar(args.json);
+    let bar = match args.json {
+        true => ProgressBar::hidden(),
+        false => progress_bar(BAR),
+    };
     let report = match &control {
         Some(control) => {
             on_mount(control, args.rate.unwrap_or(ScrubArgs::RATE_MOUNTED), &bar, &stop)
@@ -60,7 +60,7 @@ fn look(args: &ScrubArgs) -> Result<ExitCode, CliError> {
     };
     bar.finish_and_clear();
     let report = report?;
-    let name = args.target.display().to_string();
+    let name = args.target.to_string();
     if args.json {
         print(&format!("{report:#}\n"))?
     } else {
@@ -71,16 +71,6 @@ fn look(args: &ScrubArgs) -> Result<ExitCode, CliError> {
         (true, false) => ExitCode::from(EXIT_STOPPED),
         (true, true) => ExitCode::SUCCESS,
     })
-}
-
-/// Ctrl-C and SIGTERM ask the scrub to stop.
-fn stop_on_signals() -> Result<Arc<AtomicBool>, CliError> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone())
-            .map_err(|e| CliError::Failed(format!("cannot handle signals: {e}")))?;
-    }
-    Ok(stop)
 }
 
 /// Has the daemon or server scrub, and shows its progress.
@@ -107,7 +97,7 @@ fn on_mount(
             control::scrub_stop(control).map_err(|e| refused(control, e))?;
             told = true;
         }
-        doze(if told { STOPPING } else { ASK_AGAIN });
+        pause(if told { STOPPING } else { PAUSE_MAX });
     }
 }
 
@@ -149,18 +139,18 @@ fn refused(control: &Control, error: std::io::Error) -> CliError {
 
 /// Scrubs in this process: the volume is not mounted.
 fn on_volume(
-    volume: &Path,
+    volume: &Location,
     rate: Option<u64>,
     bar: &ProgressBar,
     stop: &AtomicBool,
 ) -> Result<Value, CliError> {
     let env = Env::real();
-    let device = open_when_free(volume, OpenMode::ReadOnly, &env)
+    let opened = open_when_free(volume, How::Read, &env)
         .map_err(|e| CliError::CouldNotCheck(explain_open(volume, &e).to_string()))?;
     let begun = env.clock.monotonic();
     let mut watch = Onlooker { bar, stop };
-    let report = scrub(&device, ScrubOptions { rate }, &env, &mut watch)
-        .map_err(|e| CliError::CouldNotCheck(format!("{}: {e}", volume.display())))?;
+    let report = scrub(&opened.device, ScrubOptions { rate }, &env, &mut watch)
+        .map_err(|e| CliError::CouldNotCheck(format!("{volume}: {e}")))?;
     let mut report = serde_json::to_value(&report)
         .map_err(|e| CliError::CouldNotCheck(format!("cannot write the report: {e}")))?;
     let time = env.clock.monotonic().saturating_sub(begun);
@@ -182,34 +172,8 @@ impl Watch for Onlooker<'_> {
         !self.stop.load(Ordering::Relaxed)
     }
     fn wait(&mut self, time: Duration) -> bool {
-        let mut left = time;
-        // In slices: a signal may arrive just before the wait.
-        while !left.is_zero() && !self.stop.load(Ordering::Relaxed) {
-            let slice = left.min(ASK_AGAIN);
-            doze(slice);
-            left -= slice;
-        }
-        !self.stop.load(Ordering::Relaxed)
+        wait(time, self.stop)
     }
-}
-
-/// Waits for the given time, at most for the interval between two questions, or until a signal
-/// arrives.
-fn doze(time: Duration) {
-    let time = Timespec { tv_sec: 0, tv_nsec: i64::from(time.min(ASK_AGAIN).subsec_nanos()) };
-    // It watches no descriptor: it ends with the time or with a signal, and both are fine.
-    let _ = poll(&mut [], Some(&time));
-}
-
-/// Shows a progress bar only on a terminal.
-fn progress_bar(json: bool) -> ProgressBar {
-    if json || !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template(
-        "{bar:40} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {msg}",
-    );
-    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 fn show(bar: &ProgressBar, status: &Value) {

@@ -1,23 +1,23 @@
 //! `ferry serve`: shares a volume with other machines.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::path::Path;
 use std::sync::Arc;
 
-use ferry_device::OpenMode;
 use ferry_env::Env;
 use ferry_fs::{CacheMode, Filesystem, FsOptions, LocalFs, SessionStore};
 use ferry_net::{Export, Server, ServerOptions, ServerTls};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::cache_size::{GivesWay, default_bytes};
 use crate::cli::ServeArgs;
 use crate::error::CliError;
-use crate::holder::open_when_free;
+use crate::location::Location;
+use crate::open::{How, Opened, explain, open_when_free};
 use crate::{clients, daemon, logging, served};
 
 #[cfg(test)]
-mod panics;
+mod tests;
 
 /// Runs the command, until a signal asks for the end.
 pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
@@ -40,30 +40,41 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
         args.export.clone()
     };
     let read_only = exports.iter().all(|e| e.read_only);
-    let fs = open(&args.volume, read_only, &env)?;
+    let cache_size = default_bytes();
+    let how = How::new(&args.volume, read_only, args.take_over)?;
+    let (opened, fs) = open(&args.volume, how, cache_size, &env)?;
+    let gives_way = GivesWay::start(&fs, cache_size, &env);
     let served = serve(&fs, args, addr, tls, exports, &env);
+    drop(gives_way);
     fs.detach();
-    let closed =
-        fs.close().map_err(|e| CliError::Failed(format!("{}: {e}", args.volume.display())));
+    let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", args.volume));
+    let closed = fs.close().map_err(|e| failed(&e));
+    let closed = closed.and(opened.close().map_err(|e| failed(&e)));
     if closed.is_ok() {
-        tracing::info!(volume = %args.volume.display(), "closed: everything is on disk");
+        tracing::info!(volume = %args.volume, "closed: everything is durable");
     }
     served.and(closed)
 }
 
-fn open(volume: &Path, read_only: bool, env: &Env) -> Result<Arc<LocalFs>, CliError> {
-    let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    let device = open_when_free(volume, mode, env).map_err(|e| CliError::Failed(e.to_string()))?;
+fn open(
+    volume: &Location,
+    how: How,
+    cache_bytes: usize,
+    env: &Env,
+) -> Result<(Opened, Arc<LocalFs>), CliError> {
+    let opened = open_when_free(volume, how, env).map_err(|e| explain(volume, &e))?;
     // No kernel of this machine caches contents between the clients and this file system.
     let options = FsOptions {
-        read_only,
+        read_only: how == How::Read,
         cache: CacheMode::Strict,
+        cache_bytes,
         owner: rustix::process::geteuid().as_raw(),
         keeps_removed: true,
         ..FsOptions::default()
     };
-    LocalFs::open(device, options, env.clone())
-        .map_err(|e| CliError::Failed(format!("{}: {e}", volume.display())))
+    let fs = LocalFs::open(opened.device.clone(), options, env.clone())
+        .map_err(|e| CliError::Failed(format!("{volume}: {e}")))?;
+    Ok((opened, fs))
 }
 
 fn serve(
@@ -95,7 +106,7 @@ fn serve(
         .map_err(|e| CliError::Failed(format!("cannot listen to `ferry clients`: {e}")))?;
     served::answer(&args.volume, Arc::downgrade(fs), server.control())
         .map_err(|e| CliError::Failed(format!("cannot listen to control requests: {e}")))?;
-    tracing::info!(volume = %args.volume.display(), address = %bound, tls = !plain, "serving");
+    tracing::info!(volume = %args.volume, address = %bound, tls = !plain, "serving");
     daemon::notify_systemd("READY=1");
     signals.forever().next();
     tracing::info!("asked to stop");
@@ -124,26 +135,4 @@ fn allowed_plain(ip: IpAddr, insecure: bool) -> Result<(), CliError> {
         "{ip} can be reached by {exposed_to}, and would serve them as root: give --tls DIR (`ferry cert init DIR` makes one), or --insecure if \
          they may read and change everything"
     )))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn without_tls_an_address_is_served_only_if_that_was_asked_for() {
-        for (address, exposed_to) in [
-            ("127.0.0.1:0", "every user of this machine"),
-            ("[::1]:0", "every user of this machine"),
-            ("0.0.0.0:0", "everybody on the network"),
-        ] {
-            let ip = self::address(address).expect("an address").ip();
-            let said = allowed_plain(ip, false).expect_err(address).to_string();
-            assert!(
-                said.contains(exposed_to) && said.contains("--tls") && said.contains("--insecure"),
-                "{said}"
-            );
-            assert!(allowed_plain(ip, true).is_ok());
-        }
-    }
 }

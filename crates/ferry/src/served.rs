@@ -14,6 +14,7 @@ use serde_json::Value;
 use siphasher::sip::SipHasher13;
 
 use crate::error::CliError;
+use crate::location::Location;
 use crate::{mounts, socket};
 
 /// Prefix of the sockets' names. A hash of the volume's path and the process number follow: one
@@ -27,8 +28,9 @@ const ANSWER_MAX: usize = 1 << 20;
 /// Answers requests from now on, for as long as somebody holds the file system. A caller that may ask
 /// (`socket`) may ask for anything. The statistics have the server's own beside those of the
 /// volume.
-pub fn answer(volume: &Path, fs: Weak<LocalFs>, server: Control) -> io::Result<()> {
-    let name = format!("{}{}", prefix(&volume.canonicalize()?), std::process::id());
+pub fn answer(volume: &Location, fs: Weak<LocalFs>, server: Control) -> io::Result<()> {
+    let path = volume.path().map_or_else(|| volume.resolved(), Path::canonicalize)?;
+    let name = format!("{}{}", prefix(&path), std::process::id());
     socket::answer_each(&name, move |question| {
         let fs = fs.upgrade()?;
         if question == ALIVE {
@@ -52,17 +54,19 @@ pub fn answer(volume: &Path, fs: Weak<LocalFs>, server: Control) -> io::Result<(
 
 /// The socket of the server that has this volume. `None`: no server has it. An error: a server has
 /// it and does not answer, or not to this user.
-pub fn at(volume: &Path) -> Result<Option<String>, CliError> {
+pub fn at(volume: &Location) -> Result<Option<String>, CliError> {
     if !is_any()? {
         return Ok(None);
     }
-    let unknown = |e| CliError::path(volume, "cannot open")(e);
+    let unknown = |e| CliError::path(volume.to_string(), "cannot open")(e);
     // A mount point is no volume, and looking at it would wait for its daemon.
-    let absolute = std::path::absolute(volume).map_err(unknown)?;
-    if mounts::at(&absolute).is_ok_and(|mount| mount.is_some()) {
-        return Ok(None);
+    if let Some(path) = volume.path() {
+        let absolute = std::path::absolute(path).map_err(unknown)?;
+        if mounts::at(&absolute).is_ok_and(|mount| mount.is_some()) {
+            return Ok(None);
+        }
     }
-    let resolved = mounts::resolve(volume).map_err(CliError::path(volume, "cannot open"))?;
+    let resolved = volume.resolved().map_err(unknown)?;
     let mut silent = None;
     for name in socket::names(&prefix(&resolved))? {
         match socket::ask(&name, ALIVE) {
@@ -83,7 +87,7 @@ pub fn at(volume: &Path) -> Result<Option<String>, CliError> {
         io::ErrorKind::ConnectionRefused => return Ok(None),
         _ => format!("does not answer: {error}"),
     };
-    Err(CliError::Failed(format!("{}: its server (process {pid}) {why}", volume.display())))
+    Err(CliError::Failed(format!("{volume}: its server (process {pid}) {why}")))
 }
 
 /// Whether a server runs on this machine.

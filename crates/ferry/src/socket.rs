@@ -41,10 +41,6 @@ pub fn answer_or_keep(
     keep: Sender<UnixStream>,
 ) -> io::Result<()> {
     listen(name, move |mut stream| {
-        bound(&stream)?;
-        if !is_trusted(&stream)? {
-            return refuse(stream);
-        }
         let question = line(&mut stream)?;
         if question == held {
             // The receiver is gone only if the process ends anyway.
@@ -62,10 +58,6 @@ pub fn answer_each(
     // Each thread holds a reference, so the count is the number of questions.
     let answer = Arc::new(answer);
     listen(name, move |stream| {
-        bound(&stream)?;
-        if !is_trusted(&stream)? {
-            return refuse(stream);
-        }
         if Arc::strong_count(&answer) > ASKING_MAX {
             return say(stream, Some(object([("error", "too many ask at a time".into())])));
         }
@@ -79,6 +71,7 @@ pub fn answer_each(
     })
 }
 
+/// Gives `one` each connection of a caller that is trusted.
 fn listen(
     name: &str,
     one: impl Fn(UnixStream) -> io::Result<()> + Send + 'static,
@@ -86,7 +79,14 @@ fn listen(
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
     std::thread::Builder::new().name("ferry-control".into()).spawn(move || {
         for stream in listener.incoming().flatten() {
-            if let Err(error) = one(stream) {
+            let answered = bound(&stream).and_then(|()| match is_trusted(&stream)? {
+                true => one(stream),
+                false => say(
+                    stream,
+                    Some(object([("error", "only its own user and root may ask".into())])),
+                ),
+            });
+            if let Err(error) = answered {
                 tracing::debug!(%error, "a question of another process");
             }
         }
@@ -95,10 +95,6 @@ fn listen(
 }
 
 fn answer_one(answer: &impl Fn(&str) -> Option<Value>, mut stream: UnixStream) -> io::Result<()> {
-    bound(&stream)?;
-    if !is_trusted(&stream)? {
-        return refuse(stream);
-    }
     let question = line(&mut stream)?;
     say(stream, answer(&question))
 }
@@ -107,10 +103,6 @@ fn say(mut stream: UnixStream, answer: Option<Value>) -> io::Result<()> {
     let answer =
         answer.unwrap_or_else(|| object([("error", "another version of ferry asks".into())]));
     stream.write_all(answer.to_string().as_bytes())
-}
-
-fn refuse(stream: UnixStream) -> io::Result<()> {
-    say(stream, Some(object([("error", "only its own user and root may ask".into())])))
 }
 
 /// The names with this prefix under which a process listens.

@@ -1,20 +1,26 @@
-//! `ferry sync`: makes a whole volume durable, or many files on any file system.
+//! `ferry sync`: makes a whole volume durable, or many files on any file system; or waits until
+//! that has happened.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Cursor, IsTerminal, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::{self, Builder};
 
 use ferry_sync::Options;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::cli::SyncArgs;
-use crate::control::sync_volume;
+use crate::control::{sync_volume, wait_for_file, wait_for_volume};
 use crate::error::CliError;
+use crate::location::Location;
+use crate::waiting::progress_bar;
 use crate::{mounts, served};
 
 const _: () =
@@ -27,13 +33,19 @@ const SEPARATOR_WITHIN: u64 = 2 * libc::PATH_MAX as u64;
 /// Runs the command.
 pub fn run(args: &SyncArgs) -> Result<ExitCode, CliError> {
     raise_open_files();
-    let bar = progress_bar(args);
+    let bar = files_bar(args);
     let mut failed = false;
     let mut complain = |path: &Path, error: CliError| {
         failed = true;
         bar.suspend(|| eprintln!("ferry: {}", one_line(path, &error)));
     };
     match &args.from {
+        None if args.wait_only => {
+            let served = served::is_any()?;
+            for (path, error) in wait_for_all(&args.paths, served) {
+                complain(path, error);
+            }
+        }
         Some(list) => {
             let mut list = List::open(list)?;
             let trouble = RefCell::new(None);
@@ -54,7 +66,9 @@ pub fn run(args: &SyncArgs) -> Result<ExitCode, CliError> {
             for path in &args.paths {
                 match scope_of(path, args.recursive, served) {
                     Scope::Files(path) => files.push(path),
-                    Scope::Volume => sync_volume(path).unwrap_or_else(|e| complain(path, e)),
+                    Scope::Volume(volume) => {
+                        sync_volume(&volume).unwrap_or_else(|e| complain(path, e))
+                    }
                 }
             }
             sync_files(args, files.into_iter(), &bar, &mut complain);
@@ -62,6 +76,35 @@ pub fn run(args: &SyncArgs) -> Result<ExitCode, CliError> {
     }
     bar.finish_and_clear();
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Waits for all paths at a time: what they have now goes into one commit. Returns those that
+/// failed.
+fn wait_for_all(paths: &[PathBuf], served: bool) -> Vec<(&Path, CliError)> {
+    let next = AtomicUsize::new(0);
+    let (fail, failed) = channel();
+    let wait = || {
+        while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let waited = match scope_of(path, false, served) {
+                Scope::Files(path) if is_special(&path) => {
+                    wait_for_volume(&Location::from(folder_of(&path)))
+                }
+                Scope::Files(path) => wait_for_file(&path),
+                Scope::Volume(volume) => wait_for_volume(&volume),
+            };
+            if let Err(error) = waited {
+                fail.send((path.as_path(), error)).expect("the receiver lives");
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..paths.len().min(ferry_sync::JOBS) {
+            // Without a further thread those that there are wait for the rest.
+            let _started = Builder::new().spawn_scoped(scope, wait);
+        }
+        wait();
+    });
+    failed.try_iter().collect()
 }
 
 fn sync_files(
@@ -84,29 +127,44 @@ fn sync_files(
 
 enum Scope {
     Files(PathBuf),
-    Volume,
+    Volume(Location),
 }
 
 /// Decides what an argument means; `served`: it may be a served volume. Links that the user names
 /// are followed, others are not.
 fn scope_of(path: &Path, recursive: bool, served: bool) -> Scope {
+    let volume = match Location::parse(path.as_os_str()) {
+        Ok(volume @ (Location::Store(_) | Location::Server(_))) => return Scope::Volume(volume),
+        _ => Location::from(path),
+    };
     // The request to the volume reports a daemon that does not answer; looking at the mount would
     // wait for it.
     let is_mount = || std::path::absolute(path).ok().and_then(|path| mounts::at(&path).ok()?);
     if !recursive && is_mount().is_some_and(|mount| mount.is_ferry()) {
-        return Scope::Volume;
+        return Scope::Volume(volume);
     }
     // A user who may not ask the server gets that error.
-    if served && !matches!(served::at(path), Ok(None)) {
-        return Scope::Volume;
+    if served && !matches!(served::at(&volume), Ok(None)) {
+        return Scope::Volume(volume);
     }
     match fs::metadata(path) {
-        Ok(meta) if meta.is_dir() && !recursive => Scope::Volume,
+        Ok(meta) if meta.is_dir() && !recursive => Scope::Volume(volume),
         // The mount's daemon has died: the request to the volume reports that best.
-        Err(e) if mounts::says_dead(&e) => Scope::Volume,
+        Err(e) if mounts::says_dead(&e) => Scope::Volume(volume),
         _ if path.is_symlink() => Scope::Files(path.canonicalize().unwrap_or_else(|_| path.into())),
         _ => Scope::Files(path.into()),
     }
+}
+
+/// Whether an open would wait, or ask something other than the file system: a FIFO, a device, a
+/// socket.
+fn is_special(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| !meta.is_file())
+}
+
+/// The folder that a path is in.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Keeps a message on one line: a file's name may contain any byte.
@@ -167,23 +225,17 @@ pub fn raise_open_files() {
     }
 }
 
-/// Shows a progress bar only on a terminal.
-fn progress_bar(args: &SyncArgs) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let known = args.from.is_none() && !args.recursive;
-    let (bar, template) = if known {
-        (
-            ProgressBar::new(args.paths.len() as u64),
-            "{bar:40} {pos}/{len} files  {per_sec}  {eta} left",
-        )
+/// The progress of files, of which so many are known.
+fn files_bar(args: &SyncArgs) -> ProgressBar {
+    if args.from.is_none() && !args.recursive {
+        let bar = progress_bar("{bar:40} {pos}/{len} files  {per_sec}  {eta} left");
+        bar.set_length(args.paths.len() as u64);
+        bar
     } else {
-        (ProgressBar::new_spinner(), "{spinner} {pos} files  {per_sec}  {elapsed}")
-    };
-    bar.with_style(
-        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
-    )
+        let bar = progress_bar("{spinner} {pos} files  {per_sec}  {elapsed}");
+        bar.unset_length();
+        bar
+    }
 }
 
 #[cfg(test)]

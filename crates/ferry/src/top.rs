@@ -2,22 +2,19 @@
 
 use std::fmt::Write;
 use std::io::IsTerminal;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ferry_env::Env;
-use rustix::event::{Timespec, poll};
 use rustix::termios::tcgetwinsize;
 use serde_json::Value;
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::cli::TopArgs;
 use crate::control::{is_read, print, read_stats};
 use crate::error::CliError;
+use crate::location::Location;
 use crate::size::{format_bytes, format_nanos};
 use crate::table::thousands;
+use crate::waiting::{stop_on_signals, wait};
 
 /// How many kinds of requests are shown, the most frequent first.
 const REQUESTS_LISTED: usize = 8;
@@ -37,11 +34,7 @@ pub fn run(args: &TopArgs) -> Result<(), CliError> {
             INTERVAL_MIN.as_millis()
         )));
     }
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone())
-            .map_err(|e| CliError::Failed(format!("cannot handle signals: {e}")))?;
-    }
+    let stop = stop_on_signals()?;
     let clock = Env::real().clock;
     // The mount is opened for each frame only, so that this process does not keep it busy.
     let mut before = (read_stats(&args.target)?, clock.monotonic());
@@ -49,7 +42,7 @@ pub fn run(args: &TopArgs) -> Result<(), CliError> {
     let screen = Screen::enter(std::io::stdout().is_terminal())?;
     let mut left = args.count;
     while left != Some(0) {
-        if !doze(args.interval, &stop) {
+        if !wait(args.interval, &stop) {
             return Ok(());
         }
         let now = match read_stats(&args.target) {
@@ -57,7 +50,7 @@ pub fn run(args: &TopArgs) -> Result<(), CliError> {
             Err(error) if !matches!(error, CliError::NotMounted(_)) => return Err(error),
             _ => {
                 drop(screen);
-                return print(&format!("{}: the volume was unmounted\n", args.target.display()));
+                return print(&format!("{}: the volume was unmounted\n", args.target));
             }
         };
         let rates =
@@ -113,27 +106,6 @@ impl Drop for Screen {
     }
 }
 
-/// Waits; `false`: a signal has ended the wait.
-fn doze(time: Duration, stop: &AtomicBool) -> bool {
-    let clock = Env::real().clock;
-    let until = clock.monotonic() + time;
-    loop {
-        if stop.load(Ordering::Relaxed) {
-            return false;
-        }
-        let left = until.saturating_sub(clock.monotonic());
-        if left.is_zero() {
-            return true;
-        }
-        // A signal may arrive between the check of the flag and the sleep: it is noticed after a
-        // part of a second.
-        let part = left.min(Duration::from_millis(200));
-        let part = Timespec { tv_sec: 0, tv_nsec: i64::from(part.subsec_nanos()) };
-        // It watches no descriptor: it ends with the time or with a signal, and both are fine.
-        let _ = poll(&mut [], Some(&part));
-    }
-}
-
 /// The statistics at two times.
 struct Rates<'a> {
     before: &'a Value,
@@ -164,7 +136,7 @@ impl Rates<'_> {
     }
 }
 
-fn frame(mountpoint: &Path, r: &Rates<'_>) -> String {
+fn frame(target: &Location, r: &Rates<'_>) -> String {
     let mut out = String::new();
     let name = [&r.now["volume"]["label"], &r.now["volume"]["id"]];
     let name = name
@@ -176,7 +148,7 @@ fn frame(mountpoint: &Path, r: &Rates<'_>) -> String {
     let _ = writeln!(
         out,
         "{}  {name}  {} free of {}  {} inodes",
-        mountpoint.display(),
+        target,
         bytes("/space/available"),
         bytes("/space/total"),
         thousands(r.of("/inodes/used"))
@@ -261,7 +233,8 @@ mod tests {
             serde_json::from_str(&text).expect("it is JSON")
         };
         let (before, now) = (at(1), at(3));
-        let text = frame("/mnt".as_ref(), &Rates { before: &before, now: &now, seconds: 2.0 });
+        let text =
+            frame(&Location::from("/mnt"), &Rates { before: &before, now: &now, seconds: 2.0 });
         for line in [
             "/mnt  1234  512 MiB free of 1.0 GiB  7 inodes\n",
             "  requests/s             3,000    data written           0 B/s\n",

@@ -9,7 +9,6 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use ferry_device::OpenMode;
 use ferry_env::Env;
 use ferry_fs::LocalFs;
 use ferry_fuse::Unmount;
@@ -18,22 +17,32 @@ use serde_json::Value;
 
 use crate::asked::{self, End};
 use crate::cli::UmountArgs;
-use crate::control::{explain, open, read_stats};
+use crate::control::{explain, open as open_on, read_stats};
 use crate::error::CliError;
-use crate::holder::{self, Holder, open_when_free};
+use crate::holder::Holder;
+use crate::location::Location;
 use crate::mounts::{self, Mount};
+use crate::open::{self, How, open_when_free};
 use crate::remote;
 use crate::socket;
 
 /// If the wait takes longer than this, the command says what it waits for.
 const SILENT_TIME_MAX: Duration = Duration::from_secs(1);
+/// The kernel ends the connection of a killed daemon after it has taken the daemon's rings down. A
+/// busy machine may take seconds for that.
+const DEATH_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// What a daemon says when everything in memory shall be on disk.
+enum Synced {
+    /// Whether everything is, and which process the daemon is, if it says so.
+    Asked(Result<(), CliError>, Option<u32>),
+    /// The daemon died before it answered.
+    Died,
+}
 
 /// Runs the command.
 pub fn run(args: &UmountArgs) -> Result<(), CliError> {
-    let path = &args.mountpoint;
-    let mount =
-        mounts::find(path).map_err(CliError::path(path, "cannot read the table of mounts"))?;
-    let mount = mount.filter(Mount::is_ferry).ok_or_else(|| CliError::NotMounted(path.clone()))?;
+    let mount = mounts::find_ferry(&args.mountpoint)?;
     mounts::must_be_reached(&mount)?;
     let waits = !(args.force || args.lazy);
     // Asked before who has the volume: the kernel closes the files of a killed daemon some time
@@ -42,11 +51,15 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
         detach(&mount, args)?;
         return say_died(&mount, waits);
     }
-    let writer = Holder::of(&mount.source);
+    let writer = Holder::of(&mount.volume());
     if waits {
         asked::must_answer(&mount.target)?;
     }
-    let (synced, daemon) = if waits { sync(&mount, args)? } else { (Ok(()), None) };
+    let synced = if waits { sync(&mount, args)? } else { Synced::Asked(Ok(()), None) };
+    let Synced::Asked(synced, daemon) = synced else {
+        detach(&mount, args)?;
+        return say_died(&mount, waits);
+    };
     let refused = remote::figures(&mount).ok().flatten().and_then(|figures| refusal(&figures));
     let unsent =
         if args.force { remote::figures(&mount).ok().flatten().filter(is_away) } else { None };
@@ -55,7 +68,7 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     }
     let timeout = args.timeout.unwrap_or(UmountArgs::TIMEOUT);
     let end = (waits && !mount.is_remote()).then(|| End::of(&mount, timeout)).flatten();
-    let holder = writer.or_else(|| daemon.map(|pid| Holder::reader(&mount.source, pid)));
+    let holder = writer.or_else(|| daemon.map(|pid| Holder::reader(&mount.volume(), pid)));
     detach(&mount, args)?;
     match holder {
         Some(holder) if args.force => end_hung(&holder, &mount, args),
@@ -92,11 +105,12 @@ fn not_closed(mount: &Mount, why: &str) -> CliError {
 
 /// Whether the volume was closed cleanly: it is marked so until the next write.
 fn must_be_closed(mount: &Mount) -> Result<(), CliError> {
-    let said = open_when_free(&mount.source, OpenMode::ReadOnly, &Env::real())
-        .map_err(|error| holder::explain(&mount.source, &error).to_string())
-        .and_then(|device| {
-            let sb = LocalFs::read_superblock(&device).map_err(|error| error.to_string())?;
-            log_start(&device, &sb.geometry()).map_err(|error| error.to_string())
+    let volume = mount.volume();
+    let said = open_when_free(&volume, How::Read, &Env::real())
+        .map_err(|error| open::explain(&volume, &error).to_string())
+        .and_then(|opened| {
+            let sb = LocalFs::read_superblock(&opened.device).map_err(|error| error.to_string())?;
+            log_start(&opened.device, &sb.geometry()).map_err(|error| error.to_string())
         });
     let why = match said {
         Ok(start) if start.clean => return Ok(()),
@@ -158,15 +172,19 @@ fn may_be_lost(mount: &Mount, figures: &Value) -> Result<(), CliError> {
     )))
 }
 
-/// Whether everything in memory is on disk now, and which process is the daemon, if it says so. The
-/// outer error: no daemon answers, and nothing was done.
-fn sync(mount: &Mount, args: &UmountArgs) -> Result<(Result<(), CliError>, Option<u32>), CliError> {
+/// Asks the daemon to write everything. An error: no daemon answers, and nothing was done.
+fn sync(mount: &Mount, args: &UmountArgs) -> Result<Synced, CliError> {
     let (tell, told) = mpsc::channel();
     let (target, timeout) = (mount.target.clone(), args.timeout.unwrap_or(UmountArgs::TIMEOUT));
     let asking = move || {
         let written = write_everything(&target);
-        let daemon = read_stats(&target).ok().and_then(|stats| stats["fuse"]["daemon"].as_u64());
-        drop(tell.send((written, daemon.and_then(|pid| u32::try_from(pid).ok()))));
+        if is_dead(&target) {
+            return drop(tell.send(Synced::Died));
+        }
+        let daemon = read_stats(&Location::from(&target))
+            .ok()
+            .and_then(|stats| stats["fuse"]["daemon"].as_u64());
+        drop(tell.send(Synced::Asked(written, daemon.and_then(|pid| u32::try_from(pid).ok()))));
     };
     std::thread::Builder::new()
         .name("ferry-sync".into())
@@ -186,10 +204,10 @@ fn sync(mount: &Mount, args: &UmountArgs) -> Result<(Result<(), CliError>, Optio
     match answer {
         // Even root may not look into another user's mount; the daemon or the volume says how
         // closing ended.
-        Ok((Err(CliError::Path { source, .. }), daemon))
+        Ok(Synced::Asked(Err(CliError::Path { source, .. }), daemon))
             if source.kind() == io::ErrorKind::PermissionDenied =>
         {
-            Ok((Ok(()), daemon))
+            Ok(Synced::Asked(Ok(()), daemon))
         }
         Ok(synced) => Ok(synced),
         Err(_) => Err(CliError::Failed(format!(
@@ -209,12 +227,9 @@ fn sync(mount: &Mount, args: &UmountArgs) -> Result<(Result<(), CliError>, Optio
 /// reported. The kernel would report them once more. So the daemon is asked whether it accepted
 /// everything that the kernel has written back now.
 fn write_everything(target: &Path) -> Result<(), CliError> {
-    if is_dead(target) {
-        return Ok(());
-    }
-    let file = open(target)?;
+    let file = open_on(target)?;
     let refused = || {
-        let stats = read_stats(target)?;
+        let stats = read_stats(&Location::from(target))?;
         Ok::<_, CliError>(
             stats["fuse"]["operations"]["write"]["errors"].as_u64().unwrap_or_default(),
         )
@@ -294,9 +309,14 @@ pub fn clear_dead(target: &Path) -> Result<bool, CliError> {
     };
     let dead = mount.is_ferry() && has_died(&mount);
     if dead {
-        ferry_fuse::unmount(target, Unmount::Lazy).map_err(|e| CliError::Failed(e.to_string()))?;
+        detach_dead(target)?;
     }
     Ok(dead)
+}
+
+/// Removes a mount whose daemon is known to have died.
+pub fn detach_dead(target: &Path) -> Result<(), CliError> {
+    ferry_fuse::unmount(target, Unmount::Lazy).map_err(|e| CliError::Failed(e.to_string()))
 }
 
 /// Whether the daemon behind a mount has died. Attributes may come from the kernel's cache, as if
@@ -305,9 +325,9 @@ fn is_dead(target: &Path) -> bool {
     rustix::fs::statvfs(target).is_err_and(|e| mounts::says_dead(&e.into()))
 }
 
-/// As [`is_dead`], without waiting for a daemon that hangs: a daemon that listens is alive.
+/// As [`is_dead`], without a request to a daemon that lives and may hang.
 fn has_died(mount: &Mount) -> bool {
-    if asked::listens(mount) {
+    if asked::lives(mount, SILENT_TIME_MAX) {
         return false;
     }
     let (tell, told) = mpsc::channel();
@@ -315,7 +335,7 @@ fn has_died(mount: &Mount) -> bool {
     // A caller that has waited long enough no longer listens.
     let asking = move || tell.send(is_dead(&target)).unwrap_or_default();
     let started = std::thread::Builder::new().name("ferry-dead".into()).spawn(asking);
-    started.is_ok() && told.recv_timeout(SILENT_TIME_MAX).unwrap_or(false)
+    started.is_ok() && told.recv_timeout(DEATH_TIME_MAX).unwrap_or(false)
 }
 
 fn detach(mount: &Mount, args: &UmountArgs) -> Result<(), CliError> {

@@ -221,6 +221,46 @@ fn a_served_volume_is_tuned_trimmed_synced_and_asked_for_its_figures() {
 }
 
 #[test]
+fn async_is_switched_while_a_client_writes() {
+    let mut served = Served::new(&["--size", "1G"]);
+    let mnt = text(&served.mnt());
+    let listed = |word: &str| {
+        let mounts = Command::new("mount").output().expect("the command runs");
+        let mounts = String::from_utf8_lossy(&mounts.stdout).into_owned();
+        mounts.lines().any(|line| line.contains(&mnt) && line.contains(word))
+    };
+    assert!(listed("async=on"));
+    while_a_client_writes(&served, || {
+        for word in ["off", "on", "off", "off", "on", "on", "off", "on", "off"] {
+            ok(&ferry(&["tune", &mnt, "--async", word]));
+            let stats = ok(&ferry(&["stats", &mnt, "--json"]));
+            let stats: Value = serde_json::from_str(&stats).expect("statistics are JSON");
+            let connection = &stats["connection"];
+            assert_eq!(connection["async"], word == "on", "{connection}");
+            assert!(word == "on" || connection["early_acknowledged"] == 0, "{connection}");
+            assert_eq!(connection["lost_changes"], 0);
+        }
+    });
+    assert!(listed("async=off"));
+
+    let refused = |target: &str, word: &str, uid: u32, why: &str| {
+        let mut tune = Command::new(FERRY);
+        let said = tune.args(["tune", target, "--async", word]).uid(uid).gid(uid).output();
+        let said = said.expect("the command runs");
+        let text = String::from_utf8_lossy(&said.stderr);
+        assert!(!said.status.success() && text.contains(why), "{said:?}");
+    };
+    refused(&mnt, "maybe", 0, "say on or off");
+    refused(&mnt, "on", 65534, "only root and the user who has mounted it");
+    refused("/", "on", 0, "no FerryFS is mounted here");
+    served.end();
+    ok(&ferry(&["mount", &served.volume(), &mnt, "-o", &format!("log={}", served.path("log"))]));
+    refused(&mnt, "on", 0, "this one has the volume itself");
+    ok(&ferry(&["umount", &mnt]));
+    ok(&ferry(&["fsck", &served.volume()]));
+}
+
+#[test]
 fn statistics_of_a_served_volume_say_who_is_there_and_why_clients_were_refused() {
     let mut served = Served::new(&["--size", "1G"]);
     let before = served.stats();

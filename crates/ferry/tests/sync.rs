@@ -254,6 +254,110 @@ fn sync_of_a_directory_syncs_its_volume_and_follows_named_links() {
     assert!(String::from_utf8(plain.stderr).unwrap().contains("no FerryFS is mounted here"));
 }
 
+/// Waits for a program, which the test does not outlive.
+struct Running(std::process::Child);
+
+impl Running {
+    fn ends(mut self) -> Output {
+        let code = self.0.wait().unwrap();
+        let mut stderr = Vec::new();
+        std::io::Read::read_to_end(&mut self.0.stderr.take().unwrap(), &mut stderr).unwrap();
+        Output { status: code, stdout: Vec::new(), stderr }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+    }
+}
+
+#[test]
+fn waiting_forces_nothing_and_ends_with_somebody_elses_fsync() {
+    let mounted = Mounted::new("");
+    let mnt = mounted.mnt();
+    let wait_for = |path: &Path| {
+        let mut command = Command::new(FERRY);
+        command.args(["sync", "--wait-only", path.to_str().unwrap()]).stderr(Stdio::piped());
+        Running(command.spawn().unwrap())
+    };
+    fs::write(mnt.join("other"), block(0)).unwrap();
+    ok(ferry(&["sync", mnt.to_str().unwrap()]));
+    let before = mounted.contexts();
+    ok(wait_for(&mnt).ends());
+    assert_eq!(mounted.contexts(), before, "nothing is left to be made durable");
+    for (n, scope) in ["a/0", "a"].into_iter().enumerate() {
+        let file = &make(&mnt.join("a"), n + 1)[n];
+        let dirty = || mounted.stats()["data"]["dirty_bytes"].as_u64().unwrap();
+        assert!(dirty() > 0);
+        let before = mounted.contexts();
+        let mut waits = wait_for(&mnt.join(scope));
+        // It has asked once the file is on its way to the device.
+        while dirty() > 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(mounted.contexts(), before);
+        assert!(waits.0.try_wait().unwrap().is_none(), "nobody made it durable");
+        fs::write(mnt.join("other"), block(n + 1)).unwrap();
+        fs::File::open(mnt.join("other")).unwrap().sync_all().unwrap();
+        ok(waits.ends());
+        mounted.crash();
+        assert_eq!(fs::read(file).unwrap(), block(n));
+    }
+}
+
+#[test]
+fn waiting_for_several_paths_waits_for_one_commit() {
+    let mounted = Mounted::new("");
+    let files = make(&mounted.mnt().join("a"), 3);
+    let absent = mounted.mnt().join("absent");
+    let mut command = Command::new(FERRY);
+    command.args(["sync", "--wait-only"]).args(&files).arg(absent).stderr(Stdio::piped());
+    let waits = Running(command.spawn().unwrap());
+    while mounted.stats()["fuse"]["parked"] != 3 {
+        std::thread::yield_now();
+    }
+    fs::write(mounted.mnt().join("other"), block(9)).unwrap();
+    fs::File::open(mounted.mnt().join("other")).unwrap().sync_all().unwrap();
+    let ended = waits.ends();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.lines().count() == 1 && said.contains("mnt/absent"), "{said}");
+    mounted.crash();
+    for (n, file) in files.iter().enumerate() {
+        assert_eq!(fs::read(file).unwrap(), block(n));
+    }
+}
+
+#[test]
+fn waiting_ends_with_the_timers_commit() {
+    let mounted = Mounted::new(",commit_interval=200ms");
+    make(&mounted.mnt(), 3);
+    let forces = mounted.stats()["log"]["forces"].clone();
+    ok(ferry(&["sync", "--wait-only", mounted.mnt().to_str().unwrap()]));
+    assert_eq!(mounted.stats()["log"]["forces"], forces);
+    let fifo = mounted.mnt().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    ok(ferry(&["sync", "--wait-only", fifo.to_str().unwrap()]));
+    mounted.crash();
+    assert_eq!(fs::read(mounted.mnt().join("2")).unwrap(), block(2));
+    assert!(fs::symlink_metadata(fifo).is_ok(), "the FIFO's name is durable");
+}
+
+#[test]
+fn waiting_where_nobody_can_say_is_refused() {
+    let mounted = Mounted::new(",cache=writeback");
+    let elsewhere = mounted.dir.path().join("elsewhere");
+    fs::write(&elsewhere, block(0)).unwrap();
+    for (path, why) in [(mounted.mnt(), "cache=writeback"), (elsewhere, "not on FerryFS")] {
+        let refused = ferry(&["sync", "--wait-only", path.to_str().unwrap()]);
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{said}");
+        assert!(said.contains(why), "{said}");
+    }
+    assert_eq!(ferry(&["sync", "--wait-only", "-r", "x"]).status.code(), Some(2));
+}
+
 #[test]
 fn bad_usage_and_unreadable_lists_are_refused() {
     assert_eq!(ferry(&["sync"]).status.code(), Some(2));

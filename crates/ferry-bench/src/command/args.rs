@@ -6,12 +6,15 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use ferry_bench::DeviceModel;
-use ferry_bench::fsmark::SyncMode;
+use ferry_bench::workload::fsync_happy::real;
+use ferry_bench::workload::{
+    create, fserver, fsmark, log_space, overwrite, randrw, torn, transactions,
+};
 #[cfg(feature = "compare")]
 use ferry_fs::Locking;
 use ferry_journal::{FlushPolicy, IN_FLIGHT_MAX, Wake};
 
-use ferry::command::shared::{format_nanos, parse_bytes, parse_duration, parse_time};
+use ferry::command::shared::{format_nanos, parse_bytes, parse_duration};
 
 /// Benchmarks
 #[derive(Parser, Debug)]
@@ -50,6 +53,8 @@ pub enum Benchmark {
     Untar(UntarArgs),
     /// Run any command, as git clone, and remove what it has made
     Program(ProgramArgs),
+    /// Threads that take log space and give it back, and nothing else: what waiting for it costs
+    LogSpace(LogSpaceArgs),
     /// Rewrite keys in the journal alone, with nobody waiting: transactions a second
     Transactions(TransactionsArgs),
     /// Random readers and random writers on one file, alone and against each other
@@ -160,27 +165,15 @@ pub struct FsyncHappyArgs {
     /// In virtual time
     #[arg(long, conflicts_with_all = ["on", "html", "time"])]
     pub r#virtual: bool,
-    /// How long a flush takes; several: 16ms,500us [default: 16ms,2ms,500us,50us]
-    #[arg(long, value_parser = parse_duration, value_delimiter = ',', value_name = "TIME", conflicts_with = "on")]
+    /// How long a flush takes; several: 16ms,500us
+    #[arg(long, value_parser = parse_duration, value_delimiter = ',', value_name = "TIME", default_value = "16ms,2ms,500us,50us", conflicts_with = "on")]
     pub flush_time: Vec<Duration>,
     /// What writes and flushes take besides
     #[command(flatten)]
     pub queue: QueueArgs,
-    /// How many callers; several: 1,16 [default: 1,2,4,8,16,64]
-    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub callers: Vec<u32>,
-    /// What a caller takes between an answer and its next call
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "0us")]
-    pub think_time: Duration,
-    /// So much more, at random
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "0us")]
-    pub jitter: Duration,
-    /// Flush policies; several: each,adaptive [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "POLICY")]
-    pub policy: Vec<FlushPolicy>,
-    /// How long a turn is counted
-    #[arg(long, value_parser = parse_time, value_name = "TIME", default_value = "500ms")]
-    pub time: Duration,
+    /// The load.
+    #[command(flatten)]
+    pub options: real::Options,
     /// Where, how often, and the report.
     #[command(flatten)]
     pub run: RunArgs,
@@ -189,25 +182,11 @@ pub struct FsyncHappyArgs {
 /// `ferry bench fsmark`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Ways to sync:
-  none   not at all
-  each   fsync before each close
-  pass   after all are made: open, fsync and close, one by one
-  async  after all are made: open, and sync many at a time, as `ferry sync`
 A pass is measured by itself. So that files are still dirty when it begins, mount with -o commit_interval=1h.")]
 pub struct FsmarkArgs {
-    /// Files of a turn
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
-    pub files: u32,
-    /// Bytes of each file
-    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "4K")]
-    pub size: u64,
-    /// Threads, each with a directory of its own
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub threads: u32,
-    /// Ways to sync; several: each,async [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "WAY")]
-    pub sync: Vec<SyncMode>,
+    /// The workload's own.
+    #[command(flatten)]
+    pub options: fsmark::Options,
     /// The device.
     #[command(flatten)]
     pub model: ModelArgs,
@@ -221,20 +200,21 @@ pub struct FsmarkArgs {
 #[command(after_help = "\
 A job is 100 operations, in an order of chance: 12 create, 16 write, 22 read, 24 stat, 5 rename, 4 link, 16 unlink, 1 fsync.
 Ways to wake those who wait for log space (each has a volume of its own, and they take turns):
-  handoff  each once, with its space in hand
+  barging  each once, with its space in hand; a running thread may take free space before it, a bounded number of times
+  handoff  each once, with its space in hand, in strict order
   flag     each for whom there is room, unless it is on its way already; it takes its space itself
   all      each for whom there is room, on its way or not; it takes its space itself
 Records are under way together where each fsync has its own (--policy each); the other policies let callers share one flush, and a record, instead:
   --fsync-each --policy each --write-time 1ms --flush-time 50us --log-size 64M --log-buffers 1,8 --wake handoff")]
 pub struct FserverArgs {
-    /// Workers
-    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub workers: u32,
+    /// The workload's own.
+    #[command(flatten)]
+    pub options: fserver::Options,
     /// Size of the log
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "4M", conflicts_with = "on")]
     pub log_size: u64,
-    /// Ways to wake; several: handoff,all [default: all ways]
-    #[arg(long, value_delimiter = ',', value_name = "WAY", conflicts_with = "on")]
+    /// Ways to wake; several: handoff,all
+    #[arg(long, value_delimiter = ',', value_name = "WAY", default_values_t = Wake::WAYS, conflicts_with = "on")]
     pub wake: Vec<Wake>,
     /// Log records that are written at the same time; several: 1,8
     #[arg(long, value_delimiter = ',', value_name = "N", default_value = "8", conflicts_with = "on",
@@ -243,12 +223,6 @@ pub struct FserverArgs {
     /// The flush policy
     #[arg(long, value_name = "POLICY", default_value_t, conflicts_with = "on")]
     pub policy: FlushPolicy,
-    /// Fsync every file that was made or written
-    #[arg(long)]
-    pub fsync_each: bool,
-    /// How long a turn is
-    #[arg(long, value_parser = parse_time, value_name = "TIME", default_value = "3s")]
-    pub time: Duration,
     /// The device.
     #[command(flatten)]
     pub model: ModelArgs,
@@ -260,21 +234,12 @@ pub struct FserverArgs {
 /// `ferry bench create`.
 #[derive(Args, Debug)]
 pub struct CreateArgs {
-    /// Files of a turn, in directories of 10,000
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
-    pub files: u32,
-    /// Bytes of each file
-    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "11")]
-    pub size: u64,
-    /// Threads that make them
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub threads: u32,
+    /// The workload's own.
+    #[command(flatten)]
+    pub options: create::Options,
     /// By a shell, one after the other, as `echo foobarbaz >FILE`; on mounts
     #[arg(long, conflicts_with_all = ["size", "threads", "readers", "log_size"])]
     pub shell: bool,
-    /// Threads that open and read files which were made before
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
-    pub readers: u32,
     /// Size of the log
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "64M", conflicts_with_all = ["on", "rtt"])]
     pub log_size: u64,
@@ -355,30 +320,29 @@ pub struct ProgramArgs {
     pub run: RunArgs,
 }
 
+/// `ferry bench log-space`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+An operation takes 3 blocks of 4 KiB, computes, and gives 2 back; the third lies in the log until the tail moves, a quarter of the log at a time.
+Ways to serve those who wait: as for `ferry bench fserver`. In process.")]
+pub struct LogSpaceArgs {
+    /// The workload's own.
+    #[command(flatten)]
+    pub options: log_space::Options,
+    /// How often, and the report; --on is refused.
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
 /// `ferry bench transactions`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 A transaction reserves log space for one key, puts one value and commits, as a file system does to change an inode. In process, on a new journal
 in each turn.")]
 pub struct TransactionsArgs {
-    /// Threads
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub threads: u32,
-    /// Keys that are rewritten
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
-    pub keys: u64,
-    /// Bytes of a value
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=4096))]
-    pub bytes: u16,
-    /// Size of the log
-    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "64M")]
-    pub log_size: u64,
-    /// What was committed is written to the log after this time
-    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "1s")]
-    pub commit_interval: Duration,
-    /// How long a turn is
-    #[arg(long, value_parser = parse_time, value_name = "TIME", default_value = "3s")]
-    pub time: Duration,
+    /// The workload's own.
+    #[command(flatten)]
+    pub options: transactions::Options,
     /// The device.
     #[command(flatten)]
     pub model: ModelArgs,
@@ -398,18 +362,9 @@ Who excludes whom on one file (in process):
   inode  a writer excludes all others, as XFS has it")
 )]
 pub struct RandrwArgs {
-    /// Threads that read
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub readers: u32,
-    /// Threads that write
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub writers: u32,
-    /// Bytes of a read or write; several: 4k,64k
-    #[arg(long, value_parser = parse_bytes, value_delimiter = ',', value_name = "SIZE", default_value = "4k")]
-    pub block: Vec<u64>,
-    /// Bytes of the file
-    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "1G")]
-    pub size: u64,
+    /// The workload's own.
+    #[command(flatten)]
+    pub options: randrw::Options,
     /// The rule of exclusion between readers and writers; several: range,inode
     #[cfg(feature = "compare")]
     #[arg(
@@ -420,9 +375,6 @@ pub struct RandrwArgs {
         conflicts_with = "on"
     )]
     pub lock: Vec<Locking>,
-    /// How long each part of a turn is counted: readers alone, writers alone, both
-    #[arg(long, value_parser = parse_time, value_name = "TIME", default_value = "5s")]
-    pub time: Duration,
     /// The device.
     #[command(flatten)]
     pub model: ModelArgs,
@@ -434,18 +386,9 @@ pub struct RandrwArgs {
 /// `ferry bench overwrite`.
 #[derive(Args, Debug)]
 pub struct OverwriteArgs {
-    /// How full the volume is, in percent; several: 60,80,90
-    #[arg(long, value_delimiter = ',', value_name = "PERCENT", default_value = "60,80,90", value_parser = clap::value_parser!(u32).range(1..=95))]
-    pub full: Vec<u32>,
-    /// How much of the volume is overwritten, in percent; another file fills up the rest
-    #[arg(long, value_name = "PERCENT", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=95))]
-    pub file: u32,
-    /// How often the size of what is overwritten is written
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    pub times: u32,
-    /// Threads
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub threads: u32,
+    /// The workload's own.
+    #[command(flatten)]
+    pub options: overwrite::Options,
     /// Size of the volume, in process
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "1G", conflicts_with = "on")]
     pub capacity: u64,
@@ -469,21 +412,12 @@ pub struct TornArgs {
     /// A directory on any file system. Without it: in process, on a volume in memory
     #[arg(long, value_name = "PATH")]
     pub on: Option<PathBuf>,
-    /// Threads
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(4..=256))]
-    pub threads: u32,
-    /// End when so many blocks have been read
-    #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
-    pub reads: u64,
-    /// End after this time
-    #[arg(long, value_parser = parse_time, value_name = "TIME", default_value = "10s")]
-    pub time: Duration,
+    /// The workload's own.
+    #[command(flatten)]
+    pub plan: torn::Plan,
     /// Memory for contents, in process
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", default_value = "256M", conflicts_with = "on")]
     pub cache_size: u64,
-    /// The seed of all random choices
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
 }
 
 #[cfg(test)]
@@ -495,6 +429,7 @@ mod tests {
         for line in [
             "create --files 1000000 --threads 4 --readers 2 --log-size 64M",
             "create --on /mnt/a",
+            "log-space --waiters 48,400 --wake barging,handoff,flag,all --log-size 256K --json -",
             "transactions --threads 2 --keys 10000 --bytes 100 --log-size 4M --commit-interval 1s",
             "fserver --workers 8 --log-size 1M --wake handoff,all --log-buffers 1,8 --policy each --fsync-each",
             "null /mnt",

@@ -5,17 +5,13 @@
 //! ends in [`show`].
 
 mod args;
-mod create;
-mod fserver;
 mod happy;
 #[path = "../../../ferry/src/memory.rs"]
 mod memory;
 mod mounts;
 mod null;
-mod onefile;
-mod program;
-mod transactions;
-mod untar;
+mod torn;
+mod workloads;
 
 use std::collections::HashSet;
 use std::fs;
@@ -27,13 +23,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Parser;
 use ferry::command::shared::{self, CliError, Holder, Mount, mount_list, print};
-use ferry_bench::fsmark;
-use ferry_bench::{Bench, BenchError, Report, Target, VolumeOptions};
-use ferry_fs::FsOptions;
+use ferry_bench::{Bench, BenchError, Report, Target};
 use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use args::{Benchmark, Cli, FsmarkArgs, RunArgs};
+use args::{Benchmark, Cli, RunArgs};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -48,50 +42,22 @@ fn run(benchmark: &Benchmark, level: Option<&str>) -> Result<(), CliError> {
     match benchmark {
         Benchmark::Null(args) => null::run(args, level),
         Benchmark::FsyncHappy(args) => happy::run(args),
-        Benchmark::Fsmark(args) => fsmark(args),
-        Benchmark::Create(args) => create::run(args),
-        Benchmark::Randrw(args) => onefile::randrw(args),
-        Benchmark::Torn(args) => onefile::torn(args),
-        Benchmark::Overwrite(args) => onefile::overwrite(args),
-        Benchmark::Fserver(args) => fserver::run(args),
-        Benchmark::Untar(args) => untar::run(args),
-        Benchmark::Program(args) => program::run(args),
-        Benchmark::Transactions(args) => transactions::run(args),
+        Benchmark::Fsmark(args) => workloads::fsmark(args),
+        Benchmark::Create(args) => workloads::create(args),
+        Benchmark::Randrw(args) => workloads::randrw(args),
+        Benchmark::Torn(args) => torn::run(args),
+        Benchmark::Overwrite(args) => workloads::overwrite(args),
+        Benchmark::Fserver(args) => workloads::fserver(args),
+        Benchmark::Untar(args) => workloads::untar(args),
+        Benchmark::Program(args) => workloads::program(args),
+        Benchmark::LogSpace(args) => workloads::log_space(args),
+        Benchmark::Transactions(args) => workloads::transactions(args),
     }
 }
 
-fn fsmark(args: &FsmarkArgs) -> Result<(), CliError> {
-    let modes = if args.sync.is_empty() { fsmark::SyncMode::ALL.into() } else { args.sync.clone() };
-    let options = fsmark::Options {
-        files: args.files,
-        size: usize::try_from(args.size).unwrap_or(usize::MAX),
-        threads: args.threads,
-        modes,
-        rounds: args.run.rounds,
-    };
-    // So that dirty files stay dirty until the pass.
-    let fs =
-        FsOptions { commit_interval: std::time::Duration::from_secs(3600), ..FsOptions::default() };
-    let volume = VolumeOptions { device: args.model.device(), fs, ..VolumeOptions::default() };
-    let targets = targets(&args.run, &volume)?;
-    let mut bench = fsmark::bench(&options, &targets);
-    if args.run.on.is_empty() {
-        bench.options.push(("device", args.model.to_string()));
-    }
-    show(bench, &args.run, |_| Vec::new())
-}
-
-/// The given paths; without any, a volume in memory.
-fn targets(run: &RunArgs, volume: &VolumeOptions) -> Result<Vec<Target>, CliError> {
+/// The given paths, if there are any.
+fn paths(run: &RunArgs) -> Result<Vec<Target>, CliError> {
     shared::raise_open_files();
-    if run.on.is_empty() {
-        return Ok(vec![Target::in_process(volume).map_err(failed)?]);
-    }
-    named(run)
-}
-
-/// The given paths.
-fn named(run: &RunArgs) -> Result<Vec<Target>, CliError> {
     let target =
         |path: &PathBuf, name| Ok(Target::on(path, daemon(path)).map_err(failed)?.called(name));
     run.on.iter().zip(short_names(&run.on)).map(|(path, name)| target(path, name)).collect()
@@ -122,11 +88,16 @@ fn mount_of(path: &Path) -> Option<Mount> {
 /// The process behind a FerryFS mount.
 fn daemon(path: &Path) -> Option<u32> {
     let mount = mount_of(path)?;
-    if mount.is_ferry() { Holder::of(&mount.source).map(|holder| holder.pid) } else { None }
+    if mount.is_ferry() { Holder::of(&mount.volume()).map(|holder| holder.pid) } else { None }
 }
 
-/// Runs the bench and shows its report; `notes` adds notes to it.
-fn show(
+/// Runs the bench and shows its report.
+fn show(bench: Bench<'_>, run: &RunArgs) -> Result<(), CliError> {
+    show_with(bench, run, |_| Vec::new())
+}
+
+/// The same; `notes` adds notes to the report.
+fn show_with(
     bench: Bench<'_>,
     run: &RunArgs,
     notes: impl Fn(&Report) -> Vec<String>,
@@ -141,7 +112,7 @@ fn show(
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let interrupted =
         on_interrupt().map_err(|e| CliError::Failed(format!("cannot wait for signals: {e}")))?;
-    let report = bench.run(|at| {
+    let report = bench.run(run.rounds, |at| {
         at.stop.set(interrupted.load(Ordering::Relaxed));
         bar.set_length(at.all);
         bar.set_position(at.done);

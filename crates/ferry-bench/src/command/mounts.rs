@@ -14,7 +14,7 @@ use ferry_bench::Target;
 use ferry_bench::relay::Relay;
 
 use crate::args::{MountsArgs, OnOff, RunArgs};
-use crate::{failed, named};
+use crate::{failed, paths};
 use ferry::command::shared::CliError;
 
 /// The longest time that a server may take to start.
@@ -40,7 +40,7 @@ impl Mounts {
 
     /// The given paths, and these mounts.
     pub fn targets(&self, run: &RunArgs) -> Result<Vec<Target>, CliError> {
-        let mut targets = if run.on.is_empty() { Vec::new() } else { named(run)? };
+        let mut targets = paths(run)?;
         for mount in &self.0 {
             targets.push(Target::on(&mount.mountpoint, None).map_err(failed)?);
         }

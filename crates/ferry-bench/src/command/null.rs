@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use ferry::command::shared::{CliError, MountOptions, Plain, run_plain};
-use ferry_bench::null::{Cache, NullFs, NullOptions};
+use ferry_bench::null::{NullFs, NullOptions};
 use ferry_env::Env;
-use ferry_fs::CacheMode;
 
 use crate::args::NullArgs;
 
@@ -21,12 +20,7 @@ pub fn run(args: &NullArgs, log_level: Option<&str>) -> Result<(), CliError> {
         foreground: args.foreground,
         daemon: args.daemon,
     };
-    run_plain(&mount, &options, log_level, |mode| {
-        let cache = match mode {
-            CacheMode::Kernel => Cache::Kernel,
-            CacheMode::Writeback => Cache::Writeback,
-            CacheMode::Strict => Cache::Strict,
-        };
+    run_plain(&mount, &options, log_level, |cache| {
         Arc::new(NullFs::new(&Env::real(), NullOptions { cache, ..NullOptions::default() }))
     })
 }

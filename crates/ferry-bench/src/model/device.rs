@@ -1,7 +1,9 @@
-//! A device in memory whose requests take real time, and no processor time while they do.
+//! A device in memory whose requests take time, real or virtual, and no processor time while they
+//! do.
 
 use super::DeviceModel;
-use super::timer::{Lateness, Timer};
+use super::timer::{RealTime, Timer};
+use crate::stats::Histogram;
 use ferry_device::{AlignedBuf, BlockDevice, FlushTimer, FlushTiming, Io, IoDone, MemDevice};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -12,7 +14,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// The device. Reads take no time: what the journal and the file system need is in their caches.
-pub struct ModelDevice {
+pub struct ModelDevice<T = RealTime> {
     me: Weak<Self>,
     model: DeviceModel,
     contents: MemDevice,
@@ -20,7 +22,7 @@ pub struct ModelDevice {
     /// Requests take time; before, they are done when they are submitted.
     live: AtomicBool,
     queue: Mutex<Queue>,
-    timer: Timer,
+    timer: T,
 }
 
 struct Queue {
@@ -50,14 +52,25 @@ pub struct Done {
 impl ModelDevice {
     /// A device of `capacity` bytes, all zeros, that takes no time yet.
     pub fn new(model: DeviceModel, capacity: u64) -> io::Result<Arc<Self>> {
-        let timer = Timer::new()?;
+        Ok(Self::in_time(RealTime::new()?, model, capacity))
+    }
+
+    /// How much longer requests took than the model says, since the last call of this.
+    pub fn take_lateness(&self) -> Histogram {
+        self.timer.take_lateness()
+    }
+}
+
+impl<T: Timer> ModelDevice<T> {
+    /// The same in this time.
+    pub fn in_time(timer: T, model: DeviceModel, capacity: u64) -> Arc<Self> {
         let queue = Queue {
             free: model.queue_depth.max(1),
             waiting: VecDeque::new(),
             flushed_at: Duration::ZERO,
             done: Done::default(),
         };
-        Ok(Arc::new_cyclic(|me| Self {
+        Arc::new_cyclic(|me| Self {
             me: me.clone(),
             model,
             contents: MemDevice::new(capacity),
@@ -65,7 +78,7 @@ impl ModelDevice {
             live: AtomicBool::new(false),
             queue: Mutex::new(queue),
             timer,
-        }))
+        })
     }
 
     /// From now on requests take time.
@@ -81,11 +94,6 @@ impl ModelDevice {
     /// Requests that took time.
     pub fn done(&self) -> Done {
         self.queue.lock().done
-    }
-
-    /// How much longer requests took than the model says, since the last call of this.
-    pub fn take_lateness(&self) -> Lateness {
-        self.timer.take_lateness()
     }
 
     fn is_live(&self) -> bool {
@@ -150,6 +158,12 @@ impl ModelDevice {
         self.timer.at(ends, Box::new(flushed));
     }
 
+    /// Whether a caller waits for a request. Where callers cannot wait, such a request takes no
+    /// time.
+    fn waits(&self) -> bool {
+        T::CAN_WAIT && self.is_live()
+    }
+
     /// Submits one request and waits for its end.
     fn wait(&self, request: impl FnOnce(&Self, IoDone)) -> io::Result<()> {
         let (told, tell) = mpsc::channel();
@@ -158,7 +172,7 @@ impl ModelDevice {
     }
 }
 
-impl BlockDevice for ModelDevice {
+impl<T: Timer> BlockDevice for ModelDevice<T> {
     fn capacity(&self) -> u64 {
         self.contents.capacity()
     }
@@ -166,7 +180,7 @@ impl BlockDevice for ModelDevice {
         self.contents.read(offset, buf)
     }
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        if !self.is_live() {
+        if !self.waits() {
             // A log that is laid out: reads as zeros anyway, and needs no memory.
             let zeros = buf.iter().all(|byte| *byte == 0);
             return if zeros {
@@ -180,7 +194,7 @@ impl BlockDevice for ModelDevice {
         self.wait(|me, done| me.submit_write(Write { offset, buf: Arc::new(copy), done }))
     }
     fn flush(&self) -> io::Result<()> {
-        if self.is_live() { self.wait(Self::submit_flush) } else { Ok(()) }
+        if self.waits() { self.wait(Self::submit_flush) } else { Ok(()) }
     }
     fn submit(&self, batch: Vec<Io>) {
         if !self.is_live() {

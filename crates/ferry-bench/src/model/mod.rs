@@ -1,10 +1,10 @@
-//! What a device's requests take, and a device in memory that takes as long, in real time.
+//! What a device's requests take, and a device in memory that takes as long.
 
 mod device;
 mod timer;
 
 pub use device::ModelDevice;
-pub use timer::Lateness;
+pub use timer::{RealTime, Timer, VirtualTime};
 
 use std::time::Duration;
 

@@ -5,13 +5,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ferry_fs::{
-    Answer, Attr, Cx, DirEntry, Entry, Errno, FileLock, Filesystem, Host, Ino, Mode, Opened,
-    RenameFlags, SetAttr, Statfs, XattrFlags, ioctl, posix,
+    Answer, Attr, CacheMode, Cx, DirEntry, Entry, Errno, FileLock, Filesystem, Host, Ino, Mode,
+    Opened, RenameFlags, SetAttr, Statfs, XattrFlags, ioctl, posix,
 };
 
 use super::node::{Body, Node};
 use super::tree::listed;
-use super::{Cache, FOREVER, NullFs};
+use super::{FOREVER, NullFs};
 
 /// `statfs` says so many blocks, of 4 KiB, whatever is in use: 1 TiB.
 const BLOCKS: u64 = 1 << 28;
@@ -345,11 +345,11 @@ impl Filesystem for NullFs {
         _value: &[u8],
         _flags: XattrFlags,
     ) -> Answer<()> {
-        errno(if self.options.no_xattrs { libc::ENOSYS } else { libc::EOPNOTSUPP })
+        errno(libc::EOPNOTSUPP)
     }
 
     fn getxattr(&self, _cx: &Cx<'_>, _ino: Ino, _name: &[u8]) -> Answer<Vec<u8>> {
-        errno(if self.options.no_xattrs { libc::ENOSYS } else { libc::ENODATA })
+        errno(libc::ENODATA)
     }
 
     fn listxattr(&self, _cx: &Cx<'_>, _ino: Ino) -> Answer<Vec<u8>> {
@@ -357,7 +357,7 @@ impl Filesystem for NullFs {
     }
 
     fn removexattr(&self, _cx: &Cx<'_>, _ino: Ino, _name: &[u8]) -> Answer<()> {
-        errno(if self.options.no_xattrs { libc::ENOSYS } else { libc::ENODATA })
+        errno(libc::ENODATA)
     }
 
     fn getlk(&self, _cx: &Cx<'_>, _ino: Ino, _fh: u64, _lock: &FileLock) -> Answer<FileLock> {
@@ -380,7 +380,7 @@ impl Filesystem for NullFs {
     }
 
     fn writeback_cache(&self) -> bool {
-        self.options.cache == Cache::Writeback
+        self.options.cache == CacheMode::Writeback
     }
 
     fn ioctl(

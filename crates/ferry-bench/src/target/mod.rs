@@ -8,7 +8,8 @@ mod volume;
 pub use volume::VolumeOptions;
 
 use crate::error::BenchError;
-use crate::model::Lateness;
+use crate::run::{Sample, Variant};
+use crate::stats::Histogram;
 use ferry_fs::FlushPolicy;
 use mounted::Mounted;
 pub(crate) use mounted::own_cpu_time;
@@ -20,6 +21,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use volume::{Owned, Volume};
+
+/// What reports call a volume in this process.
+const IN_PROCESS: &str = "in process";
 
 /// Where a workload runs: a directory, or a volume in process.
 pub struct Target {
@@ -67,7 +71,7 @@ impl Target {
 
     /// A new volume in memory, in this process.
     pub fn in_process(options: &VolumeOptions) -> Result<Self, BenchError> {
-        Ok(Self { name: "in process".into(), kind: Kind::Volume(Volume::new(options)?) })
+        Ok(Self { name: IN_PROCESS.into(), kind: Kind::Volume(Volume::new(options)?) })
     }
 
     /// What reports call it.
@@ -150,10 +154,33 @@ impl Target {
     }
 
     /// How late the modelled device answered since the last call of this; `None` on a path.
-    pub fn take_lateness(&self) -> Option<Lateness> {
+    pub fn take_lateness(&self) -> Option<Histogram> {
         match &self.kind {
             Kind::Mounted(_) => None,
             Kind::Volume(volume) => Some(volume.take_lateness()),
+        }
+    }
+}
+
+/// Where the turns of a variant are.
+pub enum TurnTarget {
+    /// All of them on this target.
+    On(Target),
+    /// Each on a new volume in memory.
+    NewVolume(VolumeOptions),
+}
+
+impl TurnTarget {
+    /// A variant with the name of the target, whose turns are there.
+    pub fn variant<'a>(
+        &'a self,
+        mut turn: impl FnMut(&Target, u32) -> Result<Sample, BenchError> + 'a,
+    ) -> Variant<'a> {
+        match self {
+            Self::On(target) => Variant::new(target.name(), move |round| turn(target, round)),
+            Self::NewVolume(volume) => {
+                Variant::new(IN_PROCESS, move |round| turn(&Target::in_process(volume)?, round))
+            }
         }
     }
 }
@@ -246,14 +273,6 @@ impl Dir {
         }
     }
 
-    /// Makes the directory's entries durable.
-    pub fn sync(&self) -> io::Result<()> {
-        match self {
-            Self::Mounted(dir) => dir.sync(),
-            Self::Volume(dir) => dir.sync(),
-        }
-    }
-
     /// Removes a directory in this one, with all that is in it.
     pub fn remove_tree(&self, name: &str) -> io::Result<()> {
         match self {
@@ -318,15 +337,7 @@ impl File {
     pub fn sync(&self) -> io::Result<()> {
         match self {
             Self::Mounted(file) => file.sync_all(),
-            Self::Volume(file) => file.sync(false),
-        }
-    }
-
-    /// Makes the file's data durable, as fdatasync(2).
-    pub fn sync_data(&self) -> io::Result<()> {
-        match self {
-            Self::Mounted(file) => file.sync_data(),
-            Self::Volume(file) => file.sync(true),
+            Self::Volume(file) => file.sync(),
         }
     }
 }

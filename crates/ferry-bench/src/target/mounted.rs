@@ -196,10 +196,6 @@ impl MountedDir {
         Ok(linkat(&self.fd, name, &to.fd, new, AtFlags::empty())?)
     }
 
-    pub fn sync(&self) -> io::Result<()> {
-        Ok(rustix::fs::fsync(&self.fd)?)
-    }
-
     pub fn remove_tree(&self, name: &str) -> io::Result<()> {
         fs::remove_dir_all(self.path.join(name))
     }

@@ -3,7 +3,8 @@
 
 use super::File;
 use crate::error::BenchError;
-use crate::model::{DeviceModel, Lateness, ModelDevice};
+use crate::model::{DeviceModel, ModelDevice};
+use crate::stats::Histogram;
 use ferry_device::BlockDevice;
 use ferry_env::Env;
 use ferry_fs::{
@@ -89,7 +90,7 @@ impl Volume {
         self.call(|cx, fs| fs.ioctl(cx, ROOT, ioctl::SYNC, &[], 0)).map(drop)
     }
 
-    pub fn take_lateness(&self) -> Lateness {
+    pub fn take_lateness(&self) -> Histogram {
         self.device.take_lateness()
     }
 
@@ -215,10 +216,6 @@ impl Owned {
         self.entry(&linked).map(drop)
     }
 
-    pub fn sync(&self) -> io::Result<()> {
-        self.volume.call(|cx, fs| fs.fsyncdir(cx, self.ino, 0, false))
-    }
-
     pub fn remove_tree(&self, name: &str) -> io::Result<()> {
         let dir = self.lookup(name)?;
         for (name, is_dir) in dir.list()? {
@@ -287,9 +284,9 @@ impl OpenFile {
         volume.call(|cx, fs| fs.fallocate(cx, ino, self.fh, hole, offset, len))
     }
 
-    pub fn sync(&self, data_only: bool) -> io::Result<()> {
+    pub fn sync(&self) -> io::Result<()> {
         let (ino, volume) = (self.ino.ino, &self.ino.volume);
-        volume.call(|cx, fs| fs.fsync(cx, ino, self.fh, data_only))
+        volume.call(|cx, fs| fs.fsync(cx, ino, self.fh, false))
     }
 }
 

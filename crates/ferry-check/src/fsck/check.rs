@@ -20,6 +20,7 @@ pub(super) struct SameHash {
 }
 
 /// The inode whose keys are being read.
+#[derive(Default)]
 pub(super) struct Current {
     pub(super) ino: Ino,
     /// `None`: keys without a record.
@@ -134,7 +135,7 @@ impl<'c> Checker<'c> {
         self.end_inode();
         let beyond = std::mem::take(&mut self.beyond_end);
         for finding in beyond.list {
-            if finding.ino.is_none_or(|ino| !self.intents.contains(&ino)) {
+            if finding.location.ino.is_none_or(|ino| !self.intents.contains(&ino)) {
                 self.findings.add(finding);
             }
         }

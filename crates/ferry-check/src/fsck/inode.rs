@@ -16,21 +16,6 @@ pub(super) const WINDOW: u64 = WINDOW_BLOCKS * BLOCK;
 /// Names whose hash is equal, at most.
 const SAME_HASH_MAX: usize = 256;
 
-impl Current {
-    fn new(ino: Ino, record: Option<InodeRecord>) -> Self {
-        Self {
-            ino,
-            record,
-            has_xattrs: false,
-            names: 0,
-            blocks: 0,
-            extent_end: 0,
-            same_hash: SameHash::default(),
-            misfit_reported: false,
-        }
-    }
-}
-
 impl Checker<'_> {
     pub(super) fn inode(&mut self, ino: Ino, value: &[u8]) -> Result<(), BadRecord> {
         self.end_inode();
@@ -44,7 +29,7 @@ impl Checker<'_> {
         if let Some(what) = contradiction(ino, &record) {
             self.findings.add(Finding::new(Code::InodeFields, what).of(ino));
         }
-        self.current = Some(Current::new(ino, Some(record)));
+        self.current = Some(Current { ino, record: Some(record), ..Current::default() });
         Ok(())
     }
 
@@ -55,7 +40,7 @@ impl Checker<'_> {
             let what = "there are attributes, names or extents of it, but no readable record";
             self.findings.add(Finding::new(Code::NoInode, what).of(ino));
         }
-        self.current.get_or_insert_with(|| Current::new(ino, None))
+        self.current.get_or_insert_with(|| Current { ino, ..Current::default() })
     }
 
     /// The last key of the current inode was seen.

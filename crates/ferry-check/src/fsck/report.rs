@@ -2,6 +2,7 @@
 
 use ferry_fs::api::Ino;
 use ferry_fs::keys::BLOCK;
+use ferry_fs::scrub::Location;
 use serde::Serialize;
 use std::fmt;
 
@@ -225,22 +226,9 @@ pub struct Finding {
     pub code: Code,
     /// What exactly is wrong, for people.
     pub what: String,
-    /// The inode it concerns.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ino: Option<Ino>,
-    /// A path that leads there from the root, as far as one is left; bytes that are not UTF-8 are
-    /// escaped.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub path: Option<String>,
-    /// Byte in the file.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub file_offset: Option<u64>,
-    /// Bytes, where that is known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub length: Option<u64>,
-    /// Byte on the volume.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub device_offset: Option<u64>,
+    /// Where it is.
+    #[serde(flatten)]
+    pub location: Location,
     /// What it means.
     pub means: &'static str,
     /// What to do.
@@ -253,42 +241,29 @@ impl Finding {
         Self {
             code,
             what: what.into(),
-            ino: None,
-            path: None,
-            file_offset: None,
-            length: None,
-            device_offset: None,
+            location: Location::default(),
             means: code.means(),
             advice: code.advice(),
         }
     }
     /// About this inode.
     pub fn of(mut self, ino: Ino) -> Self {
-        self.ino = Some(ino);
+        self.location.ino = Some(ino);
         self
     }
     /// At this byte of the file.
     pub fn at(mut self, offset: u64) -> Self {
-        self.file_offset = Some(offset);
+        self.location.file_offset = Some(offset);
         self
     }
     /// So many blocks.
     pub fn blocks(mut self, blocks: u64) -> Self {
-        self.length = Some(blocks * BLOCK);
+        self.location.length = Some(blocks * BLOCK);
         self
-    }
-    /// Whether `next` goes on where this ends.
-    fn is_followed_by(&self, next: &Finding) -> bool {
-        let behind = |offset: Option<u64>| Some(offset? + self.length?);
-        next.length.is_some()
-            && next.file_offset.is_some()
-            && (self.code, self.ino, &self.what) == (next.code, next.ino, &next.what)
-            && behind(self.file_offset) == next.file_offset
-            && behind(self.device_offset) == next.device_offset
     }
     /// At this byte of the volume.
     pub fn on_device(mut self, offset: u64) -> Self {
-        self.device_offset = Some(offset);
+        self.location.device_offset = Some(offset);
         self
     }
 }
@@ -296,21 +271,8 @@ impl Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.code, self.what)?;
-        match (&self.path, self.ino) {
-            (Some(path), Some(ino)) => write!(f, " [{path}, inode {ino}]")?,
-            (None, Some(ino)) => write!(f, " [inode {ino}]")?,
-            _ => {}
-        }
-        if let Some(offset) = self.file_offset {
-            write!(f, " at byte {offset}")?;
-        }
-        if let Some(length) = self.length {
-            write!(f, ", {length} bytes")?;
-        }
-        if let Some(offset) = self.device_offset {
-            write!(f, " (byte {offset} of the volume)")?;
-        }
-        Ok(())
+        self.location.write_owner(f)?;
+        self.location.write_range(f)
     }
 }
 
@@ -383,12 +345,9 @@ pub struct Repair {
     pub code: Code,
     /// What was done.
     pub what: String,
-    /// The inode it concerns.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ino: Option<Ino>,
-    /// A path that leads there now.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub path: Option<String>,
+    /// The inode it concerns, and a path that leads there now.
+    #[serde(flatten)]
+    pub location: Location,
     /// What is lost for good.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
@@ -399,7 +358,7 @@ pub struct Repair {
 
 impl Repair {
     pub(super) fn new(code: Code, what: impl Into<String>) -> Self {
-        Self { code, what: what.into(), ino: None, path: None, lost: None, advice: None }
+        Self { code, what: what.into(), location: Location::default(), lost: None, advice: None }
     }
     /// The volume's file had `found` bytes and got back its length.
     pub fn of_length(found: u64, expected: u64) -> Self {
@@ -411,7 +370,7 @@ impl Repair {
     }
     /// About this inode.
     pub(super) fn of(mut self, ino: Ino) -> Self {
-        self.ino = Some(ino);
+        self.location.ino = Some(ino);
         self
     }
     /// This is lost.
@@ -430,11 +389,7 @@ impl Repair {
 impl fmt::Display for Repair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "repaired {}: {}", self.code, self.what)?;
-        match (&self.path, self.ino) {
-            (Some(path), Some(ino)) => write!(f, " [{path}, inode {ino}]")?,
-            (None, Some(ino)) => write!(f, " [inode {ino}]")?,
-            _ => {}
-        }
+        self.location.write_owner(f)?;
         if let Some(lost) = &self.lost {
             write!(f, "; lost: {lost}")?;
         }
@@ -511,8 +466,12 @@ impl Findings {
     }
     /// Adds one; what goes on where the last one ends becomes a part of it.
     pub(super) fn add(&mut self, finding: Finding) {
-        if let Some(last) = self.list.last_mut().filter(|last| last.is_followed_by(&finding)) {
-            last.length = last.length.zip(finding.length).map(|(before, more)| before + more);
+        let goes_on = |last: &mut Finding| {
+            (last.code, &last.what) == (finding.code, &finding.what)
+                && last.location.join(&finding.location)
+        };
+        if self.list.last_mut().is_some_and(goes_on) {
+            // It has become a part of the last one.
         } else if self.list.len() < FINDINGS_MAX {
             self.list.push(finding);
         } else {

@@ -47,11 +47,13 @@ pub(super) struct Tree {
     edges: Vec<Edge>,
 }
 
-fn kind_bits(mode: u32) -> u8 {
+/// The type bits of a mode, as a dentry stores them.
+pub(super) fn kind_bits(mode: u32) -> u8 {
     ((mode & libc::S_IFMT) >> 12) as u8
 }
 
-const DIRECTORY: u8 = (libc::S_IFDIR >> 12) as u8;
+/// The type of a directory.
+pub(super) const DIRECTORY: u8 = (libc::S_IFDIR >> 12) as u8;
 
 fn kind_name(kind: u8) -> &'static str {
     match u32::from(kind) << 12 {

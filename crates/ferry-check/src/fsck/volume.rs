@@ -8,7 +8,7 @@ use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_env::Env;
 use ferry_fs::api::{Ino, ROOT};
 use ferry_fs::keys;
-use ferry_fs::scrub::Part;
+use ferry_fs::scrub::{Location, Part};
 use ferry_fs::volume::{Superblock, VolumeError, find_superblock, may_be_torn};
 use ferry_journal::inspect::home_map;
 use ferry_journal::{
@@ -154,8 +154,8 @@ fn check_view(
         checker.findings.add(finding.on_device(offset));
     }
     let (mut findings, mut losses) = (checker.findings, checker.losses);
-    let found = findings.list.iter_mut().map(|finding| (finding.ino, &mut finding.path));
-    let repaired = repairs.iter_mut().map(|repair| (repair.ino, &mut repair.path));
+    let found = findings.list.iter_mut().map(|finding| named(&mut finding.location));
+    let repaired = repairs.iter_mut().map(|repair| named(&mut repair.location));
     let lost = losses.list.iter_mut().map(|range| (Some(range.ino), &mut range.path));
     set_paths(journal, &checker.tree, &mut found.into_iter());
     set_paths(journal, &checker.tree, &mut repaired.into_iter());
@@ -178,6 +178,10 @@ pub(super) fn bad_copies(journal: &Journal, slots: [u64; 2], all: bool) -> BTree
     }
     offsets.extend(journal.home_bad_copies());
     offsets
+}
+
+fn named(location: &mut Location) -> (Option<Ino>, &mut Option<String>) {
+    (location.ino, &mut location.path)
 }
 
 /// Finds the paths of the first of these inodes.

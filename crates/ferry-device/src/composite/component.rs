@@ -5,6 +5,7 @@ use super::gather::{Gather, Outcome, wait_for};
 use super::header::HEAD_LEN;
 use crate::buffer::AlignedBuf;
 use crate::device::{BlockDevice, ComponentState, ComponentStats, Io, IoDone};
+use crate::started::{ReadDone, ReadRing};
 use crate::timing::FlushTiming;
 use std::io;
 use std::sync::Arc;
@@ -58,6 +59,24 @@ impl Component {
             self.read_errors.fetch_add(1, Ordering::Relaxed);
         }
         result
+    }
+
+    /// Starts a read, as [`BlockDevice::start_read`] does.
+    pub fn start_read(
+        self: &Arc<Self>,
+        ring: &dyn ReadRing,
+        offset: u64,
+        buf: Arc<AlignedBuf>,
+        done: ReadDone,
+    ) {
+        let me = Arc::clone(self);
+        let done = move |result: io::Result<_>| {
+            if result.is_err() {
+                me.read_errors.fetch_add(1, Ordering::Relaxed);
+            }
+            done(result);
+        };
+        self.dev.start_read(ring, HEAD_LEN + offset, buf, Box::new(done));
     }
 
     /// It can read its own head, so that it is there.

@@ -1,13 +1,15 @@
 //! `linear` and `stripe`: every byte is on one component. What fails there fails here.
 
 use super::component::{Component, flush_and_wait, flush_each, host_free, slowest, unflushed};
-use super::gather::Gather;
+use super::gather::{Gather, Outcome};
 use super::header::COMPONENTS_MAX;
 use super::kind::Kind;
 use super::layout::{Layout, Slice};
 use crate::buffer::AlignedBuf;
 use crate::device::{BlockDevice, ComponentState, ComponentStats, Io, IoDone, check_range};
+use crate::started::{ReadDone, ReadRing};
 use crate::timing::FlushTiming;
+use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
 
@@ -53,6 +55,36 @@ impl SpanDevice {
         }
     }
 
+    /// A read that spans components: each part has a buffer of its own, as [`copy_of`] says.
+    fn start_parts(
+        &self,
+        ring: &dyn ReadRing,
+        slices: &[Slice],
+        mut buf: Arc<AlignedBuf>,
+        done: ReadDone,
+    ) {
+        let parts = Arc::new(Mutex::new(Vec::with_capacity(slices.len())));
+        let read = Arc::clone(&parts);
+        let ended = move |outcome: Outcome| {
+            let whole = Arc::get_mut(&mut buf).expect("nobody else has a share");
+            for (at, part) in parts.lock().drain(..) {
+                let part: Arc<AlignedBuf> = part;
+                whole[at..at + part.len()].copy_from_slice(&part);
+            }
+            done(outcome.result().map(|()| buf));
+        };
+        let gather = Gather::new(slices.len(), Box::new(ended));
+        for slice in slices {
+            let (read, done) = (Arc::clone(&read), gather.part(slice.component));
+            let (at, part) = (slice.at as usize, AlignedBuf::zeroed(slice.len as usize));
+            let part_done = move |result: io::Result<_>| {
+                done(result.map(|part| read.lock().push((at, part))));
+            };
+            let component = &self.components[slice.component];
+            component.start_read(ring, slice.offset, Arc::new(part), Box::new(part_done));
+        }
+    }
+
     fn flush_request(&self, done: IoDone) {
         let these = unflushed(self.components.iter().enumerate());
         if these.is_empty() {
@@ -88,6 +120,20 @@ impl BlockDevice for SpanDevice {
             buf[slice.at as usize..(slice.at + slice.len) as usize].copy_from_slice(&part);
         }
         Ok(())
+    }
+
+    fn start_read(&self, ring: &dyn ReadRing, offset: u64, buf: Arc<AlignedBuf>, done: ReadDone) {
+        let len = buf.len() as u64;
+        if let Err(error) = check_range(self.layout.capacity(), offset, len) {
+            return done(Err(error));
+        }
+        let slices: Vec<Slice> = self.layout.slices(offset, len).collect();
+        match slices[..] {
+            [slice] => {
+                self.components[slice.component].start_read(ring, slice.offset, buf, done);
+            }
+            _ => self.start_parts(ring, &slices, buf, done),
+        }
     }
 
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {

@@ -14,6 +14,7 @@ use crate::buffer::{AlignedBuf, BLOCK_SIZE};
 use crate::device::{BlockDevice, ComponentStats, Io};
 use crate::error::DeviceError;
 use crate::file::{FileDevice, OpenMode};
+use crate::started::{ReadDone, ReadRing};
 use crate::timing::FlushTiming;
 use ferry_env::Env;
 use std::fs;
@@ -444,6 +445,10 @@ impl BlockDevice for CompositeVolume {
 
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
         self.inner().read(offset, buf)
+    }
+
+    fn start_read(&self, ring: &dyn ReadRing, offset: u64, buf: Arc<AlignedBuf>, done: ReadDone) {
+        self.inner().start_read(ring, offset, buf, done);
     }
 
     fn read_matching(

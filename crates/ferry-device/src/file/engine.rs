@@ -14,11 +14,12 @@
 use super::host::{HostFile, write_all};
 use super::inbox::Shared;
 use super::ring::{Ring, Turn};
-use super::sys;
 use crate::device::Io;
 use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -40,7 +41,11 @@ impl Engine {
         // A flush of the host's page cache goes alone, and no later one succeeds if it fails: the
         // ring would issue it beside others.
         let uring = uring && host.cached.is_none();
-        let shared = Arc::new(Shared { host, inbox: Mutex::default(), bell: sys::eventfd()? });
+        let shared = Arc::new(Shared {
+            host,
+            inbox: Mutex::default(),
+            bell: File::from(eventfd(0, EventfdFlags::CLOEXEC)?),
+        });
         let theirs = Arc::clone(&shared);
         let thread =
             thread::Builder::new().name("ferry-io".into()).spawn(move || run(&theirs, uring))?;

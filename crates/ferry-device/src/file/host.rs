@@ -6,6 +6,7 @@ use crate::timing::FlushTimer;
 use ferry_env::Env;
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
 /// The open file and what every flush of it needs.
@@ -30,6 +31,12 @@ impl HostFile {
         }?;
         self.timer.record(self.env.clock.monotonic().saturating_sub(begun));
         Ok(())
+    }
+}
+
+impl AsFd for HostFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 

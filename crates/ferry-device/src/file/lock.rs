@@ -16,6 +16,7 @@
 use super::sys::{self, RangeLock};
 use std::fs::{self, File};
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 /// First byte of the lock, beyond any byte of a volume.
@@ -26,17 +27,57 @@ const ATTEMPTS: u32 = 1_000;
 /// Time between two attempts.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The process in the way.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Holder {
+/// The process that holds a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockHolder {
     /// As the holder itself saw it; 0 if the lock is not one of ours.
     pub pid: u32,
     /// It holds the lock exclusively.
     pub writing: bool,
 }
 
+/// The lock of a file that has no other contents, held by this process until it is dropped.
+#[derive(Debug)]
+pub struct FileLock {
+    _file: File,
+}
+
+impl FileLock {
+    /// Takes the lock of a file, which is made if it is absent. The inner error is who holds it.
+    pub fn take(path: &Path, exclusive: bool) -> io::Result<Result<Self, LockHolder>> {
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(true).truncate(false).open(path)?;
+        Ok(acquire(&file, exclusive)?.map(|()| Self { _file: file }))
+    }
+
+    /// Who holds the lock of a file. Nothing is taken, so nobody is refused meanwhile.
+    pub fn holder(path: &Path) -> io::Result<Option<LockHolder>> {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other?,
+        };
+        let mut last = None;
+        for _ in 0..ATTEMPTS {
+            let ours = RangeLock { kind: libc::F_WRLCK, start: LOCK_START, len: 1 };
+            last = sys::conflicting_lock(&file, ours)?.map(LockHolder::of);
+            if last.is_none_or(|holder| !is_dying(holder.pid)) {
+                break;
+            }
+            pause();
+        }
+        Ok(last)
+    }
+}
+
+impl LockHolder {
+    fn of(lock: RangeLock) -> Self {
+        let pid = u32::try_from(lock.len).unwrap_or_default();
+        Self { pid, writing: lock.kind == libc::F_WRLCK }
+    }
+}
+
 /// Takes the lock for this process, exclusively or shared. The inner error is the holder.
-pub(super) fn acquire(file: &File, exclusive: bool) -> io::Result<Result<(), Holder>> {
+pub(super) fn acquire(file: &File, exclusive: bool) -> io::Result<Result<(), LockHolder>> {
     let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
     let lock = RangeLock { kind, start: LOCK_START, len: i64::from(std::process::id()) };
     let mut last = None;
@@ -46,9 +87,8 @@ pub(super) fn acquire(file: &File, exclusive: bool) -> io::Result<Result<(), Hol
         }
         // The owner may have left before we ask for its pid: then try again at once.
         if let Some(other) = sys::conflicting_lock(file, lock)? {
-            let pid = u32::try_from(other.len).unwrap_or_default();
-            let holder = Holder { pid, writing: other.kind == libc::F_WRLCK };
-            if !is_dying(pid) {
+            let holder = LockHolder::of(other);
+            if !is_dying(holder.pid) {
                 return Ok(Err(holder));
             }
             last = Some(holder);
@@ -119,6 +159,23 @@ mod tests {
     fn stat(state: &str, flags: u64, pending: u64) -> String {
         let before_pending = ["0"; 21].join(" ");
         format!("42 (a ) name) {state} 1 42 42 0 -1 {flags} {before_pending} {pending} 0 0 0")
+    }
+
+    #[test]
+    fn the_lock_of_a_file_tells_who_holds_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("lock");
+        assert_eq!(FileLock::holder(&path).expect("no file, no holder"), None);
+        let ours = |writing| LockHolder { pid: std::process::id(), writing };
+        let reader = FileLock::take(&path, false).expect("a file").expect("it is free");
+        let second = FileLock::take(&path, false).expect("a file").expect("readers share it");
+        assert_eq!(FileLock::take(&path, true).expect("a file").expect_err("held"), ours(false));
+        drop((reader, second));
+        let writer = FileLock::take(&path, true).expect("a file").expect("it is free");
+        assert_eq!(FileLock::take(&path, false).expect("a file").expect_err("held"), ours(true));
+        assert_eq!(FileLock::holder(&path).expect("a file"), Some(ours(true)));
+        drop(writer);
+        assert_eq!(FileLock::holder(&path).expect("a file"), None);
     }
 
     #[test]

@@ -17,13 +17,17 @@ mod sys;
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
 use crate::device::{BlockDevice, Io, check_range};
 use crate::error::DeviceError;
+use crate::started::{FileRead, ReadDone, ReadRing};
 use crate::timing::{FlushTimer, FlushTiming};
 use cached::CachedFlushes;
 use engine::Engine;
 pub(crate) use engine::on_io_thread;
 use ferry_env::Env;
 use host::{HostFile, write_all};
+pub use lock::{FileLock, LockHolder};
 use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, fstatvfs};
+use rustix::io::{Errno, retry_on_intr};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
@@ -165,6 +169,11 @@ impl FileDevice {
             Io::Flush { .. } => Ok(()),
         }
     }
+
+    fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
+        let file = &self.host.file;
+        Ok(retry_on_intr(|| rustix::fs::fallocate(file, mode, offset, len))?)
+    }
 }
 
 impl BlockDevice for FileDevice {
@@ -188,6 +197,13 @@ impl BlockDevice for FileDevice {
             }
         }
         Ok(())
+    }
+
+    fn start_read(&self, ring: &dyn ReadRing, offset: u64, buf: Arc<AlignedBuf>, done: ReadDone) {
+        match check_range(self.capacity, offset, buf.len() as u64) {
+            Ok(()) => ring.start(FileRead::new(Arc::clone(&self.host) as _, offset, buf, done)),
+            Err(error) => done(Err(error)),
+        }
     }
 
     fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
@@ -240,8 +256,8 @@ impl BlockDevice for FileDevice {
         if len == 0 {
             return Ok(());
         }
-        let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        let mut result = sys::fallocate(&self.host.file, punch, offset, len);
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let mut result = self.fallocate(punch, offset, len);
         if is_unsupported(&result) && self.host.block_device {
             result = sys::block_discard(&self.host.file, offset, len);
         }
@@ -254,7 +270,7 @@ impl BlockDevice for FileDevice {
         if self.host.block_device || len == 0 {
             return Ok(());
         }
-        let result = sys::fallocate(&self.host.file, libc::FALLOC_FL_KEEP_SIZE, offset, len);
+        let result = self.fallocate(FallocateFlags::KEEP_SIZE, offset, len);
         if !is_unsupported(&result) {
             return result;
         }
@@ -270,8 +286,8 @@ impl BlockDevice for FileDevice {
         if self.host.block_device {
             return None;
         }
-        match sys::available(&self.host.file) {
-            Ok(bytes) => Some(bytes),
+        match fstatvfs(&self.host.file) {
+            Ok(host) => Some(host.f_bavail.saturating_mul(host.f_frsize)),
             Err(error) => {
                 tracing::warn!(path = %self.path.display(), %error, "cannot ask the host for its free space");
                 None
@@ -284,8 +300,13 @@ impl BlockDevice for FileDevice {
     }
 
     fn next_data(&self, offset: u64) -> u64 {
-        // A host that cannot tell says that all is data.
-        sys::seek_data(&self.host.file, offset).unwrap_or(Some(offset)).unwrap_or(self.capacity)
+        // This moves the file's position, which nobody uses.
+        match rustix::fs::seek(&self.host.file, rustix::fs::SeekFrom::Data(offset)) {
+            Ok(data) => data,
+            Err(Errno::NXIO) => self.capacity,
+            // A host that cannot tell says that all is data.
+            Err(_) => offset,
+        }
     }
 
     fn reset_flush_timing(&self) {

@@ -1,13 +1,10 @@
-//! The system calls that std does not wrap.
-#![expect(
-    unsafe_code,
-    reason = "fcntl, fallocate, ioctl, fstatvfs and eventfd have no safe wrapper in libc"
-)]
+//! The system calls that neither std nor rustix wraps.
+#![expect(unsafe_code, reason = "locks of byte ranges and BLKDISCARD have no safe wrapper")]
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 
 /// A byte-range lock as `fcntl` describes it. `kind` is `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,32 +69,9 @@ pub(super) fn conflicting_lock(file: &File, lock: RangeLock) -> io::Result<Optio
 
 /// Makes transfers of this open file bypass the page cache, or not.
 pub(super) fn set_direct(file: &File, direct: bool) -> io::Result<()> {
-    // SAFETY: F_GETFL takes no argument.
-    let flags = retry(|| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) })?;
-    let flags = if direct { flags | libc::O_DIRECT } else { flags & !libc::O_DIRECT };
-    // SAFETY: F_SETFL takes an integer.
-    retry(|| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) })?;
-    Ok(())
-}
-
-/// `fallocate(2)` on a range whose ends fit `off_t`.
-pub(super) fn fallocate(file: &File, mode: libc::c_int, offset: u64, len: u64) -> io::Result<()> {
-    // SAFETY: only integers are passed.
-    retry(|| unsafe {
-        libc::fallocate(file.as_raw_fd(), mode, offset as libc::off_t, len as libc::off_t)
-    })?;
-    Ok(())
-}
-
-/// The first byte of data at or behind `offset`; `None`: only holes follow.
-pub(super) fn seek_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
-    // SAFETY: only integers are passed. The file's position, which this moves, is used by nobody.
-    let found = unsafe { libc::lseek(file.as_raw_fd(), offset as libc::off_t, libc::SEEK_DATA) };
-    if found >= 0 {
-        return Ok(Some(found as u64));
-    }
-    let error = io::Error::last_os_error();
-    if error.raw_os_error() == Some(libc::ENXIO) { Ok(None) } else { Err(error) }
+    let mut flags = fcntl_getfl(file)?;
+    flags.set(OFlags::DIRECT, direct);
+    Ok(fcntl_setfl(file, flags)?)
 }
 
 /// Tells a block device that a range is no longer needed.
@@ -108,22 +82,4 @@ pub(super) fn block_discard(file: &File, offset: u64, len: u64) -> io::Result<()
     // SAFETY: BLKDISCARD reads two u64 from the pointer, which `range` provides and outlives.
     retry(|| unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD, range.as_ptr()) })?;
     Ok(())
-}
-
-/// Bytes that the file's host file system would give to a process without privilege.
-pub(super) fn available(file: &File) -> io::Result<u64> {
-    let mut stat = MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the pointer is to enough memory for the structure that the call fills.
-    retry(|| unsafe { libc::fstatvfs(file.as_raw_fd(), stat.as_mut_ptr()) })?;
-    // SAFETY: the call succeeded, so that it filled the structure.
-    let stat = unsafe { stat.assume_init() };
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
-/// A counter that a read waits on while it is zero.
-pub(super) fn eventfd() -> io::Result<File> {
-    // SAFETY: only integers are passed.
-    let fd = retry(|| unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) })?;
-    // SAFETY: the descriptor was just made and belongs to nobody else.
-    Ok(unsafe { File::from_raw_fd(fd) })
 }

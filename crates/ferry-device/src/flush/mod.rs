@@ -17,7 +17,8 @@
 //!   wait, get its error, and so does every later caller. The error must stay, because `durable` is
 //!   a prefix: what the failed flush covered may be lost, the host reports that once, and a later
 //!   flush that succeeds would declare it durable.
-//! * FLUSH-4: a lone caller never waits for others.
+//! * FLUSH-4: no caller is held for callers that have not come. A caller waits for the flush in
+//!   flight at most, and for its own.
 //! * FLUSH-5: the fast path takes no lock that all callers share.
 //!
 //! The thread that ends a flush answers its waiters, after it has started the next flush. A

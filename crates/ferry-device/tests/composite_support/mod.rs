@@ -2,12 +2,14 @@
 #![allow(dead_code, reason = "each file of tests uses its share")]
 
 use ferry_device::{
-    AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, HEAD_LEN, HookedDevice, Kind, MemDevice,
-    MirrorDevice, Observer, Op, Side,
+    AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, FileRead, HEAD_LEN, HookedDevice, Kind,
+    MemDevice, MirrorDevice, Observer, Op, ReadRing, Side,
 };
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 pub const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -75,6 +77,29 @@ impl Observer for Memory {
     fn rebuilt(&self, old: &str, new: &str) {
         self.rebuilt.lock().expect("no panic").push((old.into(), new.into()));
     }
+}
+
+/// A ring that ends each read before the call returns.
+struct Ring;
+
+impl ReadRing for Ring {
+    fn start(&self, read: FileRead) {
+        let mut next = Some(read);
+        while let Some(mut read) = next {
+            let (file, offset, buf) = read.rest();
+            let file = File::from(file.try_clone_to_owned().expect("another descriptor"));
+            let result = file.read_at(buf, offset).map_or(-libc::EIO, |bytes| bytes as i32);
+            next = read.step(result);
+        }
+    }
+}
+
+/// What a read that is started gets.
+pub fn started(dev: &dyn BlockDevice, offset: u64, len: usize) -> io::Result<Arc<AlignedBuf>> {
+    let (ended, end) = mpsc::channel();
+    let done = Box::new(move |result| ended.send(result).expect("somebody waits"));
+    dev.start_read(&Ring, offset, Arc::new(AlignedBuf::zeroed(len)), done);
+    end.recv().expect("it ends once")
 }
 
 /// Names of sides.

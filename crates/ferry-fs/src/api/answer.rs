@@ -1,6 +1,7 @@
 //! Answers: at once, or later by a request that parks; and what a request says of its caller.
 
 use crate::api::types::{Attr, DirEntry, Entry, Errno, FileLock, Ino, Opened, Statfs, Timestamp};
+use ferry_device::ReadRing;
 use std::marker::PhantomData;
 use std::time::Duration;
 
@@ -90,6 +91,10 @@ pub trait Park {
     /// Whether the request has its thread to itself, so that what would park may as well wait.
     fn may_wait(&self) -> bool {
         false
+    }
+    /// The ring of the calling thread, if the transport has one that reads for others.
+    fn read_ring(&self) -> Option<&dyn ReadRing> {
+        None
     }
     /// What the maker of the change was told before the change came here. Only a server's caller
     /// answers more than `None`.

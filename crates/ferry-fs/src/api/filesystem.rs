@@ -117,8 +117,8 @@ pub trait Filesystem: Send + Sync + 'static {
     fn read_pages(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, out: &mut [u8]) -> Answer<usize> {
         self.read(cx, ino, fh, offset, out)
     }
-    /// Whether the kernel may have read pages of the file ([`Filesystem::read_pages`]) though this
-    /// handle writes past them. The answer is asked for behind a write: a read of pages that it
+    /// Whether the kernel may have pages of the file that a direct write through this handle does
+    /// not change. The answer is asked for behind a write: a read of pages that it
     /// does not know of begins after the write.
     fn keeps_pages(&self, _ino: Ino, _fh: u64) -> bool {
         false
@@ -164,7 +164,8 @@ pub trait Filesystem: Send + Sync + 'static {
         len: u64,
     ) -> Answer<u64>;
 
-    /// Opens a directory.
+    /// Opens a directory. A mount of a file system that is not shared need not do that: it lists
+    /// with handle 0.
     fn opendir(&self, cx: &Cx, ino: Ino) -> Answer<Opened>;
     /// Lists from `cookie` (0: the start), `.` and `..` first, until `sink` returns `false`, which
     /// says that the entry it was just given did not fit (its lookup, if any, does not count).
@@ -209,10 +210,6 @@ pub trait Filesystem: Send + Sync + 'static {
     /// Others change the files, too: locks go through `getlk` and `setlk`. Otherwise the kernel
     /// keeps them, for this mount alone.
     fn is_shared(&self) -> bool;
-    /// Most files go through the kernel's page cache.
-    fn kernel_caches(&self) -> bool {
-        !self.is_shared()
-    }
     /// The kernel should use its write-back cache.
     fn writeback_cache(&self) -> bool;
     /// FerryFS's own requests (see [`ioctl`](crate::api::ioctl)); the answer's bytes, at most

@@ -10,6 +10,11 @@ pub const fn message_len(request: u32) -> usize {
 }
 /// Makes everything on the volume durable; parks. `_IO('F', 1)`.
 pub const SYNC: u32 = ioc(0, 1, 0);
+/// Answers once everything that the volume has now is durable, and makes nothing durable itself;
+/// parks. `EOPNOTSUPP`: the mount has `cache=writeback`. `_IO('F', 7)`.
+pub const WAIT: u32 = ioc(0, 7, 0);
+/// The same for the file or directory that is asked. `_IO('F', 8)`.
+pub const WAIT_FILE: u32 = ioc(0, 8, 0);
 /// Bytes of a [`STATS`] answer.
 pub const STATS_LEN: u32 = 16383;
 /// Starts a scrub: the rate in bytes a second (0: none) as `u64`; its number comes back in the

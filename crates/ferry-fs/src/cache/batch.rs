@@ -82,7 +82,7 @@ pub struct Transfers {
 }
 
 /// Large buffers that are kept for later use.
-const BUFFERS_KEPT: usize = 8;
+const BUFFERS_MAX: usize = 8;
 
 impl Transfers {
     /// Waits until less than `most` bytes are in flight.
@@ -124,7 +124,7 @@ impl Transfers {
     pub fn keep(&self, buf: &Arc<AlignedBuf>, large: usize) {
         if buf.len() > large / 8 {
             let mut buffers = self.buffers.lock();
-            if buffers.len() < BUFFERS_KEPT {
+            if buffers.len() < BUFFERS_MAX {
                 buffers.push(Arc::clone(buf));
             }
         }

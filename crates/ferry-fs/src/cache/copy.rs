@@ -3,7 +3,7 @@
 //! A range is cut into parts, one for each folio. A write makes room in all folios, begins, copies,
 //! and finishes; a read without locks copies from frames that were steady meanwhile.
 
-use crate::cache::eviction::CachedFile;
+use crate::cache::eviction::{Cache, CachedFile};
 use crate::cache::file_data::FileData;
 use crate::cache::folio::{CHUNK_BYTES, FOLIO_BYTES, mask};
 use crate::cache::frame::{Frame, copied};
@@ -99,6 +99,7 @@ pub(crate) fn begin(pages: &mut Pages, mapped: u64, offset: u64, len: usize) {
             folio.frame().begin();
             folio.validate(part.blocks());
         });
+        pages.note_use(part.index);
         pages.mark_dirty(part.index, part.blocks(), mapped);
     }
 }
@@ -116,7 +117,12 @@ pub(crate) fn finish(frames: &[Arc<Frame>]) {
 }
 
 /// Reads from at most `N` frames that are steady; all or nothing.
-pub(crate) fn copy_free<const N: usize>(file: &FileData, offset: u64, out: &mut [u8]) -> bool {
+pub(crate) fn copy_free<const N: usize>(
+    file: &FileData,
+    cache: &Cache,
+    offset: u64,
+    out: &mut [u8],
+) -> bool {
     let end = offset + out.len() as u64;
     let size = file.readable.load(Ordering::Acquire);
     if end > size {
@@ -142,7 +148,7 @@ pub(crate) fn copy_free<const N: usize>(file: &FileData, offset: u64, out: &mut 
         }
         for (part, (frame, _)) in parts(offset, out.len()).zip(sampled.iter().flatten()) {
             frame.copy_out(part.at, &mut out[part.from..part.from + part.len]);
-            frame.note_use();
+            cache.note_use(frame.node());
         }
         copied();
         // While the frames are still: the bytes are the file's only if they lay

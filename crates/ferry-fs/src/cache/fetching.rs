@@ -24,6 +24,11 @@ impl Fetching {
         self.done.notify_all();
     }
 
+    /// Whether `block` is being read.
+    pub fn is_reading(&self, block: u64) -> bool {
+        self.ranges.lock().iter().any(|r| r.contains(&block))
+    }
+
     /// Waits if `block` is being read; tells whether it was.
     pub fn wait(&self, block: u64) -> bool {
         let mut ranges = self.ranges.lock();

@@ -1,13 +1,15 @@
 //! What the data half keeps in each inode: cached folios, the windows of its extent map, write
 //! errors, and the lock that makes changes of its extents one after the other.
 
-use crate::cache::eviction::{Item, Verdict};
+use crate::cache::deferred::Deferred;
+use crate::cache::eviction::{Claimed, Item};
 use crate::cache::fetching::Fetching;
 use crate::cache::frame_table::Front;
 use crate::cache::pages::Pages;
 use crate::errseq::ErrorSequence;
 use crate::order::{Guard, Rank};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -44,29 +46,84 @@ pub struct FileData {
     pub(crate) fetching: Fetching,
 }
 
-/// *The page lock*, and what it protects.
+/// *The page lock*, and what it protects. What is to be evicted while it is held is removed by its
+/// holder, who has just given it up.
 #[derive(Default)]
-pub(crate) struct PagesLock(RwLock<Pages>);
+pub(crate) struct PagesLock {
+    pages: RwLock<Pages>,
+    claimed: Deferred<Claimed>,
+}
 
 /// It, held with others.
-pub(crate) type PagesShared<'l> = Guard<RwLockReadGuard<'l, Pages>>;
+pub(crate) type PagesShared<'l> = PagesHeld<'l, RwLockReadGuard<'l, Pages>>;
 /// It, held alone.
-pub(crate) type PagesExclusive<'l> = Guard<RwLockWriteGuard<'l, Pages>>;
+pub(crate) type PagesExclusive<'l> = PagesHeld<'l, RwLockWriteGuard<'l, Pages>>;
+
+/// The lock, held. Fields are dropped in this order.
+pub(crate) struct PagesHeld<'l, G> {
+    guard: Guard<G>,
+    _behind: Behind<'l>,
+}
+
+/// What comes when the lock has been given up.
+struct Behind<'l>(&'l PagesLock);
+
+impl Drop for Behind<'_> {
+    fn drop(&mut self) {
+        // A window goes only while nobody has the right to the file's extents. That is not known
+        // here, so it goes another time.
+        self.0.evict_claimed(|pages, claimed| match claimed.entry.item {
+            Item::Folio(index) => pages.evict_folio(index, &claimed),
+            Item::Window(index) => pages.keep_window(index, &claimed),
+        });
+    }
+}
+
+impl<G: Deref> Deref for PagesHeld<'_, G> {
+    type Target = G::Target;
+
+    fn deref(&self) -> &Self::Target {
+        &self.guard
+    }
+}
+
+impl<G: DerefMut> DerefMut for PagesHeld<'_, G> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.guard
+    }
+}
+
+impl PagesExclusive<'_> {
+    /// Gives it up, to those that have waited longest.
+    pub fn hand_over(self) {
+        let Self { guard, _behind } = self;
+        guard.map(RwLockWriteGuard::unlock_fair);
+    }
+}
 
 impl PagesLock {
     /// Takes it shared.
     pub fn read(&self) -> PagesShared<'_> {
-        Guard::wait(Rank::Pages, || self.0.read())
+        let guard = Guard::wait(Rank::Pages, || self.pages.read());
+        PagesHeld { guard, _behind: Behind(self) }
     }
+
     /// Takes it.
     pub fn write(&self) -> PagesExclusive<'_> {
-        Guard::wait(Rank::Pages, || self.0.write())
+        let guard = Guard::wait(Rank::Pages, || self.pages.write());
+        PagesHeld { guard, _behind: Behind(self) }
     }
-    fn try_read(&self) -> Option<PagesShared<'_>> {
-        Some(Guard::tried(Rank::Pages, self.0.try_read()?))
-    }
+
+    /// Takes it if nobody has it.
     fn try_write(&self) -> Option<PagesExclusive<'_>> {
-        Some(Guard::tried(Rank::Pages, self.0.try_write()?))
+        let guard = Guard::tried(Rank::Pages, self.pages.try_write()?);
+        Some(PagesHeld { guard, _behind: Behind(self) })
+    }
+
+    /// Evicts what was claimed, if nobody has the lock.
+    fn evict_claimed(&self, evict: impl Fn(&mut Pages, Claimed)) {
+        let try_write = || Some(Guard::tried(Rank::Pages, self.pages.try_write()?));
+        self.claimed.run(try_write, |pages, claimed| evict(pages, claimed));
     }
 }
 
@@ -83,22 +140,26 @@ impl FileData {
         self.dirty_hint.store(u32::try_from(dirty_blocks).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
-    /// `item` is there and has this position in the clock (or somebody is at it). Waits for nobody.
-    pub(crate) fn may_evict(&self, item: Item, position: u64) -> bool {
-        self.pages.try_read().is_none_or(|pages| pages.clock(item) == position)
+    /// The journal has all of the contents, no thread is about to change their extents, and not
+    /// much of them is cached: they may be dropped, if nobody has the file open. What the device
+    /// could not write stays, and so does an error that nobody was told of. Waits for nobody.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.queue_position.load(Ordering::Acquire) == 0
+            && self.errors.is_told()
+            && self.extents.busy.try_lock().is_some_and(|busy| !*busy)
+            && self.pages.try_write().is_some_and(|mut pages| pages.is_at_rest())
     }
 
-    /// Takes `item` away if it is clean and was not used since the clock last came by. Waits for
-    /// nobody.
-    pub(crate) fn evict(&self, item: Item, position: u64) -> Verdict {
-        let Some(mut pages) = self.pages.try_write() else { return Verdict::Later };
-        match item {
-            _ if pages.clock(item) != position => Verdict::Removed,
-            Item::Folio(index) => pages.evict_folio(index),
+    /// Removes what was claimed if it is still there, clean and idle; or the thread does so that
+    /// has the page lock. Waits for nobody.
+    pub(crate) fn evict(&self, claimed: Claimed) {
+        self.pages.claimed.add(claimed);
+        self.pages.evict_claimed(|pages, claimed| match claimed.entry.item {
+            Item::Folio(index) => pages.evict_folio(index, &claimed),
             Item::Window(index) => match self.extents.busy.try_lock() {
-                Some(busy) if !*busy => pages.evict_window(index),
-                _ => Verdict::Later,
+                Some(busy) if !*busy => pages.evict_window(index, &claimed),
+                _ => pages.keep_window(index, &claimed),
             },
-        }
+        });
     }
 }

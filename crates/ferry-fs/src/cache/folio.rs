@@ -2,6 +2,7 @@
 
 use crate::cache::batch::Batch;
 use crate::cache::frame::Frame;
+use crate::cache::node::Node;
 use crate::keys::BLOCK;
 use std::sync::Arc;
 
@@ -12,6 +13,8 @@ pub const FOLIO_BYTES: usize = (FOLIO_BLOCKS * BLOCK) as usize;
 /// Largest piece of a read or write that happens under one lock, in bytes.
 pub const CHUNK_BYTES: usize = 1 << 20;
 const BLOCK_BYTES: usize = BLOCK as usize;
+/// What else an item takes: in the tree of its file, its node, and in the queues.
+pub const OVERHEAD_BYTES: usize = 128;
 
 /// The bits of blocks `[from, to)` of a folio.
 pub fn mask(from: u64, to: u64) -> u16 {
@@ -40,8 +43,6 @@ pub struct Folio {
     pub over_unwritten: u16,
     /// Dirty blocks over holes.
     pub over_hole: u16,
-    /// Its place in the clock; 0: none.
-    pub clock: u64,
     /// Batches that are writing blocks of it.
     in_flight: Vec<Arc<Batch>>,
 }
@@ -50,19 +51,18 @@ impl Folio {
     /// Folio `index`, which holds nothing.
     pub fn new(index: u64) -> Self {
         Self {
-            frame: Arc::new(Frame::new(index, 0, 0)),
+            frame: Arc::new(Frame::new(index, 0, 0, Arc::default())),
             valid: 0,
             dirty: 0,
             over_unwritten: 0,
             over_hole: 0,
-            clock: 0,
             in_flight: Vec::new(),
         }
     }
 
     /// Bytes of memory, roughly.
     pub fn memory(&self) -> usize {
-        self.frame.memory() + size_of::<Self>() + 32
+        self.frame.memory() + size_of::<Self>() + OVERHEAD_BYTES
     }
 
     /// Its bytes.
@@ -75,13 +75,9 @@ impl Folio {
         self.valid
     }
 
-    /// Notes a use.
-    pub fn used(&self) {
-        self.frame.note_use();
-    }
-    /// Forgets that it was used; tells whether it was.
-    pub fn second_chance(&self) -> bool {
-        self.frame.second_chance()
+    /// What eviction knows of it.
+    pub fn node(&self) -> &Arc<Node> {
+        self.frame.node()
     }
 
     /// The contents of these blocks are here, or will be before the frame is steady again.
@@ -115,14 +111,13 @@ impl Folio {
         } else {
             return;
         };
-        let new = Frame::new(old.index, first, len.next_multiple_of(8));
+        let new = Frame::new(old.index, first, len.next_multiple_of(8), Arc::clone(old.node()));
         if old.len() > 0 {
             new.take_over(old);
         }
         new.set_valid(self.valid);
         old.give_up();
         self.frame = Arc::new(new);
-        self.used();
     }
 
     /// Zeroes bytes `[from, to)`. Nobody else changes the folio.

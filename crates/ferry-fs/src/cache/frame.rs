@@ -11,9 +11,9 @@
 //! Only one thread changes a frame at a time; `docs/locking.md` says why. A frame that no folio has
 //! any more stays odd.
 
-use crate::sync::{
-    AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock, try_lock,
-};
+use crate::cache::node::Node;
+use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock, try_lock};
+use std::sync::Arc;
 
 const WORD: usize = size_of::<u64>();
 
@@ -27,8 +27,8 @@ pub struct Frame {
     seq: AtomicU64,
     /// Blocks of the folio that may be read.
     valid: AtomicU32,
-    /// Used since the clock came by.
-    used: AtomicBool,
+    /// What eviction knows of the folio.
+    node: Arc<Node>,
     /// Held by a writer that shares the inode lock, while it copies. Others take it to wait for
     /// that, and hold nothing then.
     busy: Mutex<()>,
@@ -36,15 +36,16 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// `len` zeros from byte `first` of folio `index` on. `len` is a multiple of 8.
-    pub fn new(index: u64, first: usize, len: usize) -> Self {
+    /// `len` zeros from byte `first` of folio `index` on. `len` is a multiple of 8. `node` is the
+    /// folio's.
+    pub fn new(index: u64, first: usize, len: usize, node: Arc<Node>) -> Self {
         checked!(len.is_multiple_of(WORD), "frames are made of words");
         Self {
             index,
             first,
             seq: AtomicU64::new(0),
             valid: AtomicU32::new(0),
-            used: AtomicBool::new(false),
+            node,
             busy: Mutex::new(()),
             words: (0..len / WORD).map(|_| AtomicU64::new(0)).collect(),
         }
@@ -117,16 +118,9 @@ impl Frame {
         self.valid.store(blocks.into(), Ordering::Release);
     }
 
-    /// Notes a use.
-    pub fn note_use(&self) {
-        if !self.used.load(Ordering::Relaxed) {
-            self.used.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Forgets that it was used; tells whether it was.
-    pub fn second_chance(&self) -> bool {
-        self.used.swap(false, Ordering::Relaxed)
+    /// What eviction knows of the folio.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
     }
 
     /// Copies from byte `at` of the folio on; zeros outside of what is held.

@@ -3,10 +3,13 @@
 
 pub(crate) mod batch;
 pub(crate) mod copy;
+pub(crate) mod deferred;
 pub(crate) mod eviction;
 pub(crate) mod fetching;
 pub(crate) mod file_data;
 pub(crate) mod folio;
 pub(crate) mod frame;
 pub(crate) mod frame_table;
+pub(crate) mod node;
 pub(crate) mod pages;
+mod queues;

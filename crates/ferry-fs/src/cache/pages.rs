@@ -1,15 +1,15 @@
 //! Cached contents of one file: its folios, and the loaded windows of its extent map.
 
-use crate::cache::eviction::{Cache, CachedFile, Item, Verdict};
-use crate::cache::folio::{FOLIO_BLOCKS, FOLIO_BYTES, Folio, mask};
+use crate::cache::eviction::{Cache, CachedFile, Claimed, Item};
+use crate::cache::folio::{FOLIO_BLOCKS, FOLIO_BYTES, Folio, OVERHEAD_BYTES, mask};
 use crate::cache::frame::Frame;
 use crate::cache::frame_table::Front;
+use crate::cache::node::Node;
 use crate::extents::{Mapping, WINDOW_BLOCKS, Window};
 use crate::keys::BLOCK;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Cached contents and extents of one file.
 #[derive(Default)]
@@ -43,10 +43,19 @@ pub struct Pages {
 
 struct LoadedWindow {
     window: Arc<Window>,
-    referenced: AtomicBool,
-    /// Its place in the clock.
-    clock: u64,
+    node: Arc<Node>,
 }
+
+impl LoadedWindow {
+    /// Bytes of memory.
+    fn memory(&self) -> usize {
+        self.window.memory() + OVERHEAD_BYTES
+    }
+}
+
+/// A file of which more is cached leaves memory only after most of that has been evicted: dropping
+/// it takes a short time.
+const LEAVING_FOLIOS_MAX: usize = 16;
 
 /// What is known of a block's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,12 +94,44 @@ impl Pages {
         }
     }
 
+    /// An item is gone.
+    fn left(&self, node: &Node, memory: usize) {
+        if let Some((cache, _)) = &self.owner {
+            cache.leave(node);
+            cache.charge(0, memory);
+        }
+    }
+
+    /// Notes a use of a folio.
+    pub fn note_use_of(&self, folio: &Folio) {
+        if let Some((cache, _)) = &self.owner {
+            cache.note_use(folio.node());
+        }
+    }
+
+    /// Notes a use of folio `index`.
+    pub fn note_use(&self, index: u64) {
+        if let Some(folio) = self.folio(index) {
+            self.note_use_of(folio);
+        }
+    }
+
+    /// The journal has all of it, and it is little.
+    pub(crate) fn is_at_rest(&mut self) -> bool {
+        self.dirty_blocks + self.delayed + self.in_flight == 0
+            && self.void.is_none()
+            && !(self.intent || self.inline_taken)
+            && self.folios.len() <= LEAVING_FOLIOS_MAX
+            && self.windows.len() <= LEAVING_FOLIOS_MAX
+            && self.folios.values_mut().all(|folio| folio.is_idle())
+    }
+
     /// Takes a folio away.
     fn remove(&mut self, index: u64) {
         if let Some(folio) = self.folios.remove(&index) {
             folio.frame().give_up();
             self.hide(index);
-            self.charge(0, folio.memory());
+            self.left(folio.node(), folio.memory());
         }
         // An empty tree keeps a node: 300 bytes in both, for each small file that the kernel
         // remembers.
@@ -115,65 +156,73 @@ impl Pages {
     pub fn window(&self, index: u64) -> Option<&Arc<Window>> {
         let at = self.windows.binary_search_by_key(&index, |w| w.0).ok()?;
         let loaded = &self.windows[at].1;
-        if !loaded.referenced.load(Ordering::Relaxed) {
-            loaded.referenced.store(true, Ordering::Relaxed);
+        if let Some((cache, _)) = &self.owner {
+            cache.note_use(&loaded.node);
         }
         Some(&loaded.window)
     }
 
-    /// The place of `item` in the clock; 0: it has none.
-    pub(crate) fn clock(&self, item: Item) -> u64 {
-        match item {
-            Item::Folio(index) => self.folio(index).map_or(0, |folio| folio.clock),
-            Item::Window(index) => {
-                let at = self.windows.binary_search_by_key(&index, |w| w.0);
-                at.map_or(0, |at| self.windows[at].1.clock)
-            }
-        }
-    }
-
-    /// Sets a window, and puts it into the clock. Memory is counted already.
+    /// Sets a window, which can be evicted from now on.
     pub fn set_window(&mut self, file: &Arc<impl CachedFile>, index: u64, window: Arc<Window>) {
-        self.charge(window.memory(), 0);
-        match self.windows.binary_search_by_key(&index, |w| w.0) {
-            Ok(at) => {
-                self.charge(0, self.windows[at].1.window.memory());
-                self.windows[at].1.window = window;
-            }
-            Err(at) => {
-                let clock = self
-                    .owner
-                    .as_ref()
-                    .map_or(0, |(cache, _)| cache.enter(file, Item::Window(index)));
-                let loaded = LoadedWindow { window, referenced: AtomicBool::new(true), clock };
-                self.windows.insert(at, (index, loaded));
-            }
+        let at = self.windows.binary_search_by_key(&index, |w| w.0);
+        let at = at.unwrap_or_else(|at| {
+            let loaded = LoadedWindow { window: Arc::default(), node: Arc::default() };
+            self.charge(loaded.memory(), 0);
+            self.windows.insert(at, (index, loaded));
+            at
+        });
+        let loaded = &mut self.windows[at].1;
+        let before = loaded.memory();
+        loaded.window = window;
+        let (node, memory) = (&loaded.node, loaded.memory());
+        if let Some((cache, _)) = &self.owner {
+            cache.charge(memory, before);
+            cache.note_use(node);
+            cache.resize(node, memory);
+            cache.enter(file, Item::Window(index), node, memory);
         }
     }
 
-    pub(crate) fn evict_window(&mut self, index: u64) -> Verdict {
-        let Ok(at) = self.windows.binary_search_by_key(&index, |w| w.0) else {
-            return Verdict::Removed;
-        };
-        if self.windows[at].1.referenced.swap(false, Ordering::Relaxed) {
-            return Verdict::Later;
+    /// Takes a window away that was claimed, if it is there still.
+    pub(crate) fn evict_window(&mut self, index: u64, claimed: &Claimed) {
+        if let Some(at) = self.claimed_window(index, claimed) {
+            let (_, evicted) = self.windows.remove(at);
+            self.left(&evicted.node, evicted.memory());
+            self.count_evicted();
         }
-        let (_, evicted) = self.windows.remove(at);
-        self.charge(0, evicted.window.memory());
-        Verdict::Removed
     }
 
-    pub(crate) fn evict_folio(&mut self, index: u64) -> Verdict {
-        let Some(folio) = self.folios.get_mut(&index) else { return Verdict::Removed };
-        if folio.dirty != 0 {
-            folio.clock = 0; // it comes back when it is clean
-            return Verdict::Removed;
+    /// The same window stays.
+    pub(crate) fn keep_window(&self, index: u64, claimed: &Claimed) {
+        if let (Some(at), Some((cache, _))) = (self.claimed_window(index, claimed), &self.owner) {
+            cache.again(claimed, self.windows[at].1.memory());
         }
-        if folio.second_chance() || !folio.is_idle() {
-            return Verdict::Later;
+    }
+
+    fn claimed_window(&self, index: u64, claimed: &Claimed) -> Option<usize> {
+        let at = self.windows.binary_search_by_key(&index, |w| w.0).ok()?;
+        Arc::ptr_eq(&self.windows[at].1.node, &claimed.entry.node).then_some(at)
+    }
+
+    /// Takes a folio away that was claimed, if it is there still, clean and idle.
+    pub(crate) fn evict_folio(&mut self, index: u64, claimed: &Claimed) {
+        let Some(folio) = self.folios.get_mut(&index) else { return };
+        // A dirty one comes back when it is clean.
+        if !Arc::ptr_eq(folio.node(), &claimed.entry.node) || folio.dirty != 0 {
+            return;
         }
-        self.remove(index);
-        Verdict::Removed
+        if folio.is_idle() {
+            self.remove(index);
+            self.count_evicted();
+        } else if let Some((cache, _)) = &self.owner {
+            cache.again(claimed, folio.memory());
+        }
+    }
+
+    fn count_evicted(&self) {
+        if let Some((cache, _)) = &self.owner {
+            cache.count_evicted();
+        }
     }
 
     /// Blocks of space that dirty blocks hold.
@@ -186,9 +235,9 @@ impl Pages {
     #[cfg(test)]
     pub fn evict_all(&mut self) {
         for index in self.folios.keys().copied().collect::<Vec<_>>() {
-            while self.evict_folio(index) == Verdict::Later
-                && self.folios.get_mut(&index).is_some_and(|f| f.is_idle())
-            {}
+            if self.folios.get_mut(&index).is_some_and(|folio| folio.is_idle()) {
+                self.remove(index);
+            }
         }
         self.drop_windows(0, u64::MAX);
     }
@@ -257,7 +306,6 @@ impl Pages {
         let (memory, dirty) = (if new { 0 } else { folio.memory() }, folio.dirty);
         let frame = Arc::as_ptr(folio.frame());
         let result = change(folio);
-        folio.used();
         let (memory_now, dirty_now) = (folio.memory(), folio.dirty);
         let moved = !new && frame != Arc::as_ptr(folio.frame());
         if dirty != dirty_now {
@@ -265,6 +313,9 @@ impl Pages {
         }
         self.charge(memory_now, memory);
         if moved {
+            if let (Some((cache, _)), Some(folio)) = (&self.owner, self.folios.get(&index)) {
+                cache.resize(folio.node(), memory_now);
+            }
             self.hide(index);
         }
         result
@@ -283,13 +334,12 @@ impl Pages {
         }
     }
 
-    /// Puts a folio that has become clean into the clock.
+    /// A folio that is clean can be evicted from now on.
     pub fn settle(&mut self, file: &Arc<impl CachedFile>, index: u64) {
-        if let (Some(folio), Some((cache, _))) = (self.folios.get_mut(&index), &self.owner)
+        if let (Some(folio), Some((cache, _))) = (self.folios.get(&index), &self.owner)
             && folio.dirty == 0
-            && folio.clock == 0
         {
-            folio.clock = cache.enter(file, Item::Folio(index));
+            cache.enter(file, Item::Folio(index), folio.node(), folio.memory());
         }
     }
 
@@ -376,25 +426,34 @@ impl Pages {
         held
     }
 
+    /// The same, of a file that lives on. A folio at either end may have lost all of its dirty blocks,
+    /// and can be evicted then.
+    pub fn cut_out(&mut self, file: &Arc<impl CachedFile>, from: u64, to: u64) -> u64 {
+        let held = self.forget(from, to);
+        for end in [from, to] {
+            self.settle(file, end / FOLIO_BLOCKS);
+        }
+        held
+    }
+
     /// Drops the windows `[from, to)`, which a change has made wrong.
     pub fn drop_windows(&mut self, from: u64, to: u64) {
-        let freed: usize = self
-            .windows
-            .iter()
-            .filter(|(i, _)| (from..to).contains(i))
-            .map(|(_, w)| w.window.memory())
-            .sum();
-        self.windows.retain(|(i, _)| !(from..to).contains(i));
-        self.charge(0, freed);
+        let (dropped, left) = std::mem::take(&mut self.windows)
+            .into_iter()
+            .partition(|(index, _)| (from..to).contains(index));
+        self.windows = left;
+        let dropped: Vec<(u64, LoadedWindow)> = dropped;
+        dropped.iter().for_each(|(_, loaded)| self.left(&loaded.node, loaded.memory()));
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        let folios: usize = self.folios.values().map(|f| f.memory()).sum();
-        let windows: usize = self.windows.iter().map(|(_, w)| w.window.memory()).sum();
+        let folios = self.folios.values().map(|folio| (folio.node(), folio.memory()));
+        let windows = self.windows.iter().map(|(_, loaded)| (&loaded.node, loaded.memory()));
+        folios.chain(windows).for_each(|(node, memory)| self.left(node, memory));
         if let Some((cache, front)) = &self.owner {
-            cache.charge(0, folios + windows + front.memory());
+            cache.charge(0, front.memory());
             cache.charge_dirty(0, self.dirty_blocks as usize * BLOCK as usize);
         }
     }

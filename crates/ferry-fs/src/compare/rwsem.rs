@@ -64,9 +64,9 @@ impl Rwsem {
         state.waiting += 1;
         let round = state.rounds;
         while state.rounds == round {
-            let late;
-            (state, late) = wait_at_most(&self.let_in, state, PATIENCE);
-            if late && state.rounds == round && state.next == Next::Anybody {
+            let timed_out;
+            (state, timed_out) = wait_at_most(&self.let_in, state, PATIENCE);
+            if timed_out && state.rounds == round && state.next == Next::Anybody {
                 state.next = Next::Readers;
                 if !state.writer {
                     self.let_readers_in(&mut state);
@@ -92,12 +92,12 @@ impl Rwsem {
                 state = lock(&self.state);
                 state.looking -= 1;
             } else {
-                let late;
+                let timed_out;
                 state.sleeping += 1;
-                (state, late) = wait_at_most(&self.free, state, PATIENCE);
+                (state, timed_out) = wait_at_most(&self.free, state, PATIENCE);
                 state.sleeping -= 1;
                 looks = 0;
-                if late && state.next == Next::Anybody {
+                if timed_out && state.next == Next::Anybody {
                     (state.next, next) = (Next::Writer, true);
                 }
             }

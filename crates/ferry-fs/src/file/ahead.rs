@@ -16,6 +16,9 @@ use std::sync::atomic::Ordering;
 
 /// Reads no further apart than this, in bytes, are one sequence.
 const NEAR: u64 = 512 << 10;
+/// No file is read ahead by more than this part of the cache: it has to be there still when the
+/// reader comes.
+const AHEAD_SHARE: u64 = 16;
 /// How far to read ahead, in blocks.
 const AHEAD_BLOCKS: u64 = 1024;
 /// What the device is asked for at once, in blocks.
@@ -83,7 +86,8 @@ impl DataStore {
         if len as u64 >= DIRECT_BLOCKS * BLOCK {
             return;
         }
-        let ahead = (self.cache.limit() as u64 / 8 / BLOCK).clamp(CHUNK_BLOCKS / 8, AHEAD_BLOCKS);
+        let ahead = self.cache.limit() as u64 / AHEAD_SHARE / BLOCK;
+        let ahead = ahead.clamp(CHUNK_BLOCKS / 8, AHEAD_BLOCKS);
         if let Some(blocks) = next_range(&inode.file, offset, len, size, ahead, missed) {
             if self.options.background {
                 self.ahead.push(inode, blocks);
@@ -106,8 +110,8 @@ impl DataStore {
                 tracing::debug!(inode = inode.ino, %error, "read-ahead failed");
                 return;
             }
+            self.cache.shrink();
         }
-        self.cache.shrink();
     }
 
     fn prefetch_chunk(&self, inode: &Arc<Inode>, chunk: &Range<u64>) -> Result<(), FsError> {

@@ -68,7 +68,7 @@ impl DataStore {
         let blocks = from..to.max(from);
         let guard = self.extents_right(inode, &*self.journal()?)?;
         self.drop_extents(&guard, blocks.clone(), None, &mut |step| {
-            step.held = step.pages.forget(blocks.start, blocks.end);
+            step.held = step.pages.cut_out(inode, blocks.start, blocks.end);
             inode.file.set_hint(step.pages.dirty_blocks);
             if blocks.contains(&0) {
                 // A hole, as any other block's: the record may be about to grow beyond what it can

@@ -2,6 +2,7 @@
 
 pub(crate) mod ahead;
 pub(crate) mod fallocate;
+pub(crate) mod miss;
 pub(crate) mod plan;
 pub(crate) mod read;
 pub(crate) mod resize;

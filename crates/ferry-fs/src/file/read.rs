@@ -22,8 +22,19 @@ use std::sync::atomic::Ordering;
 const BLOCK_BYTES: usize = BLOCK as usize;
 /// How often a read waits for others' reads of the same blocks before it reads for itself.
 const WAITS_MAX: u32 = 4;
+
+/// What becomes of blocks that a read brings from the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misses {
+    /// They are cached, if the read is not a large one.
+    Cached,
+    /// The reader has a cache of its own (`O_DIRECT`): they are not. It is answered from the cache
+    /// where others have filled it, or dirtied it.
+    Uncached,
+}
+
 /// What a copy out of memory lacks.
-enum Lack {
+pub(super) enum Lack {
     Window(u64),
     /// Somebody copies into this frame.
     Busy(Arc<Frame>),
@@ -35,6 +46,17 @@ enum Lack {
 impl DataStore {
     /// Reads at `offset`; fewer bytes than asked only at the end of the file.
     pub fn read(&self, inode: &Arc<Inode>, offset: u64, out: &mut [u8]) -> Result<usize, FsError> {
+        self.read_as(inode, offset, out, Misses::Cached)
+    }
+
+    /// The same, and what becomes of blocks that are not in memory.
+    pub fn read_as(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        out: &mut [u8],
+        misses: Misses,
+    ) -> Result<usize, FsError> {
         #[cfg(feature = "compare")]
         let _compared = self.inode_locks.read(inode.ino);
         let mut done = 0;
@@ -45,7 +67,7 @@ impl DataStore {
                 self.read_on(inode, pos, want, inode.file.readable.load(Ordering::Relaxed), false);
                 want
             } else {
-                self.read_chunk(inode, pos, chunk)?
+                self.read_chunk(inode, pos, chunk, misses)?
             };
             done += got;
             if got < want {
@@ -126,6 +148,7 @@ impl DataStore {
         inode: &Arc<Inode>,
         offset: u64,
         out: &mut [u8],
+        misses: Misses,
     ) -> Result<usize, FsError> {
         let wanted = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
         let mut fetched: Vec<Fetched> = Vec::new();
@@ -162,7 +185,7 @@ impl DataStore {
                         continue;
                     }
                     let new = self.fetch(inode, runs, &wanted)?;
-                    if wanted.end - wanted.start < DIRECT_BLOCKS {
+                    if misses == Misses::Cached && wanted.end - wanted.start < DIRECT_BLOCKS {
                         self.fill(inode, &new);
                     }
                     fetched.extend(new);
@@ -183,7 +206,7 @@ fn single_run(inode: &Inode, blocks: &Range<u64>) -> Option<Run> {
 
 /// The locks under which no write to the file begins. After waiting for `waits` frames in vain it
 /// waits until no write is under way.
-fn steady(inode: &Inode, waits: u32) -> (Shared<'_>, PagesShared<'_>) {
+pub(super) fn steady(inode: &Inode, waits: u32) -> (Shared<'_>, PagesShared<'_>) {
     if waits < WAITS_FOR_FRAMES {
         return (inode.state.share(), inode.file.pages.read());
     }
@@ -195,7 +218,7 @@ fn steady(inode: &Inode, waits: u32) -> (Shared<'_>, PagesShared<'_>) {
 /// Fills `out` from memory and from what was fetched, or says what it lacks. Under both locks no
 /// write begins; the frame of one that has begun is waited for. So what it copies is the file as
 /// it was at one time.
-fn copy_out(
+pub(super) fn copy_out(
     inode: &Inode,
     state: &InodeState,
     pages: &Pages,
@@ -219,7 +242,7 @@ fn copy_out(
         at += len;
         let blocks = mask(inside as u64 / BLOCK, ((inside + len) as u64).div_ceil(BLOCK));
         if let Some(folio) = pages.folio(index) {
-            folio.used();
+            pages.note_use_of(folio);
             if folio.frame().is_changing() {
                 return Some(Lack::Busy(Arc::clone(folio.frame())));
             }

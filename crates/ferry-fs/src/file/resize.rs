@@ -134,7 +134,7 @@ impl DataStore {
         let from = size.div_ceil(BLOCK);
         self.drop_extents(guard, from..BLOCKS_END, Some(size), &mut |step| {
             inode.file.readable.store(size, Ordering::Release);
-            step.held = step.pages.forget(from, BLOCKS_END);
+            step.held = step.pages.cut_out(inode, from, BLOCKS_END);
             zero_tail(step.pages, size);
             inode.file.set_hint(step.pages.dirty_blocks);
             cut(step.state, size);
@@ -160,7 +160,7 @@ fn cut(state: &mut InodeState, size: u64) {
     if let Some(inline) = &state.logged.inline
         && inline.len() as u64 > size
     {
-        let kept = &inline[..size as usize];
-        state.logged.inline = (!kept.is_empty()).then(|| kept.into());
+        let rest = &inline[..size as usize];
+        state.logged.inline = (!rest.is_empty()).then(|| rest.into());
     }
 }

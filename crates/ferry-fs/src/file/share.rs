@@ -45,9 +45,9 @@ impl DataStore {
         }
         let last = (offset + out.len() as u64 - 1) / FOLIO_BYTES as u64;
         match last - offset / FOLIO_BYTES as u64 + 1 {
-            1 => copy_free::<1>(&inode.file, offset, out),
-            2 => copy_free::<2>(&inode.file, offset, out),
-            _ => copy_free::<FOLIOS_MAX>(&inode.file, offset, out),
+            1 => copy_free::<1>(&inode.file, &self.cache, offset, out),
+            2 => copy_free::<2>(&inode.file, &self.cache, offset, out),
+            _ => copy_free::<FOLIOS_MAX>(&inode.file, &self.cache, offset, out),
         }
     }
 

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A directory with more entries than this is read from the journal, entry by entry.
+/// A directory with more entries than this is not cached, however much memory there is.
 pub const LOAD_MAX: u64 = 1 << 16;
 /// To look up one name in the journal costs as much as to list so many.
 const LISTED_PER_LOOKUP: u64 = 4;
@@ -71,10 +71,10 @@ impl DirData {
     }
 
     /// A name is looked up and there is no cache: whether to fill it first, in a directory of
-    /// `size` entries. One of many that ask at once is told so.
-    pub fn is_worth_loading(&self, size: u64) -> bool {
+    /// `size` entries, if one of `most` may be. One of many that ask at once is told so.
+    pub fn is_worth_loading(&self, size: u64, most: u64) -> bool {
         let lookups = self.stored_lookups.fetch_add(1, Ordering::Relaxed) + 1;
-        let worth = size <= LOAD_MAX && lookups * LISTED_PER_LOOKUP >= size;
+        let worth = size <= most && lookups * LISTED_PER_LOOKUP >= size;
         if worth {
             self.stored_lookups.store(0, Ordering::Relaxed);
         }

@@ -1,7 +1,7 @@
 //! An inode in memory: what the namespace half and the data half of the file system share.
 
 use crate::api::{Errno, Ino};
-use crate::cache::eviction::{CachedFile, Item, Verdict};
+use crate::cache::eviction::{CachedFile, Claimed};
 use crate::cache::file_data::FileData;
 use crate::errseq::ErrorSequence;
 use crate::inode::dir_cache::DirData;
@@ -40,8 +40,12 @@ pub struct Inode {
 }
 
 impl Inode {
-    /// It is in the queue of those that nobody knows.
-    pub const COLD: u32 = 1;
+    /// Bytes that one takes in memory, with its places in the table and with what the allocator
+    /// rounds up.
+    pub const MEMORY: usize = size_of::<Self>() * 9 / 8 + 64;
+
+    /// A request has named it since the table looked last.
+    pub const USED: u32 = 1;
     /// It has no name and nobody knows it: the thread that sets this flag gives its space back.
     pub const RECLAIMING: u32 = 2;
     /// Made without a name: it may be given one.
@@ -98,12 +102,12 @@ impl Inode {
 }
 
 impl CachedFile for Inode {
-    fn may_evict(&self, item: Item, position: u64) -> bool {
-        self.file.may_evict(item, position)
+    fn number(&self) -> u64 {
+        self.ino
     }
 
-    fn evict(&self, item: Item, position: u64) -> Verdict {
-        self.file.evict(item, position)
+    fn evict(&self, claimed: Claimed) {
+        self.file.evict(claimed);
     }
 
     fn write_failed(&self, error: &JournalError) {

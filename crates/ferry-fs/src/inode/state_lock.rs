@@ -63,7 +63,15 @@ impl StateLock {
 
     /// Takes it exclusively, with the times in line.
     pub fn write(&self) -> Exclusive<'_> {
-        let mut state = Guard::wait(Rank::Inode(self.ino), || self.state.write());
+        self.in_line(Guard::wait(Rank::Inode(self.ino), || self.state.write()))
+    }
+
+    /// The same, if nobody has it.
+    pub fn try_write(&self) -> Option<Exclusive<'_>> {
+        Some(self.in_line(Guard::tried(Rank::Inode(self.ino), self.state.try_write()?)))
+    }
+
+    fn in_line<'l>(&self, mut state: Exclusive<'l>) -> Exclusive<'l> {
         let take = |time: &AtomicI64| match time.load(Ordering::Relaxed) {
             0 => 0,
             _ => time.swap(0, Ordering::AcqRel),
@@ -104,7 +112,7 @@ impl StateLock {
         let now = nanos(now);
         if always {
             self.accessed.store(now, Ordering::Release);
-            return !self.listed.swap(true, Ordering::AcqRel);
+            return self.list();
         }
         let (written, accessed) =
             (self.written.load(Ordering::Acquire), self.accessed.load(Ordering::Acquire));
@@ -124,6 +132,11 @@ impl StateLock {
             }
         }
         self.accessed.store(now, Ordering::Release);
+        self.list()
+    }
+
+    /// The times are to be logged some day. `true`: the caller sees to it.
+    pub fn list(&self) -> bool {
         !self.listed.swap(true, Ordering::AcqRel)
     }
 

@@ -1,22 +1,33 @@
-//! The inodes in memory, by number: those that somebody knows, and a bounded number of cold ones.
+//! The inodes by number. Those that are in use are in memory whole, within a bound; of the others
+//! that the kernel knows twelve bytes each are remembered (`residency.rs`).
 
 use crate::api::{Errno, Ino, ROOT};
 use crate::error::FsError;
-use crate::inode::dir_cache::DirName;
+use crate::inode::dir_cache::{DirName, LOAD_MAX};
 use crate::inode::incore::Inode;
+use crate::inode::residency::{Counts, Moved, Parting, Remembered, Shard, Store};
+use crate::inode::state::InodeState;
 use crate::keys::{self, Dentry, InodeRecord, Key};
 use ferry_journal::Journal;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const SHARDS: usize = 64;
-/// So many inodes stay in memory that neither the kernel nor a handle knows.
-const COLD_MAX: usize = 8192;
-/// So many directory entries are cached, in all directories together (about 100 bytes each).
-const DIR_ENTRIES_MAX: usize = 1 << 19;
+/// A shard is locked while an inode is read, and while its tables grow: the more shards, the shorter.
+const SHARDS: usize = 256;
+/// A thread that trims looks at so many inodes of a shard at a time.
+const TRIM_STEPS: usize = 256;
+/// Inodes may take this part of the memory, and cached names as much.
+const SHARE: usize = 8;
+/// Bytes that a cached name takes, about.
+const NAME_MEMORY: usize = 100;
+/// So many names are cached in the smallest memory.
+const NAMES_LEAST: usize = 1024;
+/// A directory with more names than this part of all that may be cached is not read into a cache.
+const DIR_SHARE: usize = 4;
+/// So many directories are looked at when too many names are cached.
+const NAME_STEPS: usize = 16;
 /// The queue of cached directories is tidied at this length at first.
 const CACHED_DIRS_TIDY: usize = 1024;
 /// A name for a message is looked for in so many keys.
@@ -26,29 +37,13 @@ const HINT_KEYS_MAX: usize = 1 << 20;
 pub trait InodeSource: Send + Sync {
     /// The inode, loaded if nobody has it; `None`: it does not exist.
     fn inode(&self, ino: Ino) -> Result<Option<Arc<Inode>>, FsError>;
+    /// The memory has `most` bytes: if inodes and names take more than their parts of it, some that
+    /// are not in use leave. Returns what they take then. For a thread that has nothing else to do;
+    /// it does not take long, and comes again.
+    fn trim(&self, most: usize) -> usize;
     /// A path or a name, for log messages.
     fn name_hint(&self, ino: Ino) -> String;
 }
-
-/// Inode numbers are dense: spreading their low bits is enough.
-#[derive(Default)]
-struct InoHasher(u64);
-
-impl Hasher for InoHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for b in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*b);
-        }
-    }
-    fn write_u64(&mut self, v: u64) {
-        self.0 = v.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
-type Shard = Mutex<HashMap<Ino, Arc<Inode>, BuildHasherDefault<InoHasher>>>;
 
 /// Directories whose entries are cached, oldest first; and some whose entries no longer are.
 struct CachedDirs {
@@ -57,22 +52,116 @@ struct CachedDirs {
     tidy_at: usize,
 }
 
-/// All inodes in memory.
+/// The journal as the place where inodes come from.
+struct Stored(Arc<Journal>);
+
+impl Store for Stored {
+    type Inode = Inode;
+    type Error = FsError;
+
+    fn load(&self, ino: Ino) -> Result<Option<Inode>, FsError> {
+        let Some(value) = self.0.get(&keys::inode(ino))? else { return Ok(None) };
+        Ok(Some(Inode::new(ino, InodeRecord::decode(&value)?)))
+    }
+
+    fn part(&self, inode: &Inode) -> Parting {
+        if inode.ino == ROOT || inode.is_open() || !inode.file.is_at_rest() {
+            return Parting::Stays;
+        }
+        let Some(state) = inode.state.try_write() else { return Parting::Stays };
+        // An orphan is reclaimed when nobody knows it any more.
+        if state.rec.nlink == 0 || state.rec.size != state.logged.size {
+            return Parting::Stays;
+        }
+        if state.times_dirty {
+            return Parting::Behind;
+        }
+        checked!(self.has_all_of(inode.ino, &state), "the journal is behind on {}", inode.ino);
+        let lookups = inode.lookups.load(Ordering::Acquire);
+        Remembered::new(lookups, inode.has_flag(Inode::MAPPED))
+            .map_or(Parting::Stays, Parting::Leaves)
+    }
+
+    fn newest_change(&self, inode: &Inode) -> u64 {
+        inode.last_seq.load(Ordering::Acquire)
+    }
+
+    fn restore(&self, inode: &Inode, known: Remembered, newest_change: u64) {
+        inode.lookups.store(known.lookups(), Ordering::Release);
+        inode.last_seq.store(newest_change, Ordering::Release);
+        if known.is_mapped() {
+            inode.set_flag(Inode::MAPPED);
+        }
+    }
+
+    fn note_use(&self, inode: &Inode) {
+        // Nobody writes to what all threads read, but once in a while.
+        if !inode.has_flag(Inode::USED) {
+            inode.set_flag(Inode::USED);
+        }
+    }
+
+    fn take_used(&self, inode: &Inode) -> bool {
+        inode.clear_flag(Inode::USED)
+    }
+}
+
+impl Stored {
+    /// Whether the inode would come back as it is. (What cannot be read now can be read later.)
+    fn has_all_of(&self, ino: Ino, state: &InodeState) -> bool {
+        let Ok(Some(value)) = self.0.get(&keys::inode(ino)) else { return true };
+        let stored = InodeRecord::decode(&value).map(InodeState::from_record);
+        stored.is_ok_and(|stored| stored.rec == state.rec && stored.logged == state.logged)
+    }
+}
+
+/// So many inodes of a shard may be in memory whole, if no more are in use.
+fn shard_most(memory: usize) -> usize {
+    memory / SHARE / Inode::MEMORY / SHARDS
+}
+
+/// So many names may be cached.
+fn names_most(memory: usize) -> usize {
+    (memory / SHARE / NAME_MEMORY).max(NAMES_LEAST)
+}
+
+/// What the table takes, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    pub(crate) inodes: usize,
+    pub(crate) remembered: usize,
+    pub(crate) names: usize,
+}
+
+impl Memory {
+    pub(crate) fn total(self) -> usize {
+        self.inodes + self.remembered + self.names
+    }
+}
+
+/// All inodes that somebody knows.
 pub(crate) struct InodeTable {
-    journal: Arc<Journal>,
-    shards: Box<[Shard]>,
-    /// Inodes that nobody knew when they were put here, oldest first.
-    cold: Mutex<VecDeque<Ino>>,
+    stored: Stored,
+    shards: Box<[Shard<Inode>]>,
+    /// More residents than this in a shard leave, if they may.
+    shard_most: AtomicUsize,
+    /// So many names are cached, in all directories together.
+    names_most: AtomicUsize,
+    /// Inodes whose times the journal does not have, and nobody but a sync would log.
+    lazy_times: Mutex<Vec<Arc<Inode>>>,
     cached_dirs: Mutex<CachedDirs>,
     dir_entries: AtomicUsize,
 }
 
 impl InodeTable {
-    pub(crate) fn new(journal: Arc<Journal>) -> Self {
+    /// A table whose inodes and names may take a part of `most` bytes each.
+    pub(crate) fn new(journal: Arc<Journal>, most: usize) -> Self {
         Self {
-            journal,
+            stored: Stored(journal),
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
-            cold: Mutex::default(),
+            shard_most: AtomicUsize::new(shard_most(most)),
+            names_most: AtomicUsize::new(names_most(most)),
+            lazy_times: Mutex::default(),
             cached_dirs: Mutex::new(CachedDirs {
                 queue: VecDeque::new(),
                 tidy_at: CACHED_DIRS_TIDY,
@@ -81,23 +170,20 @@ impl InodeTable {
         }
     }
 
-    fn shard(&self, ino: Ino) -> &Shard {
+    fn shard(&self, ino: Ino) -> &Shard<Inode> {
         &self.shards[ino as usize % SHARDS]
     }
 
+    fn shard_most(&self) -> usize {
+        self.shard_most.load(Ordering::Relaxed)
+    }
+
     /// The inode, loaded if it is not in memory; `None`: it does not exist.
-    ///
-    /// Loading holds the shard's lock, so that an inode that is deleted from the journal first and
-    /// from the table after it cannot come back in between.
     pub(crate) fn get(&self, ino: Ino) -> Result<Option<Arc<Inode>>, FsError> {
-        let mut shard = self.shard(ino).lock();
-        if let Some(inode) = shard.get(&ino) {
-            return Ok(Some(inode.clone()));
-        }
-        let Some(value) = self.journal.get(&keys::inode(ino))? else { return Ok(None) };
-        let inode = Arc::new(Inode::new(ino, InodeRecord::decode(&value)?));
-        shard.insert(ino, inode.clone());
-        Ok(Some(inode))
+        let mut moved = Moved::default();
+        let found = self.shard(ino).get(&self.stored, ino, self.shard_most(), &mut moved);
+        self.settle(moved);
+        found
     }
 
     /// The inode that a request names.
@@ -105,76 +191,77 @@ impl InodeTable {
         self.get(ino)?.ok_or(FsError::Errno(Errno(libc::ESTALE)))
     }
 
-    /// The inode, if it is in memory.
+    /// The inode, if it is in memory whole.
     pub(crate) fn peek(&self, ino: Ino) -> Option<Arc<Inode>> {
-        self.shard(ino).lock().get(&ino).cloned()
+        self.shard(ino).peek(ino)
     }
 
     /// Adds an inode that was just made.
     pub(crate) fn insert(&self, inode: &Arc<Inode>) {
-        let before = self.shard(inode.ino).lock().insert(inode.ino, inode.clone());
-        assert!(before.is_none(), "inode {} was handed out twice", inode.ino);
+        let mut moved = Moved::default();
+        let shard = self.shard(inode.ino);
+        shard.insert(&self.stored, inode.ino, inode, self.shard_most(), &mut moved);
+        self.settle(moved);
     }
 
     /// Forgets an inode whose record was deleted.
     pub(crate) fn remove(&self, inode: &Inode) {
-        self.shard(inode.ino).lock().remove(&inode.ino);
+        let removed = self.shard(inode.ino).remove(inode.ino);
         self.uncache_dir(inode);
+        drop(removed);
+    }
+
+    /// The kernel takes lookups back. The inode, if it is in memory whole: the caller counts them.
+    pub(crate) fn forget(&self, ino: Ino, count: u64) -> Option<Arc<Inode>> {
+        self.shard(ino).forget(ino, count)
+    }
+
+    /// The kernel has forgotten every inode. Those in memory whole: the caller counts their
+    /// lookups.
+    pub(crate) fn forget_all(&self) -> Vec<Arc<Inode>> {
+        self.shards.iter().flat_map(Shard::forget_all).collect()
+    }
+
+    /// What follows when inodes have left, or cannot leave before their times are logged.
+    fn settle(&self, moved: Moved<Inode>) {
+        moved.left.iter().for_each(|inode| self.uncache_dir(inode));
+        for inode in moved.behind {
+            if inode.state.list() {
+                self.lazy_times.lock().push(inode);
+            }
+        }
+    }
+
+    /// The inode's times are to be logged some day. How many wait for it.
+    pub(crate) fn log_later(&self, inode: &Arc<Inode>) -> usize {
+        let mut lazy = self.lazy_times.lock();
+        lazy.push(Arc::clone(inode));
+        lazy.len()
+    }
+
+    /// Inodes whose times wait to be logged: the caller logs them.
+    pub(crate) fn take_lazy_times(&self) -> Vec<Arc<Inode>> {
+        std::mem::take(&mut *self.lazy_times.lock())
+    }
+
+    /// They wait on.
+    pub(crate) fn put_lazy_times(&self, inodes: &[Arc<Inode>]) {
+        self.lazy_times.lock().extend_from_slice(inodes);
     }
 
     /// Every inode in memory.
     pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
-        self.shards.iter().flat_map(|s| s.lock().values().cloned().collect::<Vec<_>>()).collect()
+        self.shards.iter().flat_map(Shard::residents).collect()
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|s| s.lock().len()).sum()
-    }
-
-    /// Nobody knows `inode` for now: it may be evicted, later. Returns one that should leave memory
-    /// but whose times the journal does not have; the caller logs them and calls again.
-    pub(crate) fn cool(&self, inode: &Inode) -> Option<Arc<Inode>> {
-        if inode.set_flag(Inode::COLD) {
-            return None;
-        }
-        self.cold.lock().push_back(inode.ino);
-        // Two for one: those that had to stay for a while are made up for.
-        for _ in 0..2 {
-            let oldest = {
-                let mut cold = self.cold.lock();
-                (cold.len() > COLD_MAX).then(|| cold.pop_front()).flatten()
-            };
-            if let Some(stale) = self.evict(oldest?) {
-                return Some(stale);
-            }
-        }
-        None
-    }
-
-    fn evict(&self, ino: Ino) -> Option<Arc<Inode>> {
-        let mut shard = self.shard(ino).lock();
-        let inode = shard.get(&ino)?;
-        inode.clear_flag(Inode::COLD);
-        if ino == ROOT || inode.is_known() {
-            return None;
-        }
-        // Nobody can take a new reference while the shard is locked, so a count of one stays one.
-        // What write-back or a batch holds, and what a later fsync must still force, has another
-        // turn: nobody else would bring it here again.
-        let forced = inode.last_seq.load(Ordering::Acquire) <= self.journal.durable().0;
-        if Arc::strong_count(inode) > 1 || !forced {
-            if !inode.set_flag(Inode::COLD) {
-                self.cold.lock().push_back(ino);
-            }
-            return None;
-        }
-        if inode.state.read().times_dirty {
-            return Some(inode.clone());
-        }
-        let inode = shard.remove(&ino)?;
-        drop(shard);
-        self.uncache_dir(&inode);
-        None
+    /// How many inodes are in memory whole, and how many are remembered.
+    pub(crate) fn counts(&self) -> Counts {
+        self.shards.iter().map(Shard::counts).fold(Counts::default(), |sum, shard| Counts {
+            resident: sum.resident + shard.resident,
+            remembered: sum.remembered + shard.remembered,
+            queued: sum.queued + shard.queued,
+            remembered_bytes: sum.remembered_bytes + shard.remembered_bytes,
+        })
     }
 
     /// Takes `entries` as all of the directory's; its inode lock is held, so that they are.
@@ -184,36 +271,58 @@ impl InodeTable {
             let mut dirs = self.cached_dirs.lock();
             dirs.queue.push_back(inode.ino);
             if dirs.queue.len() > dirs.tidy_at {
-                self.tidy(&mut dirs, inode);
+                self.tidy(&mut dirs);
             }
         }
         self.dir_entries_grew(added);
     }
 
-    /// Drops what is twice or for nothing in the queue. `newest` may not be in the table yet.
-    fn tidy(&self, dirs: &mut CachedDirs, newest: &Inode) {
+    /// Drops what is twice or for nothing in the queue.
+    fn tidy(&self, dirs: &mut CachedDirs) {
         let mut seen = HashSet::new();
         let cached = |ino| self.peek(ino).is_some_and(|inode| inode.has_flag(Inode::DIR_CACHED));
-        dirs.queue.retain(|ino| seen.insert(*ino) && (*ino == newest.ino || cached(*ino)));
+        dirs.queue.retain(|ino| seen.insert(*ino) && cached(*ino));
         dirs.tidy_at = CACHED_DIRS_TIDY.max(2 * dirs.queue.len());
     }
 
     /// `added` entries more are cached; drops caches that nobody used for a while if they are too
     /// many.
     pub(crate) fn dir_entries_grew(&self, added: usize) {
-        let mut entries = self.dir_entries.fetch_add(added, Ordering::Relaxed) + added;
-        let mut tries = 0;
-        while entries > DIR_ENTRIES_MAX {
-            let queue = &mut self.cached_dirs.lock().queue;
-            tries += 1;
-            let Some(ino) = queue.pop_front() else { return };
-            let Some(inode) = self.peek(ino) else { continue };
-            if inode.dir.take_used() && tries <= queue.len() {
-                queue.push_back(ino);
-                continue;
+        self.dir_entries.fetch_add(added, Ordering::Relaxed);
+        self.shrink_names(NAME_STEPS + added / NAME_STEPS);
+    }
+
+    /// Looks at up to `steps` directories if too many names are cached: those that were not used
+    /// since the last look lose their caches.
+    fn shrink_names(&self, steps: usize) {
+        for _ in 0..steps {
+            if self.dir_entries() <= self.names_most.load(Ordering::Relaxed) {
+                return;
             }
-            self.uncache_dir(&inode);
-            entries = self.dir_entries.load(Ordering::Relaxed);
+            // The queue is not locked while a shard is: that one may be reading an inode.
+            let first = self.cached_dirs.lock().queue.pop_front();
+            let Some(ino) = first else { return };
+            let Some(inode) = self.peek(ino) else { continue };
+            if inode.dir.take_used() {
+                self.cached_dirs.lock().queue.push_back(ino);
+            } else {
+                self.uncache_dir(&inode);
+            }
+        }
+    }
+
+    /// A directory with more entries than this is read from the journal, entry by entry.
+    pub(crate) fn load_most(&self) -> u64 {
+        LOAD_MAX.min((self.names_most.load(Ordering::Relaxed) / DIR_SHARE) as u64)
+    }
+
+    /// What it takes.
+    pub(crate) fn memory(&self) -> Memory {
+        let counts = self.counts();
+        Memory {
+            inodes: counts.resident * Inode::MEMORY,
+            remembered: counts.remembered_bytes,
+            names: self.dir_entries() * NAME_MEMORY,
         }
     }
 
@@ -246,7 +355,7 @@ impl InodeTable {
         }
         let (mut found, mut seen) = (None, 0);
         let scanned =
-            self.journal.scan(&keys::inode(0), &keys::inode_end(Ino::MAX), &mut |key, value| {
+            self.stored.0.scan(&keys::inode(0), &keys::inode_end(Ino::MAX), &mut |key, value| {
                 seen += 1;
                 if let (Some(Key::Dentry(dir, _, name)), Ok(to)) =
                     (keys::parse(key), Dentry::decode(value))
@@ -260,16 +369,20 @@ impl InodeTable {
 }
 
 impl InodeSource for InodeTable {
-    /// One that nobody knows leaves memory like others of that kind.
     fn inode(&self, ino: Ino) -> Result<Option<Arc<Inode>>, FsError> {
-        let found = self.get(ino)?;
-        if let Some(inode) = found.as_ref().filter(|i| !i.is_known())
-            && let Some(stale) = self.cool(inode)
-            && !stale.set_flag(Inode::COLD)
-        {
-            self.cold.lock().push_back(stale.ino); // a later caller logs its times
+        self.get(ino)
+    }
+
+    fn trim(&self, most: usize) -> usize {
+        self.shard_most.store(shard_most(most), Ordering::Relaxed);
+        self.names_most.store(names_most(most), Ordering::Relaxed);
+        for shard in &self.shards {
+            let mut moved = Moved::default();
+            shard.trim(&self.stored, self.shard_most(), TRIM_STEPS, &mut moved);
+            self.settle(moved);
         }
-        Ok(found)
+        self.shrink_names(TRIM_STEPS);
+        self.memory().total()
     }
 
     /// Takes no inode lock: the caller may hold some.

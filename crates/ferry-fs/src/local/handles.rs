@@ -2,6 +2,7 @@
 
 use crate::api::Ino;
 use crate::errseq::ErrorCursor;
+use crate::file::read::Misses;
 use crate::inode::incore::Inode;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -20,6 +21,8 @@ pub(crate) struct Handle {
     pub(crate) error_closed: ErrorCursor,
     /// Reads move no access time (`O_NOATIME`).
     pub(crate) noatime: bool,
+    /// What becomes of what it reads from the device.
+    pub(crate) misses: Misses,
     /// Reads and writes bypass the kernel's page cache.
     pub(crate) direct: bool,
     /// Counted in [`Inode::bypassing`].

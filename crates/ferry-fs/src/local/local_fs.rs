@@ -28,8 +28,8 @@ use ferry_device::BlockDevice;
 use ferry_env::Env;
 use ferry_journal::{FAST_FLUSH, FlushPolicy, Journal, LogOptions, Recovered, Seq, Transaction};
 use parking_lot::{Mutex, RwLock};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// The kernel itself makes every change to a local mount: what it cached stays right.
@@ -82,7 +82,7 @@ pub struct FsOptions {
     pub access_times: AccessTimes,
     /// Listings move those of directories.
     pub directory_access_times: bool,
-    /// Memory for contents and metadata, in bytes.
+    /// Memory for contents, inodes, names and the home store's cache, in bytes.
     pub cache_bytes: usize,
     /// Changes become durable after this time at the latest.
     pub commit_interval: Duration,
@@ -149,13 +149,14 @@ pub struct LocalFs {
     /// Newest context in which a directory got another name: it changed the path of all that is
     /// below.
     pub(crate) newest_dir_move: AtomicU64,
-    /// Inodes whose access time the journal does not have.
-    pub(crate) lazy_times: Mutex<Vec<Arc<Inode>>>,
-    /// Some inode is [`Inode::MAPPED`].
-    pub(crate) some_mapped: AtomicBool,
+    /// Bytes of memory that may be used now: [`FsOptions::cache_bytes`], or less if memory is
+    /// short.
+    pub(crate) memory_limit: AtomicUsize,
     pub(crate) reclaimer: Arc<Reclaimer>,
     /// The mount ends: what has no name stays for the next one.
     pub(crate) keeping_removed: AtomicBool,
+    /// For what goes on after the call that began it.
+    pub(crate) me: Weak<LocalFs>,
     pub(crate) read_pool: Arc<Pool<LocalFs, PooledRead>>,
     pub(crate) scrubs: Scrubs,
     /// Held while marks of sessions are removed, or what is said beside them, behind the

@@ -2,12 +2,13 @@
 //! them waits for another one's request.
 
 use parking_lot::{Condvar, Mutex};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
 
-/// What a pool does. Where nobody can do it any more it is dropped, which answers its request with
-/// an error.
+/// Work for a pool. When the pool stops, it drops what has not begun, which answers those requests
+/// with an error.
 pub(crate) trait Work<F>: Send + Sized + 'static {
     /// Of the threads, as the system shows it.
     const NAME: &'static str;
@@ -16,7 +17,7 @@ pub(crate) trait Work<F>: Send + Sized + 'static {
     /// A thread takes all that has gathered, or else one piece.
     const TOGETHER: bool;
 
-    /// Does it.
+    /// Does the work, on a thread of the pool.
     fn run(these: Vec<Self>, fs: &F);
 }
 
@@ -33,22 +34,31 @@ pub(crate) struct Pool<F, W> {
     state: Mutex<State<W>>,
     more: Condvar,
     fs: Mutex<Weak<F>>,
+    /// The processors that its maker may use. A transport's thread that starts one of these threads
+    /// may be pinned to one processor.
+    processors: Option<CpuSet>,
 }
 
 impl<F, W> Default for Pool<F, W> {
     fn default() -> Self {
         let state = State { waiting: VecDeque::new(), threads: Vec::new(), idle: 0, stop: false };
-        Self { state: Mutex::new(state), more: Condvar::new(), fs: Mutex::new(Weak::new()) }
+        let processors = sched_getaffinity(None).ok();
+        Self {
+            state: Mutex::new(state),
+            more: Condvar::new(),
+            fs: Mutex::new(Weak::new()),
+            processors,
+        }
     }
 }
 
 impl<F: Send + Sync + 'static, W: Work<F>> Pool<F, W> {
-    /// From now on it works for `fs`.
+    /// From now on the pool works for `fs`.
     pub(crate) fn serve(&self, fs: &Arc<F>) {
         *self.fs.lock() = Arc::downgrade(fs);
     }
 
-    /// Has it done.
+    /// Queues work, and starts a thread if none is idle.
     pub(crate) fn push(self: &Arc<Self>, work: W) {
         let mut state = self.state.lock();
         if state.stop {
@@ -91,6 +101,9 @@ impl<F: Send + Sync + 'static, W: Work<F>> Pool<F, W> {
     }
 
     fn run(&self, fs: &Weak<F>) {
+        if let Some(Err(error)) = self.processors.map(|all| sched_setaffinity(None, &all)) {
+            tracing::debug!(%error, thread = W::NAME, "a thread may use few processors");
+        }
         while let Some(these) = self.next() {
             let Some(fs) = fs.upgrade() else { return };
             W::run(these, &fs);

@@ -19,7 +19,7 @@ use crate::local::counters::Commit;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::store::data_store::Busy;
 use ferry_env::planted::{Bug, is_planted};
-use ferry_journal::{Credits, Seq, Transaction};
+use ferry_journal::{Completion, Credits, Seq, Transaction};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 
@@ -138,27 +138,29 @@ impl LocalFs {
         if seq <= self.journal.durable() {
             return Ok(());
         }
-        let outcome = Arc::new((Mutex::new(None), Condvar::new()));
-        let theirs = outcome.clone();
-        self.journal.force(
-            seq,
-            Box::new(move |forced| {
-                *theirs.0.lock() = Some(forced);
-                theirs.1.notify_one();
-            }),
-        );
-        let mut forced = outcome.0.lock();
-        loop {
-            if let Some(forced) = forced.take() {
-                return forced.map_err(FsError::from);
-            }
-            outcome.1.wait(&mut forced);
-        }
+        await_context(|done| self.journal.force(seq, done))
     }
 
     /// So many blocks, or, where the log is small, as many as can be dropped with a quarter of it:
     /// more wait for a checkpoint.
     pub(crate) fn fits_log(&self, blocks: u64) -> u64 {
         blocks.min(2 * self.journal.max_transaction_bytes() / DROP_BYTES)
+    }
+}
+
+/// Waits until the completion that `start` gets is called.
+pub(crate) fn await_context(start: impl FnOnce(Completion)) -> Result<(), FsError> {
+    let outcome = Arc::new((Mutex::new(None), Condvar::new()));
+    let theirs = outcome.clone();
+    start(Box::new(move |durable| {
+        *theirs.0.lock() = Some(durable);
+        theirs.1.notify_one();
+    }));
+    let mut durable = outcome.0.lock();
+    loop {
+        if let Some(durable) = durable.take() {
+            return durable.map_err(FsError::from);
+        }
+        outcome.1.wait(&mut durable);
     }
 }

@@ -77,7 +77,7 @@ impl LocalFs {
     /// itself does not.
     pub(crate) fn take_privileges(&self, how: How, inode: &Inode) -> Result<(), FsError> {
         self.drop_capability(how, inode)?;
-        if inode.state.share().rec.mode & (libc::S_ISUID | libc::S_ISGID) == 0 {
+        if !posix::has_set_ids(inode.state.share().rec.mode) {
             return Ok(());
         }
         let set = SetAttr { kill_suidgid: true, ..SetAttr::default() };
@@ -120,31 +120,30 @@ impl LocalFs {
         if !inode.state.note_read(self.now(), self.options.access_times == AccessTimes::Always) {
             return;
         }
-        let overflow = {
-            let mut lazy = self.lazy_times.lock();
-            lazy.push(inode.clone());
-            if lazy.len() < LAZY_MAX { Vec::new() } else { std::mem::take(&mut *lazy) }
-        };
-        if overflow.is_empty() {
+        if !self.table.log_later(inode).is_multiple_of(LAZY_MAX) {
             return;
         }
+        // The thread that logs them takes them out of the table: closing the volume drops work that
+        // has not begun, and logs what the table has.
+        let log = |fs: &LocalFs| {
+            let logged = fs.log_lazy_times(Busy::Wait);
+            debug_assert!(logged.is_ok(), "it waits as long as it takes");
+        };
         // A program that only reads waits for no log space.
         if self.options.background {
-            self.blocking_changes.push(BlockingChange(Box::new(move |fs: &LocalFs| {
-                fs.log_times(&overflow, Busy::Wait);
-            })));
+            self.blocking_changes.push(BlockingChange(Box::new(log)));
         } else {
-            self.log_times(&overflow, Busy::Wait);
+            log(self);
         }
     }
 
     /// Logs all access times that wait for it. The only error is [`FsError::WouldWait`]; then the
     /// rest waits on.
     pub(crate) fn log_lazy_times(&self, busy: Busy) -> Result<(), FsError> {
-        let waiting = std::mem::take(&mut *self.lazy_times.lock());
+        let waiting = self.table.take_lazy_times();
         let logged = self.log_times(&waiting, busy);
         if logged < waiting.len() {
-            self.lazy_times.lock().extend_from_slice(&waiting[logged..]);
+            self.table.put_lazy_times(&waiting[logged..]);
             return Err(FsError::WouldWait);
         }
         Ok(())
@@ -163,6 +162,8 @@ impl LocalFs {
                 // happened.
                 Err(error) => {
                     tracing::debug!(volume = self.name, %error, "access times are not logged");
+                    // The next read, or the next look of the inode table, lists them again.
+                    inodes[number..].iter().for_each(|inode| inode.state.unlist());
                     break;
                 }
             };

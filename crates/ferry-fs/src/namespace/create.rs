@@ -135,10 +135,11 @@ impl LocalFs {
         let directory = is_dir(rec.mode);
         let inode = Arc::new(Inode::new(ino, rec));
         inode.lookups.store(1, Ordering::Release);
+        self.table.insert(&inode);
+        // A number that is not in the table would be dropped from the queue of cached directories.
         if directory {
             self.table.cache_dir(&inode, BTreeMap::new());
         }
-        self.table.insert(&inode);
         inode
     }
 

@@ -48,7 +48,7 @@ impl LocalFs {
                 return Err(errno(libc::ENOENT));
             }
             inode.clear_flag(Inode::NAMELESS);
-            self.data.removed().leave(ino);
+            self.data.removed().leave(ino, &*self.env.clock);
             txn.delete(&keys::orphan(ino));
         }
         state.rec.nlink += 1;

@@ -6,7 +6,7 @@
 
 use crate::api::{DirEntry, Ino, Opened};
 use crate::error::FsError;
-use crate::inode::dir_cache::{DirName, LOAD_MAX};
+use crate::inode::dir_cache::DirName;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::keys;
@@ -114,13 +114,17 @@ impl LocalFs {
         (after, most): (u64, usize),
         entries: &mut Vec<(u64, DirName)>,
     ) -> Result<(), FsError> {
-        while dir.dir.list(after, most, entries).is_none() {
-            if state.rec.size > LOAD_MAX {
-                return self.list_stored(dir.ino, after, most, entries);
+        // A cache that was just filled may be gone again, if others take the memory.
+        for is_filled in [false, true] {
+            if dir.dir.list(after, most, entries).is_some() {
+                return Ok(());
+            }
+            if is_filled || state.rec.size > self.table.load_most() {
+                break;
             }
             self.load_dir(dir)?;
         }
-        Ok(())
+        self.list_stored(dir.ino, after, most, entries)
     }
 
     fn list_stored(

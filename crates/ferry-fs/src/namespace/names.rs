@@ -70,7 +70,9 @@ impl LocalFs {
             match dir.dir.find(base, name) {
                 Cached::Present(cookie, target) => return Ok(Found::Present(cookie, target)),
                 Cached::Absent(cookie) => return Ok(Found::Absent(cookie)),
-                Cached::Unknown if dir.dir.is_worth_loading(state.rec.size) => {
+                Cached::Unknown
+                    if dir.dir.is_worth_loading(state.rec.size, self.table.load_most()) =>
+                {
                     self.load_dir(dir)?
                 }
                 Cached::Unknown => return self.find_stored(dir.ino, base, name),
@@ -171,8 +173,9 @@ impl LocalFs {
             // client of a server that was restarted. Of a removed file the kernel may not have
             // taken its lookups back yet: only an open handle keeps it.
             if name == b"." && state.rec.nlink == 0 && !self.reclaimer.holds() {
-                let is_kept = if is_dir(state.rec.mode) { dir.is_known() } else { dir.is_open() };
-                if !is_kept {
+                let is_retained =
+                    if is_dir(state.rec.mode) { dir.is_known() } else { dir.is_open() };
+                if !is_retained {
                     return Err(errno(libc::ESTALE));
                 }
             }

@@ -16,7 +16,6 @@ use crate::keys::{self, INODE_HAS_XATTRS, Key};
 use crate::local::local_fs::LocalFs;
 use crate::local::reclaimer::{Job, Queue, Reclaimer};
 use crate::posix::is_regular;
-use crate::store::data_store::Busy;
 use crate::volume::VolumeError;
 use ferry_journal::{Credits, Transaction};
 use std::collections::BTreeSet;
@@ -147,8 +146,8 @@ impl LocalFs {
         }
     }
 
-    /// A lookup or a handle went: if it was the last one, the inode is reclaimed, or may leave
-    /// memory.
+    /// A lookup or a handle went: if it was the last one of an inode without a name, the inode is
+    /// reclaimed.
     pub(crate) fn maybe_unknown(&self, inode: &Arc<Inode>) {
         if inode.is_known() {
             self.expect_space_of(inode);
@@ -156,12 +155,6 @@ impl LocalFs {
         }
         if inode.state.read().rec.nlink == 0 {
             self.reclaim_if_unknown(inode);
-        } else if let Some(stale) = self.table.cool(inode) {
-            // The oldest cold inode cannot go before its times are logged; it is cold again
-            // afterwards, or where the log has no room now.
-            let busy = if self.options.background { Busy::Refuse } else { Busy::Wait };
-            self.log_times(std::slice::from_ref(&stale), busy);
-            drop(self.table.cool(&stale));
         }
     }
 
@@ -219,7 +212,7 @@ impl LocalFs {
                 self.report("reclaiming", inode.ino, error);
             }
         }
-        self.data.removed().leave(inode.ino);
+        self.data.removed().leave(inode.ino, &*self.env.clock);
     }
 
     fn try_reclaim(&self, inode: &Arc<Inode>) -> Result<(), FsError> {

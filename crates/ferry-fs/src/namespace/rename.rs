@@ -34,7 +34,7 @@ const CREDITS: Credits = Credits {
 /// Deeper than this there are no directories: only damage makes the way up longer.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// One side of a rename: a directory, a name in it, and the inode that it led to at first sight.
+/// One side of a rename: a directory, a name in it, and the inode that it led to when the request came.
 struct Side<'r> {
     dir: &'r Inode,
     name: &'r [u8],
@@ -198,7 +198,7 @@ impl LocalFs {
     }
 
     /// Under the locks: the old name's cookie and what is at the new name, if both lead where they
-    /// did at first sight.
+    /// did when the request came.
     fn look_again(
         &self,
         locked: &mut Locked<'_>,

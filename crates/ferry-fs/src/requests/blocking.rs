@@ -102,7 +102,7 @@ impl LocalFs {
         drops: impl FnOnce(u64) -> bool,
         change: impl FnOnce(&Self) -> Result<T, FsError> + Send + 'static,
     ) -> Answer<T> {
-        let (blocks, size) = self.table.peek(ino).map_or((0, 0), |inode| {
+        let (blocks, size) = self.table.need(ino).map_or((0, 0), |inode| {
             let state = inode.state.read();
             (state.logged.blocks, state.rec.size)
         });

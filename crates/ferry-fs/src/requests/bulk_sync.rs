@@ -10,7 +10,7 @@ use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::local::handles::Handle;
 use crate::local::jobs::BlockingFsync;
-use crate::local::local_fs::{CacheMode, LocalFs};
+use crate::local::local_fs::LocalFs;
 use crate::store::data_store::{Busy, Dirty};
 use ferry_journal::{JournalError, Seq};
 use std::sync::Arc;
@@ -36,10 +36,7 @@ impl LocalFs {
     /// All dirty data of the files is written back together; the newest of their contexts is
     /// forced, once; then all are answered.
     pub(crate) fn do_sync_files(&self, cx: &Cx, input: &[u8], out_max: usize) -> Answer<Vec<u8>> {
-        if self.options.cache == CacheMode::Writeback {
-            // The kernel keeps data and times back, and only fsync makes it hand over both.
-            return Err(Errno(libc::EOPNOTSUPP).into());
-        }
+        self.must_see_all()?;
         let inos = requested(input).filter(|inos| out_max >= HEAD + 8 * inos.len());
         let mut asked = self.find_files(cx.uid, &inos.ok_or(Errno(libc::EINVAL))?);
         let is_long = self.is_long(cx, asked.handles.iter().map(|(_, handle)| &handle.inode));

@@ -1,18 +1,21 @@
-//! Files that their maker writes past the kernel's page cache.
+//! Files that are written past the kernel's page cache.
 //!
 //! A program that makes a file for writing only will hardly read it through that descriptor:
 //! without the page cache, its writes are not split at page borders, and the kernel asks nothing
-//! before the first one (`docs/decisions.md` has the figures). What such a writer changes must not
-//! be cached behind its back:
+//! before the first one (`docs/decisions.md` has the figures). A program that opens a file with
+//! `O_DIRECT` asks for it: past the cache, the kernel sends its asynchronous requests in parallel.
+//! What such a writer changes must not be cached behind its back:
 //!
-//! * BYPASS-1: a handle that caches is never open together with a writer that bypasses. The maker
-//!   bypasses only if nobody else has the file open yet; a program that opens it while such a
-//!   writer has it open bypasses the cache too.
+//! * BYPASS-1: a handle that caches is never open together with a writer that bypasses. A writer
+//!   bypasses only if nobody else has the file open yet. The kernel drops the pages of the file when
+//!   it opens it so. A program that opens it while such a writer has it open bypasses the cache too.
 //! * BYPASS-2: the kernel drops cached pages before a bypassing write, not after it, so a mapping
 //!   could bring an old page back in between. A program that maps the file has the kernel read
 //!   pages of it through a handle that bypasses, too. From then on writes past the cache are made
 //!   beside the mapping: the transport sees to it that no page is older than a write that was
 //!   answered. The same holds for all files where nothing goes through the cache (`cache=strict`).
+//! * BYPASS-3: a direct write through a handle that caches (others had the file open, or `fcntl` has
+//!   set `O_DIRECT` later) is made as beside a mapping.
 
 use crate::api::Ino;
 use crate::inode::incore::Inode;
@@ -20,10 +23,15 @@ use crate::local::local_fs::{CacheMode, LocalFs};
 use std::sync::atomic::{Ordering, fence};
 
 impl LocalFs {
-    /// Whether the file's maker, whose handle is counted already, bypasses the cache. If so it is
-    /// counted as such.
-    pub(crate) fn bypass_by_maker(&self, inode: &Inode, flags: i32) -> bool {
-        if self.options.cache != CacheMode::Kernel || flags & libc::O_ACCMODE != libc::O_WRONLY {
+    /// Whether a writer whose handle is counted already bypasses the cache because nobody else has
+    /// the file open. If so it is counted as such. `maker`: it has made the file.
+    pub(crate) fn bypass_alone(&self, inode: &Inode, flags: i32, maker: bool) -> bool {
+        let bypasses = match flags & libc::O_ACCMODE {
+            libc::O_RDONLY => false,
+            libc::O_WRONLY if maker => true,
+            _ => flags & libc::O_DIRECT != 0,
+        };
+        if self.options.cache != CacheMode::Kernel || !bypasses {
             return false;
         }
         // An open counts its handle first and looks for us after that, we the other way
@@ -44,21 +52,23 @@ impl LocalFs {
     }
 
     /// The kernel reads pages of a file through a handle that bypasses its cache.
-    pub(crate) fn has_mapped(&self, inode: &Inode) {
+    pub(crate) fn has_mapped(inode: &Inode) {
         if !inode.has_flag(Inode::MAPPED) {
-            self.some_mapped.store(true, Ordering::SeqCst);
             inode.set_flag(Inode::MAPPED);
         }
         // Either the read that follows sees a write, or the writer sees the flag.
         fence(Ordering::SeqCst);
     }
 
-    /// Whether the kernel may have pages of a file behind the back of this handle, which bypasses
-    /// its cache.
+    /// Whether the kernel may have pages of a file that a direct write through this handle does not
+    /// change.
     pub(crate) fn is_mapped_past(&self, ino: Ino, fh: u64) -> bool {
-        if !self.some_mapped.load(Ordering::SeqCst) {
-            return false;
-        }
-        self.handles.get(ino, fh).is_some_and(|h| h.direct && h.inode.has_flag(Inode::MAPPED))
+        self.handles.get(ino, fh).is_some_and(|handle| match self.options.cache {
+            // Direct writes are synchronous, so the kernel drops its pages behind them, too.
+            CacheMode::Writeback => false,
+            CacheMode::Kernel | CacheMode::Strict => {
+                !handle.direct || handle.inode.has_flag(Inode::MAPPED)
+            }
+        })
     }
 }

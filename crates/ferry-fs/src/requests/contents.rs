@@ -3,6 +3,8 @@
 use crate::api::{Answer, Cx, EarlyAck, Errno, Ino, Opened, Reply, SetAttr, Stop};
 use crate::error::FsError;
 use crate::errseq::ErrorCursor;
+use crate::file::miss::Miss;
+use crate::file::read::Misses;
 use crate::inode::incore::Inode;
 use crate::keys::InodeRecord;
 use crate::local::handles::Handle;
@@ -12,8 +14,9 @@ use crate::local::pool::Work;
 use crate::local::transaction::How;
 use crate::posix::{is_dir, without_set_ids};
 use crate::store::data_store::{At, Busy, Touch};
-use std::sync::Arc;
+use ferry_device::ReadRing;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 /// `copy_file_range` copies so much at a time.
 const COPY_CHUNK: usize = 1 << 20;
@@ -48,11 +51,18 @@ impl LocalFs {
         inode.opens.fetch_add(1, Ordering::SeqCst);
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let bypass =
-            (maker && self.bypass_by_maker(inode, flags)) || self.bypass_with_others(inode, writes);
+            self.bypass_alone(inode, flags, maker) || self.bypass_with_others(inode, writes);
         let error_cursor = inode.file.errors.sample();
         let bypassing = bypass && writes;
-        let direct = bypass || self.options.cache == CacheMode::Strict;
+        let asks = flags & libc::O_DIRECT != 0;
+        let direct = match self.options.cache {
+            CacheMode::Strict => true,
+            // A reader past the cache harms nobody.
+            CacheMode::Kernel => bypass || asks && !writes,
+            CacheMode::Writeback => false,
+        };
         let noatime = flags & libc::O_NOATIME != 0;
+        let misses = if asks { Misses::Uncached } else { Misses::Cached };
         let kernel_write_errors = inode.kernel_write_errors.end();
         let handle = Handle {
             inode: inode.clone(),
@@ -60,6 +70,7 @@ impl LocalFs {
             error_cursor,
             error_closed: ErrorCursor::default(),
             noatime,
+            misses,
             direct,
             bypassing,
             writes,
@@ -114,8 +125,8 @@ impl LocalFs {
         self.maybe_unknown(&handle.inode);
     }
 
-    /// What is in memory is answered at once. What must come from the device is read by one of the
-    /// readers, so that no other request waits behind it.
+    /// What is in memory is answered at once. What must come from the device is read by the
+    /// transport's ring, or by one of the readers, so that no other request waits behind it.
     pub(crate) fn do_read(
         &self,
         cx: &Cx,
@@ -126,7 +137,7 @@ impl LocalFs {
     ) -> Answer<usize> {
         let handle = self.handles.get(ino, fh).ok_or(Errno(libc::EBADF))?;
         if pages && handle.direct {
-            self.has_mapped(&handle.inode);
+            Self::has_mapped(&handle.inode);
         }
         if let Some(read) = self.data.read_cached(&handle.inode, offset, out) {
             self.was_read(&handle);
@@ -135,8 +146,32 @@ impl LocalFs {
         if cx.park.may_wait() || !self.options.background {
             return Ok(self.read_now(&handle, offset, out)?);
         }
-        self.read_pool.push(PooledRead { handle, offset, len: out.len(), parked: cx.park(None) });
+        let len = out.len();
+        let ring = cx.park.read_ring();
+        let miss = ring.and_then(|ring| {
+            Some((ring, self.data.miss(&handle.inode, offset, len, handle.misses)?))
+        });
+        let read = PooledRead { handle, offset, len, parked: cx.park(None) };
+        match miss {
+            Some((ring, miss)) => self.start_read(ring, miss, read),
+            None => self.read_pool.push(read),
+        }
         Err(Stop::Parked)
+    }
+
+    /// Reads through the transport's ring; one of the readers takes what cannot be read so.
+    fn start_read(&self, ring: &dyn ReadRing, miss: Miss, read: PooledRead) {
+        let inode = Arc::clone(&read.handle.inode);
+        let range = (&inode, read.offset, read.len);
+        let (me, pool) = (Weak::clone(&self.me), Arc::clone(&self.read_pool));
+        let ended = move |bytes| match (bytes, me.upgrade()) {
+            (Some(bytes), Some(fs)) => {
+                fs.was_read(&read.handle);
+                read.parked.complete(Ok(Reply::Data(bytes)));
+            }
+            _ => pool.push(read),
+        };
+        self.data.start_miss(ring, range, miss, Box::new(ended));
     }
 
     /// For one of the readers.
@@ -162,7 +197,7 @@ impl LocalFs {
         let inode = &handle.inode;
         let read = self
             .data
-            .read(inode, offset, out)
+            .read_as(inode, offset, out, handle.misses)
             .map_err(|error| self.report("read", inode.ino, error))?;
         self.was_read(handle);
         Ok(read)

@@ -5,12 +5,22 @@ use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::local::handles::Handle;
 use crate::local::jobs::BlockingFsync;
-use crate::local::local_fs::LocalFs;
+use crate::local::local_fs::{CacheMode, LocalFs};
 use crate::local::pool::Work;
+use crate::local::transaction::await_context;
 use crate::store::data_store::{Busy, Dirty};
 use ferry_journal::{Caller, JournalError, Seq};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// How a request waits for a context to be durable.
+#[derive(Clone, Copy)]
+pub(crate) enum Until {
+    /// It is made durable for this caller.
+    Forced(Caller),
+    /// The timer, or somebody else, makes it durable.
+    Durable,
+}
 
 impl Work<LocalFs> for BlockingFsync<LocalFs> {
     const NAME: &'static str = "ferry-fsync";
@@ -119,12 +129,66 @@ impl LocalFs {
             let (parked, caller) = (cx.park::<()>(None), Caller(cx.pid));
             let then = move |fs: &LocalFs| {
                 fs.log_times(std::slice::from_ref(&inode), Busy::Wait);
-                fs.answer_when(caller, fs.newest_of(&inode), parked);
+                fs.answer_when(Until::Forced(caller), fs.newest_of(&inode), parked);
             };
             self.blocking_fsyncs.push(BlockingFsync { files: Vec::new(), then: Box::new(then) });
             return Err(Stop::Parked);
         }
-        self.park_until(cx, self.newest_of(&inode))
+        self.park_until(cx, Until::Forced(Caller(cx.pid)), self.newest_of(&inode))
+    }
+
+    /// Everything that the volume has now, without forcing it. Data goes to the device and into
+    /// contexts at once, because else the next commit would not have it; no flush comes of that.
+    pub(crate) fn do_wait(&self, cx: &Cx) -> Answer<Vec<u8>> {
+        self.must_see_all()?;
+        if self.options.read_only {
+            return Ok(Vec::new());
+        }
+        self.do_sync(cx, Until::Durable)
+    }
+
+    /// As [`LocalFs::do_wait`], for one file or directory.
+    pub(crate) fn do_wait_file(&self, cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
+        self.must_see_all()?;
+        let inode = self.table.need(ino)?;
+        if self.options.read_only {
+            return Ok(Vec::new());
+        }
+        if !self.is_long(cx, [&inode]) {
+            match self.commit_file(&inode, self.patience(cx)) {
+                Err(FsError::WouldWait) => {}
+                Err(error) => return Err(self.not_durable("wait", ino, error).into()),
+                Ok(seq) => return self.park_until(cx, Until::Durable, seq),
+            }
+        }
+        let (file, parked) = (Arc::clone(&inode), cx.park::<Vec<u8>>(None));
+        let then = move |fs: &LocalFs| match fs.commit_file(&inode, Busy::Wait) {
+            Ok(seq) => fs.answer_when(Until::Durable, seq, parked),
+            Err(error) => parked.complete(Err(fs.not_durable("wait", ino, error))),
+        };
+        self.blocking_fsyncs.push(BlockingFsync { files: vec![file], then: Box::new(then) });
+        Err(Stop::Parked)
+    }
+
+    /// With `cache=writeback` the kernel keeps data and times back, and only fsync makes it hand
+    /// over both.
+    pub(crate) fn must_see_all(&self) -> Result<(), Errno> {
+        let hides = self.options.cache == CacheMode::Writeback;
+        if hides { Err(Errno(libc::EOPNOTSUPP)) } else { Ok(()) }
+    }
+
+    /// Puts what is only in memory of a file or directory into contexts; all of it is durable when
+    /// the returned one is.
+    fn commit_file(&self, inode: &Arc<Inode>, busy: Busy) -> Result<Seq, FsError> {
+        let times_dirty = inode.state.read().times_dirty;
+        if times_dirty
+            && self.log_times(std::slice::from_ref(inode), busy) < 1
+            && busy != Busy::Wait
+        {
+            return Err(FsError::WouldWait);
+        }
+        let seq = self.data.write_back(Dirty::File(inode), busy)?;
+        Ok(seq.max(self.newest_of(inode)))
     }
 
     /// The context that must be durable for an inode's own changes, its names and every directory
@@ -136,18 +200,18 @@ impl LocalFs {
     }
 
     /// Answers once `seq` is durable.
-    fn park_until<T>(&self, cx: &Cx, seq: Seq) -> Answer<T>
+    fn park_until<T>(&self, cx: &Cx, until: Until, seq: Seq) -> Answer<T>
     where
         T: Default + Into<Reply> + 'static,
     {
         if seq <= self.journal.durable() {
             return Ok(T::default());
         }
-        self.answer_when(Caller(cx.pid), seq, cx.park::<T>(None));
+        self.answer_when(until, seq, cx.park::<T>(None));
         Err(Stop::Parked)
     }
 
-    fn answer_when<T>(&self, caller: Caller, seq: Seq, parked: Parked<T>)
+    fn answer_when<T>(&self, until: Until, seq: Seq, parked: Parked<T>)
     where
         T: Default + Into<Reply> + 'static,
     {
@@ -155,22 +219,25 @@ impl LocalFs {
         let done = move |forced: Result<(), JournalError>| {
             parked.complete(forced.map(|()| T::default()).map_err(|_| Errno(libc::EIO)));
         };
-        self.journal.force_for(caller, seq, Box::new(done));
+        match until {
+            Until::Forced(caller) => self.journal.force_for(caller, seq, Box::new(done)),
+            Until::Durable => self.journal.when_durable(seq, Box::new(done)),
+        }
     }
 
     /// Everything on the volume, for a request that may park.
-    pub(crate) fn do_sync(&self, cx: &Cx) -> Answer<Vec<u8>> {
+    pub(crate) fn do_sync(&self, cx: &Cx, until: Until) -> Answer<Vec<u8>> {
         let patience = self.patience(cx);
         if patience == Busy::Wait || !self.data.would_wait_for_all() {
             match self.commit_everything(patience) {
                 Err(FsError::WouldWait) => {}
                 Err(error) => return Err(self.not_durable("sync", 0, error).into()),
-                Ok(seq) => return self.park_until(cx, seq),
+                Ok(seq) => return self.park_until(cx, until, seq),
             }
         }
-        let (parked, caller) = (cx.park::<Vec<u8>>(None), Caller(cx.pid));
+        let parked = cx.park::<Vec<u8>>(None);
         let then = move |fs: &LocalFs| match fs.commit_everything(Busy::Wait) {
-            Ok(seq) => fs.answer_when(caller, seq, parked),
+            Ok(seq) => fs.answer_when(until, seq, parked),
             Err(error) => parked.complete(Err(fs.not_durable("sync", 0, error))),
         };
         self.blocking_fsyncs.push(BlockingFsync { files: Vec::new(), then: Box::new(then) });
@@ -191,6 +258,18 @@ impl LocalFs {
             return Ok(());
         }
         self.force(self.commit_everything(Busy::Wait)?)
+    }
+
+    /// Returns once everything that the volume has now is durable, and makes nothing durable
+    /// itself: the timer does, at the latest
+    /// [`crate::local::local_fs::FsOptions::commit_interval`] later, or somebody's fsync. At once if
+    /// nothing is left to be made durable. Only for a volume with threads.
+    pub fn wait_durable(&self) -> Result<(), FsError> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        let seq = self.commit_everything(Busy::Wait)?;
+        await_context(|done| self.journal.when_durable(seq, done))
     }
 
     /// Does what the threads would do now: only for
@@ -229,7 +308,7 @@ impl LocalFs {
         for handle in self.handles.drain() {
             self.let_go(&handle);
         }
-        for inode in self.table.all() {
+        for inode in self.table.forget_all() {
             if inode.lookups.swap(0, Ordering::AcqRel) > 0 {
                 self.maybe_unknown(&inode);
             }

@@ -9,9 +9,12 @@ use crate::local::local_fs::{CacheMode, LocalFs, VALID};
 use crate::local::transaction::How;
 use crate::namespace::create::New;
 use crate::namespace::remove::Kind;
+use crate::posix;
 use crate::requests::contents::COPY_MAX;
+use crate::requests::durable::Until;
 use crate::requests::trim::fitrim_answer;
 use crate::store::data_store::{At, Busy};
+use ferry_journal::Caller;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +24,8 @@ impl LocalFs {
         result.map_err(|error| Stop::Errno(self.report(what, ino, error)))
     }
 
-    /// The same for a change; one that would have had to wait is made `again` by a thread that may.
+    /// The same for a change. A change that would have had to wait runs once more, by `again`, on a
+    /// thread that may wait.
     fn answer_change<T, F>(
         &self,
         cx: &Cx,
@@ -58,7 +62,7 @@ impl Filesystem for LocalFs {
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        if let Some(inode) = self.table.peek(ino) {
+        if let Some(inode) = self.table.forget(ino, count) {
             self.forget_inode(&inode, count);
         }
     }
@@ -78,9 +82,8 @@ impl Filesystem for LocalFs {
     }
 
     fn loses_privileges(&self, ino: Ino) -> bool {
-        let set_ids =
-            |inode: &Inode| inode.state.share().rec.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
-        self.table.peek(ino).is_some_and(|inode| set_ids(&inode))
+        let mode = |inode: Arc<Inode>| inode.state.share().rec.mode;
+        self.table.need(ino).map(mode).is_ok_and(posix::has_set_ids)
     }
 
     fn setattr(
@@ -393,17 +396,15 @@ impl Filesystem for LocalFs {
         false
     }
 
-    fn kernel_caches(&self) -> bool {
-        self.options.cache != CacheMode::Strict
-    }
-
     fn writeback_cache(&self) -> bool {
         self.options.cache == CacheMode::Writeback
     }
 
     fn ioctl(&self, cx: &Cx, ino: Ino, cmd: u32, input: &[u8], out_max: usize) -> Answer<Vec<u8>> {
         match cmd {
-            ioctl::SYNC => self.do_sync(cx),
+            ioctl::SYNC => self.do_sync(cx, Until::Forced(Caller(cx.pid))),
+            ioctl::WAIT => self.do_wait(cx),
+            ioctl::WAIT_FILE => self.do_wait_file(cx, ino),
             ioctl::SYNC_FILES => self.do_sync_files(cx, input, out_max),
             ioctl::REPLACE => self.answer("replace", ino, self.do_replace(cx, input)),
             ioctl::STATS => self.answer("stats", ino, self.stats_bytes(out_max)),

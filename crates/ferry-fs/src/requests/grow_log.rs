@@ -4,7 +4,7 @@ use crate::api::{Answer, Cx, Errno, ROOT, Stop};
 use crate::error::FsError;
 use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::{LocalFs, errno};
-use crate::volume::{VolumeError, read_superblock, write_superblock};
+use crate::volume::{LOG_MAX, VolumeError, read_superblock, write_superblock};
 use ferry_journal::JournalError;
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ impl LocalFs {
             }
             _ => errno(libc::EIO),
         })?;
-        if len <= sb.log_len || len > sb.size / LOG_SHARE {
+        if len <= sb.log_len || len > LOG_MAX.min(sb.size / LOG_SHARE) {
             return Err(errno(libc::EINVAL));
         }
         let segments =

@@ -16,15 +16,28 @@ use ferry_device::BlockDevice;
 use ferry_env::Env;
 use ferry_journal::{Credits, Journal, JournalError, JournalOptions, Recovered};
 use parking_lot::{Mutex, RwLock};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Weak};
+
+/// The home store's cache takes a quarter of the memory, and no more than this. It has its size from
+/// when the volume is opened.
+const HOME_CACHE_MAX: usize = 64 << 20;
+
+/// Bytes of the home store's cache.
+pub(crate) fn home_cache_bytes(options: &FsOptions) -> usize {
+    (options.cache_bytes / 4).clamp(1 << 20, HOME_CACHE_MAX)
+}
+
+/// Bytes for contents, inodes and names, of a memory of so many.
+pub(crate) fn other_bytes(options: &FsOptions, memory: usize) -> usize {
+    memory.saturating_sub(home_cache_bytes(options)).max(1 << 20)
+}
 
 /// What the options of the volume mean for its contents and for the journal.
 fn layer_options(options: &FsOptions) -> (DataOptions, JournalOptions) {
-    // A quarter of the memory goes to the home store, the rest to contents.
-    let home_cache_bytes = (options.cache_bytes / 4).clamp(1 << 20, 64 << 20);
+    let home_cache_bytes = home_cache_bytes(options);
     let data = DataOptions {
-        cache_bytes: options.cache_bytes.saturating_sub(home_cache_bytes).max(1 << 20),
+        cache_bytes: other_bytes(options, options.cache_bytes),
         writeback_age: options.commit_interval.max(WRITEBACK_AGE),
         background: options.background,
         read_only: options.read_only,
@@ -89,7 +102,8 @@ impl LocalFs {
         })?;
         report_recovery(&name, &recovered);
         let journal = Arc::new(journal);
-        let table = Arc::new(InodeTable::new(journal.clone()));
+        let table =
+            Arc::new(InodeTable::new(journal.clone(), other_bytes(&options, options.cache_bytes)));
         data.start(journal.clone(), &recovered, table.clone() as Arc<dyn InodeSource>)?;
         let stored = journal.get(&keys::counters()).map_err(FsError::from)?;
         let missing =
@@ -97,7 +111,8 @@ impl LocalFs {
         let stored = Counters::decode(&stored.ok_or_else(missing)?).map_err(FsError::from)?;
         let next_ino = stored.next_ino;
         let was_handed_over = was_handed_over(&journal, next_ino);
-        let fs = Arc::new(Self {
+        let fs = Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
             hash: NameHash::new(&sb.hash_key),
             sb,
             name,
@@ -113,8 +128,7 @@ impl LocalFs {
             rename_lock: Mutex::new(()),
             newest: AtomicU64::new(0),
             newest_dir_move: AtomicU64::new(0),
-            lazy_times: Mutex::default(),
-            some_mapped: AtomicBool::new(false),
+            memory_limit: AtomicUsize::new(options.cache_bytes),
             reclaimer: Arc::default(),
             keeping_removed: AtomicBool::new(false),
             read_pool: Arc::default(),

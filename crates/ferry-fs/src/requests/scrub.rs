@@ -94,7 +94,9 @@ impl LocalFs {
 }
 
 fn nameless(damage: &Damage) -> Damage {
-    Damage { path: None, ..damage.clone() }
+    let mut damage = damage.clone();
+    damage.location.path = None;
+    damage
 }
 
 fn number(input: &[u8]) -> Result<u64, FsError> {

@@ -4,6 +4,7 @@ use crate::api::Statfs;
 use crate::error::FsError;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::requests::devices::Device;
+use crate::requests::memory::Memory;
 use crate::scrub::live::ScrubState;
 use crate::store::data_store::DataStats;
 use ferry_journal::{JournalStats, TimesStats};
@@ -21,6 +22,7 @@ const INODE_SPACE: u64 = 512;
 struct Stats {
     volume: Volume,
     mount: Mount,
+    memory: Memory,
     space: Space,
     inodes: Inodes,
     log: Log,
@@ -30,6 +32,9 @@ struct Stats {
     /// A composite's components, by their paths.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     devices: BTreeMap<String, Device>,
+    /// What the volume's object store was asked for, if it is in one.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    store: BTreeMap<&'static str, u64>,
     /// The transport's own; null while nothing is mounted.
     fuse: Option<serde_json::Value>,
 }
@@ -46,7 +51,6 @@ struct Volume {
 #[derive(Serialize)]
 struct Mount {
     cache: &'static str,
-    cache_size_bytes: usize,
     commit_interval_ns: u64,
 }
 
@@ -64,6 +68,8 @@ struct Space {
 struct Inodes {
     used: u64,
     in_memory: usize,
+    /// The kernel knows them, and they are not in memory.
+    remembered: usize,
     open_files: usize,
     cached_names: usize,
     to_reclaim: usize,
@@ -94,6 +100,7 @@ struct Log {
     wakes: u64,
     grants: u64,
     wakes_per_grant: Option<f64>,
+    barges: u64,
     passes: u64,
     passes_spared: u64,
     contexts: u64,
@@ -170,10 +177,10 @@ struct Flush {
     avg_flush_ns: u64,
     flush_samples: u32,
     commit_time_ns: u64,
-    holds: u64,
-    holds_in_vain: u64,
-    held_callers: u64,
-    hold_time_ns: u64,
+    commit_delays: u64,
+    commit_delays_in_vain: u64,
+    delayed_callers: u64,
+    commit_delay_ns: u64,
     overlapped: u64,
 }
 
@@ -185,10 +192,10 @@ impl Flush {
             avg_flush_ns: nanos(s.flush_time),
             flush_samples: s.flush_samples,
             commit_time_ns: nanos(s.flush.commit_time),
-            holds: s.flush.holds,
-            holds_in_vain: s.flush.holds_in_vain,
-            held_callers: s.flush.held_callers,
-            hold_time_ns: nanos(s.flush.hold_time),
+            commit_delays: s.flush.commit_delays,
+            commit_delays_in_vain: s.flush.commit_delays_in_vain,
+            delayed_callers: s.flush.delayed_callers,
+            commit_delay_ns: nanos(s.flush.commit_delay_time),
             overlapped: s.flush.overlapped,
         }
     }
@@ -213,6 +220,7 @@ impl Log {
             wakes: s.space.wakes,
             grants: s.space.grants,
             wakes_per_grant: ratio(s.space.wakes, s.space.grants),
+            barges: s.space.barges,
             passes: s.space.passes,
             passes_spared: s.space.passes_spared,
             contexts: s.contexts,
@@ -269,6 +277,7 @@ impl LocalFs {
     pub fn stats(&self) -> serde_json::Value {
         let (space, journal) = (self.data.totals(), self.journal.stats());
         let scrub = self.scrub_status();
+        let inodes = self.table.counts();
         let stats = Stats {
             volume: Volume {
                 id: self.sb.id(),
@@ -278,9 +287,9 @@ impl LocalFs {
             },
             mount: Mount {
                 cache: self.options.cache.name(),
-                cache_size_bytes: self.options.cache_bytes,
                 commit_interval_ns: nanos(self.options.commit_interval),
             },
+            memory: self.memory(),
             space: Space {
                 total: space.total,
                 free: space.free,
@@ -290,7 +299,8 @@ impl LocalFs {
             },
             inodes: Inodes {
                 used: self.counters.inodes(),
-                in_memory: self.table.len(),
+                in_memory: inodes.resident,
+                remembered: inodes.remembered,
                 open_files: self.handles.len(),
                 cached_names: self.table.dir_entries(),
                 to_reclaim: self.reclaimer.waiting(),
@@ -306,6 +316,7 @@ impl LocalFs {
                 damaged_blocks: scrub.damaged_blocks,
             },
             devices: self.devices(),
+            store: self.dev.figures().into_iter().collect(),
             fuse: self.host.read().as_ref().map(|host| host.stats()),
         };
         serde_json::to_value(stats).expect("plain numbers and strings are JSON")

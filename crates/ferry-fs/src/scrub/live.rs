@@ -5,7 +5,7 @@ use crate::scrub::run::scrub_source;
 use crate::scrub::source::{ScrubOptions, ScrubProgress, Source, Watch};
 use crate::store::data_store::DataStore;
 use crate::volume::read_superblock_copies;
-use ferry_env::Env;
+use ferry_env::{Env, Utc};
 use ferry_journal::Journal;
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
@@ -265,24 +265,8 @@ impl Watch for Follower<'_> {
 
 /// Seconds since the epoch as `2026-11-21T11:05:00Z`.
 fn utc(secs: u64) -> String {
-    let (days, rest) = (secs / 86_400, secs % 86_400);
-    // Howard Hinnant's civil_from_days: eras of 400 years that begin in March, so that a leap day
-    // is a year's last day.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!(
-        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
-        rest / 3600,
-        rest / 60 % 60,
-        rest % 60
-    )
+    let Utc { year, month, day, hour, minute, second } = Utc::from_secs(secs);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
 #[cfg(test)]

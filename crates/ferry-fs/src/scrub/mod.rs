@@ -17,6 +17,6 @@ pub(crate) mod source;
 mod walk;
 
 pub use live::{ScrubState, ScrubStatus};
-pub use report::{DAMAGE_MAX, Damage, Part, ScrubReport, Verified};
+pub use report::{DAMAGE_MAX, Damage, Location, Part, ScrubReport, Verified};
 pub use run::scrub;
 pub use source::{ScrubOptions, ScrubProgress, Watch};

@@ -16,7 +16,7 @@ type Name = (Ino, Vec<u8>);
 /// Gives each damage of a file a path that leads there, where there is one.
 pub(crate) fn resolve(journal: &Journal, damage: &mut [Damage]) {
     let mut wanted: BTreeSet<Ino> =
-        damage.iter().filter_map(|d| d.ino).filter(|ino| *ino != ROOT).collect();
+        damage.iter().filter_map(|d| d.location.ino).filter(|ino| *ino != ROOT).collect();
     let mut names: HashMap<Ino, Name> = HashMap::new();
     // Directories above are found by their parents' numbers, which their records hold.
     let mut above = HashMap::new();
@@ -34,8 +34,8 @@ pub(crate) fn resolve(journal: &Journal, damage: &mut [Damage]) {
             tracing::warn!(%error, "not all names of damaged files can be found");
         }
     }
-    for damage in damage.iter_mut() {
-        damage.path = damage.ino.and_then(|ino| path_of(journal, ino, &names, &mut above));
+    for at in damage.iter_mut().map(|damage| &mut damage.location) {
+        at.path = at.ino.and_then(|ino| path_of(journal, ino, &names, &mut above));
     }
 }
 

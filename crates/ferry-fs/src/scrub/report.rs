@@ -40,13 +40,9 @@ impl Part {
     }
 }
 
-/// A damaged place.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Damage {
-    /// Where.
-    pub part: Part,
-    /// What is wrong.
-    pub what: String,
+/// Where something is wrong, as far as that is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Location {
     /// The file or directory that it belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ino: Option<Ino>,
@@ -54,52 +50,45 @@ pub struct Damage {
     /// a name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// First damaged byte of the file.
+    /// First byte in the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_offset: Option<u64>,
-    /// Damaged bytes, where that is known.
+    /// Bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub length: Option<u64>,
-    /// First damaged byte of the volume.
+    /// First byte on the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_offset: Option<u64>,
 }
 
-impl Damage {
-    /// Of no file.
-    pub(crate) fn of_part(part: Part, what: impl Into<String>) -> Self {
-        let what = what.into();
-        Self {
-            part,
-            what,
-            ino: None,
-            path: None,
-            file_offset: None,
-            length: None,
-            device_offset: None,
-        }
-    }
-
-    /// Whether `next` goes on where this ends.
-    fn is_followed_by(&self, next: &Damage) -> bool {
+impl Location {
+    /// Adds `next` to this range of a file, if it goes on where this ends.
+    pub fn join(&mut self, next: &Self) -> bool {
         let behind = |offset: Option<u64>| Some(offset? + self.length?);
-        self.part == Part::Data
-            && (self.part, self.ino, &self.what) == (next.part, next.ino, &next.what)
+        let goes_on = self.ino == next.ino
             && next.file_offset.is_some()
             && behind(self.file_offset) == next.file_offset
-            && behind(self.device_offset) == next.device_offset
-    }
-}
-
-impl fmt::Display for Damage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.path, self.ino) {
-            (Some(path), _) => write!(f, "{path}")?,
-            (None, Some(ino)) => write!(f, "inode {ino} (without a name)")?,
-            (None, None) => write!(f, "{}", format!("{:?}", self.part).to_lowercase())?,
+            && behind(self.device_offset) == next.device_offset;
+        match (self.length, next.length) {
+            (Some(length), Some(more)) if goes_on => self.length = Some(length + more),
+            _ => return false,
         }
+        true
+    }
+
+    /// Writes the file and the path, in brackets, where there is one.
+    pub fn write_owner(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.path, self.ino) {
+            (Some(path), Some(ino)) => write!(f, " [{path}, inode {ino}]"),
+            (None, Some(ino)) => write!(f, " [inode {ino}]"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the range, as far as it is known.
+    pub fn write_range(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(offset) = self.file_offset {
-            write!(f, ", at byte {offset}")?;
+            write!(f, " at byte {offset}")?;
         }
         if let Some(length) = self.length {
             write!(f, ", {length} bytes")?;
@@ -107,6 +96,37 @@ impl fmt::Display for Damage {
         if let Some(offset) = self.device_offset {
             write!(f, " (byte {offset} of the volume)")?;
         }
+        Ok(())
+    }
+}
+
+/// A damaged place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Damage {
+    /// The part of the volume.
+    pub part: Part,
+    /// What is wrong.
+    pub what: String,
+    /// Where it is.
+    #[serde(flatten)]
+    pub location: Location,
+}
+
+impl Damage {
+    pub(crate) fn new(part: Part, what: impl Into<String>, location: Location) -> Self {
+        Self { part, what: what.into(), location }
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.location.path, self.location.ino) {
+            (Some(path), _) => write!(f, "{path}")?,
+            (None, Some(ino)) => write!(f, "inode {ino} (without a name)")?,
+            (None, None) => write!(f, "{}", format!("{:?}", self.part).to_lowercase())?,
+        }
+        f.write_str(if self.location.file_offset.is_some() { "," } else { "" })?;
+        self.location.write_range(f)?;
         write!(f, ": {}", self.what)
     }
 }
@@ -159,9 +179,15 @@ pub struct ScrubReport {
 impl ScrubReport {
     /// Notes a damaged place.
     pub(crate) fn add(&mut self, damage: Damage) {
-        self.damaged_blocks += damage.length.map_or(1, |length| length.div_ceil(BLOCK).max(1));
-        if let Some(last) = self.damage.last_mut().filter(|last| last.is_followed_by(&damage)) {
-            last.length = Some(last.length.unwrap_or(0) + damage.length.unwrap_or(0));
+        let length = damage.location.length;
+        self.damaged_blocks += length.map_or(1, |length| length.div_ceil(BLOCK).max(1));
+        let goes_on = |last: &mut Damage| {
+            (last.part, damage.part) == (Part::Data, Part::Data)
+                && last.what == damage.what
+                && last.location.join(&damage.location)
+        };
+        if self.damage.last_mut().is_some_and(goes_on) {
+            // It has become a part of the last one.
         } else if self.damage.len() < DAMAGE_MAX {
             self.damage.push(damage);
         } else {

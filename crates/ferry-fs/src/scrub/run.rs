@@ -2,7 +2,7 @@
 
 use crate::scrub::pace::Pace;
 use crate::scrub::paths;
-use crate::scrub::report::{Damage, Part, ScrubReport};
+use crate::scrub::report::{Damage, Location, Part, ScrubReport};
 use crate::scrub::source::{ScrubOptions, Source, Watch};
 use crate::scrub::walk::{Walk, live_bytes};
 use crate::volume::{Superblock, VolumeError, read_superblock, read_superblock_copies};
@@ -60,8 +60,8 @@ pub fn scrub(
     if let Some(cut) = recovered.log_damage {
         let (from, to) = (cut.lost_from.0, cut.lost_to.0);
         let what = format!("{}; contexts {from} to {to} are lost", cut.detail);
-        let damage = Damage::of_part(Part::Log, what);
-        report.add(Damage { device_offset: Some(cut.offset), ..damage });
+        let at = Location { device_offset: Some(cut.offset), ..Location::default() };
+        report.add(Damage::new(Part::Log, what, at));
         report.clean = false;
     }
     Ok(report)
@@ -72,8 +72,8 @@ fn closed_volume(sb: &Superblock, error: JournalError) -> Result<ScrubReport, Vo
     let Some((part, device_offset)) = Part::of_error(&sb.geometry(), &error) else {
         return Err(error.into());
     };
-    let damage = Damage::of_part(part, format!("{error}; nothing else can be reached"));
+    let at = Location { device_offset, ..Location::default() };
     let mut report = ScrubReport::default();
-    report.add(Damage { device_offset, ..damage });
+    report.add(Damage::new(part, format!("{error}; nothing else can be reached"), at));
     Ok(report)
 }

@@ -6,7 +6,7 @@ use crate::error::FsError;
 use crate::keys::{self, BLOCK, Extent, Key, Segment};
 use crate::scrub::decode::{Decoded, decode};
 use crate::scrub::pace::Pace;
-use crate::scrub::report::{Damage, Part, ScrubReport};
+use crate::scrub::report::{Damage, Location, Part, ScrubReport};
 use crate::scrub::source::{ScrubProgress, Source, Watch};
 use ferry_device::AlignedBuf;
 use ferry_journal::{BadRange, Journal, Value};
@@ -88,8 +88,9 @@ impl<'w> Walk<'w> {
                 Ok(_) => "it is of another volume",
                 Err(what) => what.as_str(),
             };
-            let damage = Damage::of_part(Part::Superblock, what);
-            self.report.add(Damage { length: Some(BLOCK), device_offset: Some(*offset), ..damage });
+            let device_offset = Some(*offset);
+            let at = Location { length: Some(BLOCK), device_offset, ..Location::default() };
+            self.report.add(Damage::new(Part::Superblock, what, at));
         }
         self.step(copies.len() as u64 * BLOCK)
     }
@@ -131,7 +132,7 @@ impl<'w> Walk<'w> {
                         "the keys from {} on cannot be read: {error}",
                         crate::scrub::decode::hex(&start)
                     );
-                    self.report.add(Damage::of_part(Part::Keys, what));
+                    self.report.add(Damage::new(Part::Keys, what, Location::default()));
                     None
                 }
             };
@@ -176,19 +177,19 @@ impl<'w> Walk<'w> {
                 } else {
                     let what =
                         format!("the extent is said to be where no data can be, at block {first}");
-                    let length = Some(crcs.len() as u64 * BLOCK);
-                    let damage = Damage::of_part(Part::Keys, what);
-                    self.report.add(Damage {
+                    let at = Location {
                         ino: Some(ino),
                         file_offset: Some(offset),
-                        length,
-                        ..damage
-                    });
+                        length: Some(crcs.len() as u64 * BLOCK),
+                        ..Location::default()
+                    };
+                    self.report.add(Damage::new(Part::Keys, what, at));
                 }
             }
             Err(bad) => {
-                let damage = Damage::of_part(Part::Keys, bad.what);
-                self.report.add(Damage { ino: bad.ino, file_offset: bad.file_offset, ..damage });
+                let (ino, file_offset) = (bad.ino, bad.file_offset);
+                let at = Location { ino, file_offset, ..Location::default() };
+                self.report.add(Damage::new(Part::Keys, bad.what, at));
             }
         }
     }
@@ -233,15 +234,14 @@ impl<'w> Walk<'w> {
                         continue;
                     }
                     Outcome::Damaged(block, what) => {
-                        self.report.add(Damage {
-                            part: Part::Data,
-                            what,
+                        let at = Location {
                             ino: Some(block.ino),
                             path: None,
                             file_offset: Some(block.at * BLOCK),
                             length: Some(BLOCK),
                             device_offset: Some(block.dev * BLOCK),
-                        });
+                        };
+                        self.report.add(Damage::new(Part::Data, what, at));
                         continue;
                     }
                 }
@@ -270,7 +270,7 @@ impl<'w> Walk<'w> {
             match location_of(self.source.journal, block.ino, block.at) {
                 Err(error) => return Outcome::Damaged(block, format!("{what}; {error}")),
                 Ok(None) => return Outcome::Passed,
-                Ok(Some(place)) if place == (block.dev, block.crc) && known => {
+                Ok(Some(stored)) if stored == (block.dev, block.crc) && known => {
                     return Outcome::Damaged(block, what);
                 }
                 Ok(Some((dev, crc))) if self.may_hold_data(dev, 1) => {
@@ -303,8 +303,9 @@ fn pause(
 }
 
 fn damage_at(part: Part, bad: BadRange) -> Damage {
-    let damage = Damage::of_part(part, format!("{}: {}", bad.what, bad.detail));
-    Damage { length: Some(bad.len), device_offset: Some(bad.offset), ..damage }
+    let (length, device_offset) = (Some(bad.len), Some(bad.offset));
+    let at = Location { length, device_offset, ..Location::default() };
+    Damage::new(part, format!("{}: {}", bad.what, bad.detail), at)
 }
 
 /// Where block `at` of a file is now: device block and checksum.

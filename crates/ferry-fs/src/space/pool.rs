@@ -147,8 +147,8 @@ impl Space {
         self.committed(0, blocks as i64);
         self.rebase(&mut pool);
         if !read_only {
-            let kept = self.home_reserve(&pool, pool.backed_total) + CLEANER_RESERVE + SLACK_MIN;
-            self.back(&mut pool, kept);
+            let reserve = self.home_reserve(&pool, pool.backed_total) + CLEANER_RESERVE + SLACK_MIN;
+            self.back(&mut pool, reserve);
         }
     }
 
@@ -178,13 +178,13 @@ impl Space {
     /// gives back as much as it takes, so the cleaner can always make room for it. The cleaner
     /// gives back more than it takes, so all but the last one are its own: it must go on however
     /// little is free.
-    fn kept(&self, pool: &Pool, need: Need) -> u32 {
+    fn reserve_for(&self, pool: &Pool, need: Need) -> u32 {
         let lacking = (self.mapped.load(Ordering::Relaxed) - pool.capacity).max(0) as u64;
         let lacking = lacking.div_ceil(usable_blocks(&self.geometry) as u64) as u32;
         match need {
             Need::Data => {
-                let kept = self.home_reserve(pool, pool.backed_total) + CLEANER_RESERVE;
-                kept.saturating_sub(lacking).max(CLEANER_RESERVE + 1)
+                let reserve = self.home_reserve(pool, pool.backed_total) + CLEANER_RESERVE;
+                reserve.saturating_sub(lacking).max(CLEANER_RESERVE + 1)
             }
             Need::Clean => 1,
             Need::Home => 0,
@@ -198,10 +198,10 @@ impl Space {
 
     /// The same where the home store has `home` segments.
     fn capacity_beside(&self, home: u32, total: u32, log_len: u64) -> i64 {
-        let kept = self.reserve_beside(home, total, log_len)
+        let reserve = self.reserve_beside(home, total, log_len)
             + CLEANER_RESERVE
             + (total / SLACK_SHARE).max(SLACK_MIN);
-        (i64::from(total) - i64::from(kept)) * usable_blocks(&self.geometry)
+        (i64::from(total) - i64::from(reserve)) * usable_blocks(&self.geometry)
     }
 
     /// Brings `free` in line with the segments that there are.
@@ -285,8 +285,8 @@ impl Space {
     pub fn can_take(&self, need: Need) -> bool {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);
-        let kept = self.kept(&pool, need);
-        let missing = (kept + 1).saturating_sub(pool.backed.len() as u32);
+        let reserve = self.reserve_for(&pool, need);
+        let missing = (reserve + 1).saturating_sub(pool.backed.len() as u32);
         missing == 0 || self.back(&mut pool, missing) == missing
     }
 
@@ -294,12 +294,12 @@ impl Space {
     pub fn take(&self, need: Need) -> Option<u32> {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);
-        let kept = self.kept(&pool, need);
-        if pool.backed.len() as u32 <= kept {
-            let missing = kept + 1 - pool.backed.len() as u32;
+        let reserve = self.reserve_for(&pool, need);
+        if pool.backed.len() as u32 <= reserve {
+            let missing = reserve + 1 - pool.backed.len() as u32;
             self.back(&mut pool, missing);
         }
-        if pool.backed.len() as u32 <= kept {
+        if pool.backed.len() as u32 <= reserve {
             return None;
         }
         let segment = pool.backed.pop_first()?;
@@ -354,7 +354,7 @@ impl Space {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);
         let free = (pool.backed.len() + pool.bare.len()) as u32;
-        (free, self.kept(&pool, Need::Data))
+        (free, self.reserve_for(&pool, Need::Data))
     }
 
     /// The next segment that waited for a context up to `durable_point`.
@@ -451,7 +451,7 @@ impl std::fmt::Debug for Space {
             .field("capacity_blocks", &pool.capacity)
             .field("segments", &pool.backed_total)
             .field("home_reserve", &self.home_reserve(&pool, pool.backed_total))
-            .field("kept_from_data", &self.kept(&pool, Need::Data))
+            .field("reserve_from_data", &self.reserve_for(&pool, Need::Data))
             .finish_non_exhaustive()
     }
 }

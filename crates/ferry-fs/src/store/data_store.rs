@@ -21,6 +21,7 @@ use crate::space::pool::Space;
 use crate::space::segments::Table;
 use crate::store::dirty_queue::Queue;
 use crate::store::moves::Moves;
+use crate::store::read_shares::ReadShares;
 use crate::store::removed::Removed;
 use crate::store::signal::Signal;
 use ferry_device::BlockDevice;
@@ -28,7 +29,7 @@ use ferry_env::Env;
 use ferry_journal::{Geometry, Journal, JournalClient, JournalError, Seq};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -48,14 +49,14 @@ pub struct DataOptions {
     pub locking: Locking,
 }
 
-/// What to do where a change has to wait: for a thread that changes the file's extents, for the
-/// device with much in flight, or for log space.
+/// The patience of a thread: what it does where a change would have to wait for another thread that
+/// changes the file's extents, for the device with much in flight, or for log space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Busy {
-    /// Leave files that somebody is at: they are being written, or will be next time. Wait for the
-    /// others.
+    /// Leave out files whose extents another thread is changing: that thread writes them back, or
+    /// the next round does. Wait for the device and for log space.
     Skip,
-    /// Wait for them.
+    /// Wait for all of these.
     Wait,
     /// Stop, with [`FsError::WouldWait`]: what is not in a context yet stays dirty.
     Refuse,
@@ -207,9 +208,12 @@ pub struct DataStore {
     pub(crate) moves: Moves,
     /// Buffers of reads.
     pub(crate) reads: Transfers,
+    pub(crate) read_shares: ReadShares,
     /// The journal owns us, so we must not own it.
     pub(crate) journal: OnceLock<Weak<Journal>>,
     pub(crate) inodes: OnceLock<Weak<dyn InodeSource>>,
+    /// Bytes that contents, inodes and names may take together.
+    pub(crate) memory_most: AtomicUsize,
     /// Newest context that holds a change of ours.
     pub(crate) last_seq: AtomicU64,
     /// The journal takes no more changes.
@@ -241,8 +245,10 @@ impl DataStore {
             writes: Arc::default(),
             moves: Moves::default(),
             reads: Transfers::default(),
+            read_shares: ReadShares::default(),
             journal: OnceLock::new(),
             inodes: OnceLock::new(),
+            memory_most: AtomicUsize::new(options.cache_bytes),
             last_seq: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             room: Mutex::default(),

@@ -51,6 +51,12 @@ pub(crate) struct Fetched {
 }
 
 impl Fetched {
+    /// Every block is what it should be.
+    pub(crate) fn is_sound(&self) -> bool {
+        let mut blocks = self.buf.chunks_exact(BLOCK_BYTES).zip(&self.run.crcs);
+        self.bad.is_empty() && blocks.all(|(block, crc)| crc32c::crc32c(block) == *crc)
+    }
+
     /// The block, if it was read from `dev` and is what should be there *now*: the place may have
     /// been used anew meanwhile.
     pub(crate) fn get(&self, block: u64, dev: u64, crc: u32) -> Option<&[u8]> {

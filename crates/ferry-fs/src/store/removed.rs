@@ -82,11 +82,14 @@ impl Removed {
         state.reclaiming += usize::from(before.is_none_or(|file| !file.reclaiming));
     }
 
-    /// The file is gone, has a name again, or stays for now.
-    pub fn leave(&self, ino: Ino) {
+    /// The file is gone, has a name again, or stays for now. If it was being reclaimed, the kernel's
+    /// forgetting has waited for that, and goes on now.
+    pub fn leave(&self, ino: Ino, clock: &dyn Clock) {
         let mut state = self.state.lock();
-        let left = state.files.remove(&ino);
-        state.reclaiming -= usize::from(left.is_some_and(|file| file.reclaiming));
+        if state.files.remove(&ino).is_some_and(|file| file.reclaiming) {
+            state.reclaiming -= 1;
+            state.forgotten_at = clock.monotonic() + FORGETTING_TIME_MAX;
+        }
         drop(state);
         self.less.notify_all();
     }
@@ -152,5 +155,63 @@ impl Removed {
             .collect();
         drop(files);
         inodes.iter().map(|inode| inode.state.share().rec.blocks).sum()
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+mod tests {
+    use super::*;
+    use crate::keys::InodeRecord;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+
+    #[derive(Default)]
+    struct Stopped(AtomicU64);
+
+    impl Clock for Stopped {
+        fn monotonic(&self) -> Duration {
+            Duration::from_secs(self.0.load(Ordering::SeqCst))
+        }
+        fn wall(&self) -> Duration {
+            self.monotonic()
+        }
+    }
+
+    #[test]
+    fn files_whose_forgetting_waits_for_a_slow_reclaim_are_waited_for() {
+        let (removed, clock) = (Removed::default(), Stopped::default());
+        let files = [10, 11].map(|ino| {
+            let inode = Arc::new(Inode::new(ino, InodeRecord::default()));
+            inode.set_flag(Inode::NAMELESS);
+            removed.expect(&inode, &clock);
+            inode
+        });
+        removed.reclaiming(&files[0]);
+        clock.0.store(2 * FORGETTING_TIME_MAX.as_secs(), Ordering::SeqCst);
+        let (asked, lacking) = (AtomicU64::new(0), AtomicBool::new(true));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let mut last = true;
+                let seen = parking_lot::Mutex::new(&mut last);
+                removed.wait_while(&clock, || {
+                    asked.fetch_add(1, Ordering::SeqCst);
+                    **seen.lock() = lacking.load(Ordering::SeqCst);
+                    **seen.lock()
+                });
+                last
+            });
+            let has_asked = |times| {
+                while asked.load(Ordering::SeqCst) < times {
+                    std::thread::yield_now();
+                }
+            };
+            has_asked(1);
+            removed.leave(10, &clock);
+            has_asked(2);
+            removed.reclaiming(&files[1]);
+            lacking.store(false, Ordering::SeqCst);
+            removed.leave(11, &clock);
+            assert!(!waiting.join().unwrap(), "it gave up while space was coming");
+        });
     }
 }

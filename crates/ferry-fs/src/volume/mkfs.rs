@@ -5,8 +5,8 @@ use crate::credits::LARGEST_TRANSACTION;
 use crate::keys::{self, Counters, InodeRecord};
 use crate::volume::error::VolumeError;
 use crate::volume::superblock::{
-    LAST_COPY, SEGMENT_SIZES, SUPERBLOCK_OFFSETS, Superblock, clear_superblocks, read_superblock,
-    write_superblock,
+    LAST_COPY, LOG_MAX, SEGMENT_SIZES, SUPERBLOCK_OFFSETS, Superblock, clear_superblocks,
+    read_superblock, write_superblock,
 };
 use crate::volume::version::FORMAT_VERSION;
 use ferry_device::{BLOCK_SIZE, BlockDevice};
@@ -83,6 +83,15 @@ pub fn check_options(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<
     plan(capacity, options, env).map(drop)
 }
 
+/// Where the segments of such a volume are: the first byte of the first one, and the length of each.
+pub fn segments_of(
+    capacity: u64,
+    options: &MkfsOptions,
+    env: &Env,
+) -> Result<(u64, u64), VolumeError> {
+    plan(capacity, options, env).map(|sb| (sb.segments_offset, sb.segment_len))
+}
+
 /// Where everything goes.
 fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, VolumeError> {
     let bad = |text: String| Err(VolumeError::Option(text));
@@ -110,11 +119,12 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
     }
     let log_len = options.log_size.unwrap_or((size / 16).clamp(LOG_MIN, LOG_DEFAULT_MAX));
     let log_len = log_len.next_multiple_of(BLOCK_SIZE as u64);
-    if log_len < LOG_MIN || log_len > size / 4 {
+    let log_max = LOG_MAX.min(size / 4);
+    if log_len < LOG_MIN || log_len > log_max {
         return bad(format!(
             "a log of this volume has between {} and {} KiB",
             LOG_MIN >> 10,
-            (size / 4) >> 10
+            log_max >> 10
         ));
     }
     let most_segments = size / segment_len;

@@ -8,10 +8,10 @@ mod tests;
 mod version;
 
 pub use crate::volume::error::VolumeError;
-pub use crate::volume::mkfs::{LOG_MIN, MkfsOptions, SIZE_MIN, check_options, mkfs};
+pub use crate::volume::mkfs::{LOG_MIN, MkfsOptions, SIZE_MIN, check_options, mkfs, segments_of};
+pub(crate) use crate::volume::superblock::{LOG_MAX, settle_copies, write_superblock};
 pub use crate::volume::superblock::{
     SUPERBLOCK_OFFSETS, Superblock, find_superblock, may_be_torn, read_superblock,
     read_superblock_copies, rewrite_bad_copies,
 };
-pub(crate) use crate::volume::superblock::{settle_copies, write_superblock};
 pub use crate::volume::version::FORMAT_VERSION;

@@ -33,6 +33,9 @@ const KNOWN_INCOMPATIBLE: u64 = LOG_BEHIND;
 pub(super) const SEGMENT_SIZES: RangeInclusive<u64> = 256 << 10..=1 << 30;
 /// A smallest log, in bytes. Volumes that are made now have [`crate::volume::LOG_MIN`] at least.
 pub(super) const LOG_MIN: u64 = 512 << 10;
+/// A longest log, in bytes, when a volume is made and when its log grows. The journal counts the
+/// bytes of a log in 40 bits (`ferry-journal/src/log/space`).
+pub(crate) const LOG_MAX: u64 = 1 << 39;
 /// A longest label, in bytes.
 const LABEL_MAX: usize = 64;
 /// Where the fields end and the reserved zeros begin.
@@ -252,7 +255,8 @@ impl Superblock {
         if !self.segment_len.is_power_of_two() || !SEGMENT_SIZES.contains(&self.segment_len) {
             return Err(format!("segments of {} bytes", self.segment_len));
         }
-        if self.log_len < LOG_MIN {
+        // A log that grew has whole segments.
+        if self.log_len < LOG_MIN || self.log_len > LOG_MAX + SEGMENT_SIZES.end() {
             return Err(format!("a log of {} bytes", self.log_len));
         }
         Ok(())

@@ -324,6 +324,9 @@ fn impossible_mkfs_options_are_refused() {
         assert!(matches!(error, VolumeError::Option(_)), "{bad:?}: {error}");
     }
     assert!(matches!(read_superblock(&dev), Err(VolumeError::Empty)), "nothing was written");
+    let huge_log = MkfsOptions { log_size: Some(LOG_MAX + SIZE), ..options };
+    let error = check_options(8 << 40, &huge_log, &Env::real()).unwrap_err();
+    assert!(matches!(error, VolumeError::Option(_)), "{error}");
 }
 
 #[test]

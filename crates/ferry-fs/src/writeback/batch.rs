@@ -71,5 +71,5 @@ pub(crate) struct Work {
     pub next: Option<u64>,
     /// Checksums to log instead of the data's own: of blocks that were damaged before they were
     /// moved.
-    pub kept_crcs: Vec<(u32, u32)>,
+    pub retained_crcs: Vec<(u32, u32)>,
 }

@@ -79,8 +79,8 @@ impl DataStore {
         // Cleaning k segments with one dead block each frees one at last; each step gains, so this
         // ends.
         loop {
-            let (free, kept) = self.space.reap_now();
-            if free > kept && self.space.can_take(Need::Data) {
+            let (free, reserve) = self.space.reap_now();
+            if free > reserve && self.space.can_take(Need::Data) {
                 return Ok(true);
             }
             if self.free_closed(&journal)? {
@@ -100,8 +100,8 @@ impl DataStore {
                 None if self.table.wait_for_chunk() => {}
                 None if !journal.make_room()? => return Ok(false),
                 None => {
-                    let (free, kept) = self.space.reap_now();
-                    return Ok(free > kept && self.space.can_take(Need::Data));
+                    let (free, reserve) = self.space.reap_now();
+                    return Ok(free > reserve && self.space.can_take(Need::Data));
                 }
             }
         }
@@ -149,8 +149,8 @@ impl DataStore {
         let journal = self.journal()?;
         self.free_closed(&journal)?;
         for _ in 0..SEGMENTS_AT_ONCE {
-            let (free, kept) = self.space.reap_now();
-            let few = free <= kept + AHEAD_SEGMENTS;
+            let (free, reserve) = self.space.reap_now();
+            let few = free <= reserve + AHEAD_SEGMENTS;
             let (live, dead) = self.table.live_and_dead();
             let wasted = dead > live + dead_max;
             if !(few || wasted) || (few && self.space.has_pending()) {
@@ -412,7 +412,7 @@ impl DataStore {
             over_hole: 0,
             size: None,
             next: None,
-            kept_crcs: Vec::new(),
+            retained_crcs: Vec::new(),
         };
         let budget = (journal.max_transaction_bytes() / 2 / 2400).max(1) as usize;
         while let Some(live_run) = live.pop() {
@@ -482,7 +482,7 @@ impl DataStore {
             if detail == MISMATCH {
                 let (block, dev) = (run.block + i as u64, run.dev + i as u64);
                 self.damaged(inode, block, dev, format!("{MISMATCH}; it is moved as it is"));
-                work.kept_crcs.push((open.position() + (i - from) as u32, run.crcs[i]));
+                work.retained_crcs.push((open.position() + (i - from) as u32, run.crcs[i]));
             } else {
                 Self::add_blocks(inode, run, &buf, from..i, open, work);
                 from = i + 1;

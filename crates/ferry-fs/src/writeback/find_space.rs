@@ -13,7 +13,7 @@ impl DataStore {
     /// overwritten becomes free) and takes back what the home store does not need; `ENOSPC` if that
     /// came to nothing. Called without any lock but a file's `tail`.
     pub(crate) fn find_space(&self, want: Want, claim: &mut Claim<'_>) -> Result<(), FsError> {
-        let _row = Held::wait(Rank::SpaceQueue);
+        let _queue = Held::wait(Rank::SpaceQueue);
         let some = || if self.space.grow_for(want) { Ok(()) } else { self.await_space(want) };
         if claim.wait(want, some, || self.free_all(want))? {
             return Ok(());

@@ -60,6 +60,7 @@ impl DataStore {
 
     /// One round of write-back.
     fn round(&self, wanted: bool) -> Result<(), crate::error::FsError> {
+        self.share_memory();
         if self.failed.load(Ordering::Relaxed) {
             return self.writable();
         }
@@ -77,7 +78,6 @@ impl DataStore {
         if self.queue.oldest().is_some_and(|oldest| oldest <= since) {
             self.write_back(Dirty::Since(since), Busy::Skip)?;
         }
-        self.cache.tidy();
         Ok(())
     }
 }

@@ -35,7 +35,14 @@ impl DataStore {
             }
             for run in &entry.work.runs {
                 let Some(chunk) = chunk else { break };
-                self.map_run(&inode, run, chunk, crcs, &entry.work.kept_crcs, &mut entry.edits)?;
+                self.map_run(
+                    &inode,
+                    run,
+                    chunk,
+                    crcs,
+                    &entry.work.retained_crcs,
+                    &mut entry.edits,
+                )?;
             }
             Ok(())
         };
@@ -55,12 +62,12 @@ impl DataStore {
         run: &Taken,
         chunk: &Chunk,
         crcs: &[u32],
-        kept: &[(u32, u32)],
+        retained: &[(u32, u32)],
         edits: &mut Vec<Edit>,
     ) -> Result<(), FsError> {
         let dev = self.table.first_block(chunk.segment) + u64::from(chunk.at + run.at);
         let mut crcs = crcs[run.at as usize..(run.at + run.len) as usize].to_vec();
-        for &(at, crc) in kept {
+        for &(at, crc) in retained {
             if let Some(slot) = at.checked_sub(run.at).and_then(|i| crcs.get_mut(i as usize)) {
                 *slot = crc;
             }

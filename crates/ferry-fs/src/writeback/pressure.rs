@@ -3,9 +3,11 @@
 use crate::error::FsError;
 use crate::store::data_store::{Busy, DataStore, Dirty, count};
 
-/// Dirty bytes at which write-back begins whatever their age, at most: more would only make the
-/// sync at the end longer.
-const DIRTY_MAX: usize = 64 << 20;
+/// Write-back begins, whatever the age of what is dirty, when this part of the cache is dirty: of
+/// the default cache 64 MiB.
+const DIRTY_SHARE: usize = 8;
+/// Writers are held when this part is dirty.
+const HELD_SHARE: usize = 2;
 
 impl DataStore {
     /// Holds the writer while too much is dirty, or so much that the rest of the cache cannot make
@@ -39,11 +41,11 @@ impl DataStore {
         if self.cache.used() > limit {
             self.cache.shrink();
         }
-        dirty > limit / 2 || (dirty > 0 && self.cache.used() > limit + limit / 8)
+        dirty > limit / HELD_SHARE || (dirty > 0 && self.cache.used() > limit + limit / 8)
     }
 
     /// Dirty bytes at which write-back begins without waiting for their age.
     pub(crate) fn dirty_threshold(&self) -> usize {
-        (self.cache.limit() / 8).min(DIRTY_MAX)
+        self.cache.limit() / DIRTY_SHARE
     }
 }

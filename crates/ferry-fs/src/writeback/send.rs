@@ -18,6 +18,7 @@ use crate::writeback::batch::{BATCH_BLOCKS, Contents, OpenBatch, Taken, Work};
 use crate::writeback::map::Entry;
 use ferry_device::AlignedBuf;
 use ferry_journal::{Credits, DataExtent, Journal};
+use parking_lot::RwLockReadGuard;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,6 +32,19 @@ const RUN_BYTES: usize = 2300;
 const OVERWRITTEN_BYTES: usize = 104;
 /// The same of a block that was a hole.
 const NEW_BYTES: usize = 4;
+/// Blocks that are copied under one hold of the page lock: others wait for that long, about 50 µs.
+const HOLD_BLOCKS: u32 = 64;
+
+/// How far a file's dirty blocks have been taken.
+struct Taking {
+    /// The first block that was not looked at.
+    cursor: u64,
+    /// Behind the last block to take.
+    end: u64,
+    /// What the runs cost the transaction, and what it may have.
+    cost: usize,
+    budget: usize,
+}
 
 impl DataStore {
     /// Room for a chunk's data.
@@ -46,7 +60,7 @@ impl DataStore {
         OpenBatch { chunk, buf, batch, busy, used: 0, entries: Vec::new() }
     }
 
-    /// Nothing came of it.
+    /// Ends a batch that took nothing: its blocks go back to the segment.
     pub(crate) fn cancel(&self, open: OpenBatch) {
         open.batch.complete(Ok(()));
         open.batch.set_logged();
@@ -66,21 +80,22 @@ impl DataStore {
     ) -> Result<Option<Work>, FsError> {
         let inode = Arc::clone(guard.inode());
         self.load_windows(&inode, range.clone(), open.left())?;
-        let state = inode.state.share();
-        if inode.file.dead.load(Ordering::Acquire) {
-            return Ok(None);
-        }
-        let mut pages = inode.file.pages.write();
         let mut work = Work {
             guard,
             runs: Vec::new(),
             contents: Contents::Extents,
             held: 0,
             over_hole: 0,
-            size: Some(state.rec.size),
+            size: None,
             next: None,
-            kept_crcs: Vec::new(),
+            retained_crcs: Vec::new(),
         };
+        let (mut state, mut pages) = (inode.state.share(), inode.file.pages.write());
+        if inode.file.dead.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        let size = state.rec.size;
+        work.size = Some(size);
         if let Some(contents) = inline_contents(&state, &pages) {
             if pages.is_dirty(0) {
                 pages.with_folio(0, |f| f.add_batch(&open.batch));
@@ -91,39 +106,66 @@ impl DataStore {
             return Ok(Some(work));
         }
         let budget = usize::try_from(journal.max_transaction_bytes() / 2).unwrap_or(usize::MAX);
-        self.take_runs(&state, &mut pages, range, open, budget, &mut work);
+        // The file may grow between two holds: what came since is left to the next batch. Nothing
+        // of it can be cut, since that takes the right to change extents.
+        let mut taking = Taking {
+            cursor: range.start,
+            end: range.end.min(size.div_ceil(BLOCK)),
+            cost: 0,
+            budget,
+        };
+        while self.take_some(&state, &mut pages, open, &mut taking, &mut work) {
+            inode.file.set_hint(pages.dirty_blocks);
+            pages.hand_over();
+            state.map(RwLockReadGuard::unlock_fair);
+            (state, pages) = (inode.state.share(), inode.file.pages.write());
+        }
         inode.file.set_hint(pages.dirty_blocks);
+        // What is logged must not be longer than what is there: the rest's size comes with the
+        // rest.
+        let rest = pages.dirty_run(taking.cursor, u64::MAX / BLOCK);
+        let rest = rest.map_or(u64::MAX, |run| run.start * BLOCK);
+        work.size = Some(state.logged.size.max(size.min(rest)));
+        if !work.runs.is_empty() {
+            open.batch.add_file(inode.clone());
+            open.entries.extend(work.runs.iter().map(|r| (inode.ino, r.block, r.len)));
+        }
         Ok(Some(work))
     }
 
-    fn take_runs(
+    /// Takes no more than [`HOLD_BLOCKS`]. Tells whether there may be more to take.
+    fn take_some(
         &self,
         state: &InodeState,
         pages: &mut Pages,
-        range: Range<u64>,
         open: &mut OpenBatch,
-        budget: usize,
+        taking: &mut Taking,
         work: &mut Work,
-    ) {
+    ) -> bool {
         let inode = Arc::clone(work.guard.inode());
-        let (mapped, mut cursor, mut cost) = (state.logged.blocks, range.start, 0);
-        while let Some(run) = pages.dirty_run(cursor, range.end) {
+        let (mapped, to) = (state.logged.blocks, open.used + HOLD_BLOCKS);
+        while let Some(run) = pages.dirty_run(taking.cursor, taking.end) {
+            if open.used >= to {
+                return true;
+            }
             let joins =
                 work.runs.last().is_some_and(|last| last.block + u64::from(last.len) == run.start);
             let left = u64::from(open.left());
             let block = if mapped > 0 { OVERWRITTEN_BYTES } else { NEW_BYTES };
-            cost += if joins { 0 } else { RUN_BYTES } + block * (run.end - run.start) as usize;
+            taking.cost +=
+                if joins { 0 } else { RUN_BYTES } + block * (run.end - run.start) as usize;
             let unknown = matches!(pages.mapping(run.start, mapped), Known::Load(_));
             let busy = pages.busy_frame(run.start).is_some();
-            if left == 0 || unknown || busy || (cost > budget && !work.runs.is_empty()) {
+            let full = taking.cost > taking.budget && !work.runs.is_empty();
+            if left == 0 || unknown || busy || full {
                 work.next = Some(run.start);
-                break;
+                return false;
             }
             let run = run.start..run.end.min(run.start + left);
             let (at, len) = (open.used, (run.end - run.start) as u32);
             let Some(buf) = open.buf.as_mut().and_then(Arc::get_mut) else {
                 work.next = Some(run.start);
-                break;
+                return false;
             };
             let index = run.start / FOLIO_BLOCKS;
             let out = &mut buf[at as usize * BLOCK_BYTES..(at + len) as usize * BLOCK_BYTES];
@@ -138,16 +180,9 @@ impl DataStore {
                 None => work.runs.push(Taken { block: run.start, at, len, from: None }),
             }
             open.used += len;
-            cursor = run.end;
+            taking.cursor = run.end;
         }
-        // What is logged must not be longer than what is there: the rest's size comes with the
-        // rest.
-        let rest = pages.dirty_run(cursor, u64::MAX / BLOCK).map_or(u64::MAX, |r| r.start * BLOCK);
-        work.size = Some(state.logged.size.max(state.rec.size.min(rest)));
-        if !work.runs.is_empty() {
-            open.batch.add_file(inode.clone());
-            open.entries.extend(work.runs.iter().map(|r| (inode.ino, r.block, r.len)));
-        }
+        false
     }
 
     /// Loads the windows of the next `most` dirty blocks, and waits for the thread that copies into
@@ -251,6 +286,7 @@ impl DataStore {
         if let Some(chunk) = &chunk {
             self.table.done(chunk, used == 0);
         }
+        self.cache.shrink_much();
         result
     }
 

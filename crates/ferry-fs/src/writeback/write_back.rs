@@ -181,7 +181,8 @@ impl DataStore {
                 }
                 let guard = ExtentsGuard::try_lock(&inode);
                 let Some(guard) = guard.filter(|_| inode.file.pages.read().void.is_none()) else {
-                    waiting.push(inode); // somebody is at it, or has left something to be finished first
+                    // Another thread changes its extents, or has left a drop of them unfinished.
+                    waiting.push(inode);
                     continue;
                 };
                 match self.take(guard, 0..u64::MAX / BLOCK, &mut open, journal) {

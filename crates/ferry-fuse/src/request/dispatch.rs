@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use ferry_device::ReadRing;
 use ferry_fs::{
     Answer, Complete, Cx, Errno, FileLock, Filesystem, Host, Interrupt, Park, RenameFlags, Reply,
     Stop, ToForget,
@@ -17,6 +18,8 @@ use crate::request::counters::ThreadCounters;
 use crate::request::direct_write::{DirectWriteArgs, DirectWrites};
 use crate::request::idle_poll::IdlePoll;
 use crate::request::parked::{AnswerPort, ParkTable, RequestParker};
+use crate::request::realtime::RealTime;
+use crate::request::security_label;
 
 /// The answer of an operation that returns nothing but success.
 const EMPTY: AnswerBody = AnswerBody::Out(0);
@@ -39,8 +42,12 @@ pub(crate) struct Dispatcher {
     pub(crate) fs: Arc<dyn Filesystem>,
     pub(crate) parked: Arc<ParkTable>,
     pub(crate) idle: Arc<IdlePoll>,
+    pub(crate) realtime: Arc<RealTime>,
     /// `SETXATTR_EXT` was negotiated.
     pub(crate) setxattr_ext: bool,
+    /// Directories are opened and closed. If not, the kernel lists them with handle 0: it makes
+    /// every change itself, so its cached listings stay valid from one open to the next.
+    pub(crate) directory_handles: bool,
     /// Other clients change the file system, too.
     pub(crate) remote: bool,
     pub(crate) direct_writes: Arc<DirectWrites>,
@@ -52,6 +59,8 @@ pub(crate) struct Origin<'a> {
     pub(crate) port: &'a Arc<dyn AnswerPort>,
     pub(crate) slot: u32,
     pub(crate) counters: &'a ThreadCounters,
+    /// The thread's ring, if it reads devices.
+    pub(crate) reads: Option<&'a dyn ReadRing>,
 }
 
 impl Dispatcher {
@@ -104,6 +113,7 @@ impl Dispatcher {
             slot: from.slot,
             form,
             pid: head.pid,
+            reads: from.reads,
             parked: AtomicBool::new(false),
         };
         let answer = self.call(head, op, out, &parker);
@@ -195,7 +205,12 @@ impl Dispatcher {
                 done(fs.setxattr(&cx, ino, name, value, flags)?)
             }
             FuseOp::Getxattr { name, .. } => {
-                Ok(encode::data(form, out, fs.getxattr(&cx, ino, name)?)?)
+                let value = if name == security_label::NAME {
+                    security_label::get(fs, &cx, ino)
+                } else {
+                    fs.getxattr(&cx, ino, name)
+                };
+                Ok(encode::data(form, out, value?)?)
             }
             FuseOp::Listxattr { .. } => Ok(encode::data(form, out, fs.listxattr(&cx, ino)?)?),
             FuseOp::Removexattr { name } => done(fs.removexattr(&cx, ino, name)?),
@@ -244,6 +259,7 @@ impl Dispatcher {
             }
             FuseOp::Fsync { fh, data_only } => done(fs.fsync(cx, ino, fh, data_only)?),
             FuseOp::Flush { fh, lock_owner } => done(fs.flush(cx, ino, fh, lock_owner)?),
+            FuseOp::Opendir if !self.directory_handles => Err(Errno(libc::ENOSYS).into()),
             FuseOp::Opendir => Ok(encode::opened(out, fs.opendir(cx, ino)?)?),
             FuseOp::Readdir { fh, cookie, size, plus } => {
                 let mut list = DirListing::new(limited(out, size), plus);

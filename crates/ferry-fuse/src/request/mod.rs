@@ -6,3 +6,5 @@ pub(crate) mod direct_write;
 pub(crate) mod dispatch;
 pub(crate) mod idle_poll;
 pub(crate) mod parked;
+pub(crate) mod realtime;
+pub(crate) mod security_label;

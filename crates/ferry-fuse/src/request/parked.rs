@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use ferry_device::ReadRing;
 use ferry_fs::{Complete, Errno, Interrupt, Park, Reply};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -268,8 +269,11 @@ impl ParkTable {
         watched.watching = false;
     }
 
-    /// Starts the sweep, which runs until the mount is gone.
-    pub(crate) fn start_sweep(self: &Arc<Self>) -> io::Result<()> {
+    /// Starts the sweep, which runs until the mount is gone. Each turn of it also calls `also`.
+    pub(crate) fn start_sweep(
+        self: &Arc<Self>,
+        also: impl Fn() + Send + 'static,
+    ) -> io::Result<()> {
         let table = Arc::clone(self);
         let sweep = move || {
             let mut watched = table.watched.lock();
@@ -278,7 +282,10 @@ impl ParkTable {
                 if watched.over {
                     break;
                 }
-                MutexGuard::unlocked(&mut watched, || table.sweep(turn));
+                MutexGuard::unlocked(&mut watched, || {
+                    table.sweep(turn);
+                    also();
+                });
             }
         };
         std::thread::Builder::new().name("ferry-sweep".into()).spawn(sweep).map(drop)
@@ -336,6 +343,7 @@ pub(crate) struct RequestParker<'a> {
     pub(crate) form: AnswerForm,
     /// The process that asks; 0: unknown.
     pub(crate) pid: u32,
+    pub(crate) reads: Option<&'a dyn ReadRing>,
     /// The request has parked.
     pub(crate) parked: AtomicBool,
 }
@@ -355,6 +363,10 @@ impl Park for RequestParker<'_> {
         self.table.insert(self.unique, waiting);
         let (table, unique) = (Arc::clone(self.table), self.unique);
         Box::new(move |result| table.complete(unique, result))
+    }
+
+    fn read_ring(&self) -> Option<&dyn ReadRing> {
+        self.reads
     }
 }
 

@@ -7,15 +7,24 @@
 //! If no request occupies a thread for long, one thread *leads*: it alone reads, and serves what it
 //! reads. Otherwise the kernel would wake the thread that has slept longest, often on another core,
 //! which costs more than most requests do. The leader hands the lead to another thread before it
-//! serves a large request, or when more requests have been waiting for a while.
+//! serves a large request or many FORGETs, or when more requests have been waiting for a while.
+//!
+//! If io_uring queues carry the requests, only FORGET and INTERRUPT come here. Nobody waits for a
+//! FORGET, and the kernel gives all that are due as one message. So one thread reads, and the thread
+//! that reads after a FORGET pauses first: the kernel wakes a thread once for what a pause has
+//! gathered, and not for each file. A FORGET may reclaim a file, so the reader gives up the lead
+//! before it serves what it has read: what comes behind does not wait for that.
 
+use std::mem;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::buffer::Buffer;
-use crate::abi::{InHeader, OutHeader, READ_BUFFER_MIN, WriteIn};
+use crate::abi::{InHeader, OutHeader, READ_BUFFER_MIN, WriteIn, op};
 use crate::decode::RequestArgs;
 use crate::device::FuseDevice;
 use crate::encode::{AnswerBody, AnswerBytes};
@@ -30,6 +39,20 @@ const OUT_HEADER: usize = size_of::<OutHeader>();
 const LARGE: usize = 32 << 10;
 /// The leader hands over when more messages waited this many times in a row.
 const BACKLOG: u32 = 16;
+/// FORGETs gather for this time. An INTERRUPT may wait as long.
+const GATHER: Duration = Duration::from_millis(2);
+
+/// Which threads read.
+#[derive(Clone)]
+pub(crate) enum Readers {
+    /// Every thread.
+    All,
+    /// The thread that holds this lead.
+    Leader(Arc<Mutex<()>>),
+    /// The thread that holds this lead, and only FORGET and INTERRUPT are expected. After any other
+    /// message all read: the queues have failed. The flag: a FORGET was the last to come.
+    Gatherer(Arc<Mutex<bool>>),
+}
 
 impl AnswerPort for FuseDevice {
     fn answer(&self, unique: u64, _slot: u32, error: i32, body: AnswerBytes<'_>) {
@@ -45,8 +68,7 @@ pub(crate) struct DeviceWorker {
     counters: Arc<ThreadCounters>,
     request: Buffer,
     answer: Buffer,
-    /// Held by the thread that leads; `None`: every thread reads.
-    lead: Option<Arc<Mutex<()>>>,
+    readers: Readers,
 }
 
 /// Buffers for one message each way. The data of a WRITE, and of the answer to a READ, is
@@ -61,43 +83,82 @@ impl DeviceWorker {
         device: Arc<FuseDevice>,
         dispatcher: Arc<Dispatcher>,
         counters: Arc<ThreadCounters>,
-        lead: Option<Arc<Mutex<()>>>,
+        readers: Readers,
     ) -> Self {
         let (request, answer) = buffers();
         let port = Arc::clone(&device) as Arc<dyn AnswerPort>;
-        Self { device, port, dispatcher, counters, request, answer, lead }
+        Self { device, port, dispatcher, counters, request, answer, readers }
     }
 
     /// Serves until the mount is gone.
     pub(crate) fn run(mut self) {
-        let lead = self.lead.take();
-        let mut leading: Option<MutexGuard<'_, ()>> = None;
-        let mut backlog = 0;
-        loop {
-            if let (Some(lead), None) = (&lead, &leading) {
-                leading = Some(lead.lock());
-            }
-            let Some(len) = self.device.receive(self.request.bytes()) else { return };
-            if leading.is_some() {
-                backlog = if self.device.has_more() { backlog + 1 } else { 0 };
-                if backlog >= BACKLOG || backlog > 0 && len >= LARGE {
-                    leading = None;
+        match self.readers.clone() {
+            Readers::All => {}
+            Readers::Leader(lead) => return self.run_led(&lead),
+            Readers::Gatherer(lead) => {
+                if !self.gather(&lead) {
+                    return;
                 }
             }
-            self.serve(len);
+        }
+        while let Some(len) = self.device.receive(self.request.bytes()) {
+            if let Some(head) = self.head(len) {
+                self.serve(&head, len);
+            }
         }
     }
 
-    fn serve(&mut self, len: usize) {
-        let message = &self.request.bytes()[..len];
-        let Ok((head, body)) = InHeader::read_from_prefix(message) else {
+    fn run_led(&mut self, lead: &Mutex<()>) {
+        let mut leading: Option<MutexGuard<'_, ()>> = None;
+        let mut backlog = 0;
+        loop {
+            leading.get_or_insert_with(|| lead.lock());
+            let Some(len) = self.device.receive(self.request.bytes()) else { return };
+            let Some(head) = self.head(len) else { continue };
+            backlog = if self.device.has_more() { backlog + 1 } else { 0 };
+            let long = len >= LARGE && backlog > 0 || head.opcode == op::BATCH_FORGET;
+            if backlog >= BACKLOG || long {
+                leading = None;
+            }
+            self.serve(&head, len);
+        }
+    }
+
+    /// Serves what the queues do not carry; `false`: the mount is gone, `true`: the queues are.
+    fn gather(&mut self, lead: &Mutex<bool>) -> bool {
+        loop {
+            let mut leading = lead.lock();
+            if mem::take(&mut *leading) {
+                thread::park_timeout(GATHER);
+            }
+            let Some(len) = self.device.receive(self.request.bytes()) else { return false };
+            let Some(head) = self.head(len) else { continue };
+            *leading = matches!(head.opcode, op::FORGET | op::BATCH_FORGET);
+            let failed = !*leading && head.opcode != op::INTERRUPT;
+            drop(leading);
+            self.serve(&head, len);
+            if failed {
+                return true;
+            }
+        }
+    }
+
+    /// The header of the message.
+    fn head(&mut self, len: usize) -> Option<InHeader> {
+        let head = InHeader::read_from_prefix(&self.request.bytes()[..len]);
+        if head.is_err() {
             tracing::error!(len, "a FUSE message without a header");
-            return;
-        };
+        }
+        head.ok().map(|(head, _)| head)
+    }
+
+    /// Serves a message.
+    fn serve(&mut self, head: &InHeader, len: usize) {
+        let body = &self.request.bytes()[IN_HEADER..len];
         let args = RequestArgs::split(head.opcode, self.dispatcher.setxattr_ext, body);
         let answer = self.answer.bytes();
-        let origin = Origin { port: &self.port, slot: 0, counters: &self.counters };
-        match self.dispatcher.serve(&head, args, &mut answer[OUT_HEADER..], &origin) {
+        let origin = Origin { port: &self.port, slot: 0, counters: &self.counters, reads: None };
+        match self.dispatcher.serve(head, args, &mut answer[OUT_HEADER..], &origin) {
             ServeResult::Answer(AnswerBody::Out(n)) => {
                 let total = OUT_HEADER + n;
                 let out = OutHeader { len: total as u32, error: 0, unique: head.unique };

@@ -2,4 +2,5 @@
 
 pub(crate) mod buffer;
 pub(crate) mod dev;
+mod reads;
 pub(crate) mod uring;

@@ -15,20 +15,27 @@
 //! parked one is answered. Every parked request is answered in time except those that wait for
 //! locks: a file system that keeps locks itself must let fewer requests wait than that.
 //!
+//! A read that misses the file system's cache goes through the same ring ([`DeviceReads`]), so that
+//! no other thread takes part in it.
+//!
 //! FORGET, INTERRUPT and notifications still go through /dev/fuse.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle, ThreadId};
 
+use ferry_device::ReadRing;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::buffer::Buffer;
+use super::reads::DeviceReads;
 use crate::abi::{
     self, InHeader, OutHeader, URING_HEADER, URING_OP_IN, URING_RING_ENT, UringCmdReq,
     UringEntInOut, op,
@@ -41,7 +48,7 @@ use crate::notify::ask_for_request;
 use crate::request::counters::{MountCounters, ThreadCounters};
 use crate::request::dispatch::{Dispatcher, Origin, ServeResult};
 use crate::request::parked::AnswerPort;
-use crate::sys;
+use crate::request::realtime::Boost;
 
 /// Slots that a queue starts with.
 const SLOTS_START: usize = 1024;
@@ -55,6 +62,8 @@ const SUBMIT_MAX: u32 = 128;
 const PROBE: u64 = 1 << 62;
 /// The completion of the doorbell: the mailbox has answers.
 const DOORBELL: u64 = u64::MAX;
+/// Added to the number of a read of a device.
+const READ: u64 = 1 << 32;
 
 /// The answer of a parked request.
 struct ParkedAnswer {
@@ -75,6 +84,8 @@ struct UringQueue {
     number: u16,
     mailbox: Mutex<Mailbox>,
     doorbell: File,
+    /// Its thread looks into the mailbox before it waits, and needs no doorbell for its own answers.
+    thread: OnceLock<ThreadId>,
 }
 
 impl UringQueue {
@@ -91,7 +102,7 @@ impl AnswerPort for UringQueue {
         let first = mailbox.answers.is_empty();
         mailbox.answers.push(ParkedAnswer { slot, unique, error, body: body.keep() });
         drop(mailbox);
-        if first {
+        if first && self.thread.get() != Some(&thread::current().id()) {
             self.ring_doorbell();
         }
     }
@@ -144,7 +155,8 @@ impl UringQueues {
         let queue = Arc::new(UringQueue {
             number,
             mailbox: Mutex::default(),
-            doorbell: File::from(sys::eventfd()?),
+            doorbell: File::from(eventfd(0, EventfdFlags::CLOEXEC)?),
+            thread: OnceLock::new(),
         });
         let (ready, is_ready) = sync_channel(1);
         let serving = QueueThread { queue: Arc::clone(&queue), device, dispatcher, counters };
@@ -227,10 +239,21 @@ struct QueueThread {
     counters: Arc<ThreadCounters>,
 }
 
+/// Pins the calling thread to one core.
+fn pin_to_core(core: usize) -> rustix::io::Result<()> {
+    if core >= CpuSet::MAX_CPU {
+        return Err(rustix::io::Errno::INVAL);
+    }
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set)
+}
+
 impl QueueThread {
     fn run(self, ready: &SyncSender<io::Result<()>>) {
         let number = self.queue.number;
-        if let Err(error) = sys::pin_to_core(usize::from(number)) {
+        self.queue.thread.get_or_init(|| thread::current().id());
+        if let Err(error) = pin_to_core(usize::from(number)) {
             tracing::debug!(%error, number, "cannot pin a FUSE queue to its core");
         }
         let mut ring = match QueueRing::new(self) {
@@ -264,11 +287,13 @@ struct QueueRing {
     /// The slot of the last probe: its commit fetches what the kernel has queued, with the next
     /// completions or not at all.
     fetching: Option<usize>,
+    reads: DeviceReads,
     small: Box<[u8; SMALL_MAX]>,
     doorbell_value: Box<[u8; 8]>,
     completed: Vec<(u64, i32)>,
     answers: Vec<ParkedAnswer>,
     port: Arc<dyn AnswerPort>,
+    boost: Boost,
     from: QueueThread,
 }
 
@@ -284,11 +309,13 @@ impl QueueRing {
             probes: 0,
             file: 0,
             fetching: None,
+            reads: DeviceReads::default(),
             small: Box::new([0; SMALL_MAX]),
             doorbell_value: Box::new([0; 8]),
             completed: Vec::new(),
             answers: Vec::new(),
             port,
+            boost: from.dispatcher.realtime.enter(),
             from,
         };
         this.listen()?;
@@ -301,14 +328,24 @@ impl QueueRing {
         loop {
             #[expect(unsafe_code, reason = "the ring takes addresses")]
             // SAFETY: the buffers that entries name belong to this struct, are boxed, and outlive
-            // the ring.
+            // the ring. Those of reads are kept until the kernel has answered, or for ever.
             let pushed = unsafe { self.ring.submission().push(entry) };
             match pushed {
                 Ok(()) => return Ok(()),
-                Err(_) => {
-                    self.ring.submit()?;
-                }
+                Err(_) => self.submit()?,
             }
+        }
+    }
+
+    /// Gives the kernel what is queued. What it cannot take just now stays queued.
+    fn submit(&self) -> io::Result<()> {
+        match self.ring.submit() {
+            Ok(_) => Ok(()),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => {
+                thread::yield_now();
+                Ok(())
+            }
+            Err(e) => Err(e),
         }
     }
 
@@ -347,25 +384,32 @@ impl QueueRing {
         self.push(&self.command(abi::URING_COMMIT_AND_FETCH, unique, slot))
     }
 
+    /// Submits what is queued, and waits for completions: their tokens and results.
+    fn wait(&mut self) -> io::Result<Vec<(u64, i32)>> {
+        match self.ring.submit_and_wait(1) {
+            Ok(_) => {}
+            Err(e)
+                if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
+            Err(e) => return Err(e),
+        }
+        let mut completed = std::mem::take(&mut self.completed);
+        completed.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
+        Ok(completed)
+    }
+
     fn serve(&mut self) -> io::Result<()> {
         loop {
-            match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
-                Err(e)
-                    if matches!(
-                        e.raw_os_error(),
-                        Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)
-                    ) => {}
-                Err(e) => return Err(e),
-            }
-            let mut completed = std::mem::take(&mut self.completed);
-            completed.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
-            let fetching = self.fetching.take();
+            let mut completed = self.wait()?;
+            self.boost.begin_turn();
+            let (fetching, mut ends) = (self.fetching.take(), false);
             for (token, result) in completed.drain(..) {
                 if token == DOORBELL {
-                    if !self.send_parked_answers()? {
-                        return Ok(());
-                    }
+                    ends = !self.doorbell_rang()?;
+                    continue;
+                }
+                if token & READ != 0 {
+                    self.reads.ended(token as u32, result);
+                    self.boost.served(usize::try_from(result).unwrap_or(0));
                     continue;
                 }
                 let (slot, parked) = (token as usize, self.parked);
@@ -377,8 +421,36 @@ impl QueueRing {
                 }
             }
             self.completed = completed;
+            if ends {
+                return self.finish_reads();
+            }
+            self.issue_reads()?;
+            self.send_parked_answers()?;
             self.make_room()?;
+            self.boost.end_turn();
         }
+    }
+
+    /// Puts the reads into the ring that the served requests have begun.
+    fn issue_reads(&mut self) -> io::Result<()> {
+        while let Some((number, entry)) = self.reads.next() {
+            self.push(&entry.user_data(READ | u64::from(number)).into())?;
+        }
+        Ok(())
+    }
+
+    /// The mount is gone: waits for the reads that are under way.
+    fn finish_reads(&mut self) -> io::Result<()> {
+        self.issue_reads()?;
+        while self.reads.in_flight() > 0 {
+            for (token, result) in self.wait()? {
+                if token != DOORBELL && token & READ != 0 {
+                    self.reads.ended(token as u32, result);
+                }
+            }
+            self.issue_reads()?;
+        }
+        Ok(())
     }
 
     /// Adds slots before the last one is taken. If slots are added, or none was free, the kernel
@@ -395,19 +467,25 @@ impl QueueRing {
         if self.probe_due && self.slots.len() > self.parked && self.file != 0 {
             self.probe_due = false;
             self.probes += 1;
-            self.ring.submit()?;
+            self.submit()?;
             let queue = u64::from(self.from.queue.number);
             ask_for_request(&self.from.device, self.file, PROBE | queue << 40 | self.probes << 1);
         }
         Ok(())
     }
 
-    /// Commits the answers of parked requests; `false`: the mount is gone.
-    fn send_parked_answers(&mut self) -> io::Result<bool> {
-        let mut mailbox = self.from.queue.mailbox.lock();
-        if mailbox.stop {
+    /// Listens again; `false`: the mount is gone.
+    fn doorbell_rang(&mut self) -> io::Result<bool> {
+        if self.from.queue.mailbox.lock().stop {
             return Ok(false);
         }
+        self.listen()?;
+        Ok(true)
+    }
+
+    /// Commits the answers of parked requests.
+    fn send_parked_answers(&mut self) -> io::Result<()> {
+        let mut mailbox = self.from.queue.mailbox.lock();
         std::mem::swap(&mut mailbox.answers, &mut self.answers);
         drop(mailbox);
         let mut answers = std::mem::take(&mut self.answers);
@@ -419,11 +497,11 @@ impl QueueRing {
                 Err(errno) => (-errno, 0),
             };
             self.slots[slot].set_answer(answer.unique, error, len);
+            self.boost.served(len);
             self.commit(slot, answer.unique)?;
         }
         self.answers = answers;
-        self.listen()?;
-        Ok(true)
+        Ok(())
     }
 
     /// A slot holds a request, or its command has ended.
@@ -441,7 +519,7 @@ impl QueueRing {
     }
 
     fn request(&mut self, number: usize) -> io::Result<()> {
-        let Self { slots, small, from, port, .. } = self;
+        let Self { slots, small, from, port, reads, .. } = self;
         let slot = &mut slots[number];
         let (Ok((head, _)), Ok((entry, _))) = (
             InHeader::read_from_prefix(&slot.headers[..]),
@@ -458,7 +536,8 @@ impl QueueRing {
             .min(URING_RING_ENT - URING_OP_IN);
         let fixed = &slot.headers[URING_OP_IN..URING_OP_IN + fixed_len];
         let payload = slot.payload.bytes();
-        let origin = Origin { port, slot: number as u32, counters: &from.counters };
+        let (counters, reads) = (&*from.counters, Some(&*reads as &dyn ReadRing));
+        let origin = Origin { port, slot: number as u32, counters, reads };
         // These requests have no payload, and their answer is written into the slot directly.
         let bulk = matches!(head.opcode, op::READ | op::READDIR | op::READDIRPLUS);
         let outcome = if bulk {
@@ -482,6 +561,7 @@ impl QueueRing {
                 if matches!(head.opcode, op::FSYNC | op::READ) {
                     self.file = head.nodeid;
                 }
+                self.boost.served(entry.payload_sz as usize);
                 return Ok(());
             }
         };
@@ -490,6 +570,10 @@ impl QueueRing {
             Err(errno) => (-errno, 0),
         };
         slot.set_answer(head.unique, error, len);
+        match head.opcode {
+            op::COPY_FILE_RANGE | op::FALLOCATE | op::SETATTR => self.boost.served_long(),
+            _ => self.boost.served(len.max(entry.payload_sz as usize)),
+        }
         self.commit(number, head.unique)
     }
 }

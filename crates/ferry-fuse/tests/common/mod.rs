@@ -28,11 +28,16 @@ pub struct Waiting {
     pub holds: bool,
     /// A lookup of "held" waits now.
     pub held: bool,
+    /// The first forget waits on the thread that serves it, while this says so.
+    pub holds_forget: bool,
+    /// It has come.
+    pub forgetting: bool,
 }
 
 /// The null file system; its fsync parks.
 pub struct SlowSync {
     inner: NullFs,
+    is_shared: bool,
     pub waiting: Arc<(Mutex<Waiting>, Condvar)>,
 }
 
@@ -51,6 +56,11 @@ pub struct Mounted {
 
 impl Mounted {
     pub fn new(transport: Transport) -> Self {
+        Self::of(transport, false)
+    }
+
+    /// Of a file system that others use too, if it `is_shared`.
+    pub fn of(transport: Transport, is_shared: bool) -> Self {
         assert!(
             Path::new("/dev/fuse").exists(),
             "these tests mount: they need /dev/fuse, and root or fusermount3"
@@ -58,7 +68,7 @@ impl Mounted {
         let dir = tempfile::tempdir().expect("a directory to mount on");
         let inner = NullFs::new(&Env::real(), NullOptions::default());
         let waiting = Arc::new((Mutex::new(Waiting::default()), Condvar::new()));
-        let fs = Arc::new(SlowSync { inner, waiting: Arc::clone(&waiting) });
+        let fs = Arc::new(SlowSync { inner, is_shared, waiting: Arc::clone(&waiting) });
         let options = MountOptions { transport, ..MountOptions::default() };
         let session = Session::mount(fs, dir.path(), &options)
             .expect("mounts (as root, or with fusermount3)");
@@ -144,8 +154,22 @@ impl Filesystem for SlowSync {
         Err(Stop::Parked)
     }
 
+    fn forget(&self, ino: Ino, count: u64) {
+        let mut waiting = self.waiting.0.lock();
+        if waiting.holds_forget && !waiting.forgetting {
+            waiting.forgetting = true;
+            self.waiting.1.notify_all();
+            self.waiting.1.wait_while(&mut waiting, |w| w.holds_forget);
+        }
+        drop(waiting);
+        self.inner.forget(ino, count);
+    }
+
+    fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
     pass_on! {
-        fn forget(ino: Ino, count: u64) -> ();
         fn setattr(cx: &Cx<'_>, ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)>;
         fn readlink(cx: &Cx<'_>, ino: Ino) -> Answer<Vec<u8>>;
         fn mknod(cx: &Cx<'_>, parent: Ino, name: &[u8], mode: Mode, rdev: u32) -> Answer<Entry>;
@@ -176,7 +200,6 @@ impl Filesystem for SlowSync {
         fn removexattr(cx: &Cx<'_>, ino: Ino, name: &[u8]) -> Answer<()>;
         fn getlk(cx: &Cx<'_>, ino: Ino, fh: u64, lock: &FileLock) -> Answer<FileLock>;
         fn setlk(cx: &Cx<'_>, ino: Ino, fh: u64, lock: &FileLock, wait: bool) -> Answer<()>;
-        fn is_shared() -> bool;
         fn writeback_cache() -> bool;
         fn ioctl(cx: &Cx<'_>, ino: Ino, cmd: u32, input: &[u8], out_max: usize) -> Answer<Vec<u8>>;
     }

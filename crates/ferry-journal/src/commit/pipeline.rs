@@ -79,7 +79,9 @@ pub struct Pipe {
     pub unsent: VecDeque<Unsent>,
     /// Callers that wait for the open context.
     pub open_waiters: Vec<Waiter>,
-    /// Decides when the open context is sealed for them.
+    /// Callers that wait for a context and want nothing done for it.
+    pub durable_waiters: Vec<(Seq, Completion)>,
+    /// Decides when the open context is sealed for `open_waiters`.
     pub dispatcher: Dispatcher,
     /// The seal is held until this time, or until the dispatcher decides otherwise.
     pub held_until: Option<Duration>,
@@ -122,6 +124,7 @@ impl Pipe {
             first_number: 0,
             unsent: VecDeque::new(),
             open_waiters: Vec::new(),
+            durable_waiters: Vec::new(),
             dispatcher,
             held_until: None,
             seal_wanted: false,
@@ -153,10 +156,10 @@ impl Pipe {
             policy,
             fast_flush,
             commit_time: self.dispatcher.commit_time(),
-            holds: holds.holds,
-            holds_in_vain: holds.in_vain,
-            held_callers: holds.callers,
-            hold_time: holds.time,
+            commit_delays: holds.holds,
+            commit_delays_in_vain: holds.in_vain,
+            delayed_callers: holds.callers,
+            commit_delay_time: holds.time,
             overlapped: holds.overlapped,
         }
     }
@@ -193,6 +196,13 @@ impl Pipe {
             alone: (0, 0),
         });
         self.unsent.push_back(Unsent { plan, number, context });
+    }
+
+    /// Contexts are durable up to `seq`.
+    pub fn durable_up_to(&mut self, seq: Seq) {
+        for (_, done) in self.durable_waiters.extract_if(.., |(wanted, _)| *wanted <= seq) {
+            self.due.push((done, Ok(())));
+        }
     }
 
     /// The durable point has moved to `seq`.
@@ -251,6 +261,7 @@ impl Pipe {
             .chain(self.open_waiters.drain(..));
         let waiters = waiters
             .map(|waiter| waiter.done)
+            .chain(self.durable_waiters.drain(..).map(|(_, done)| done))
             .chain(self.point_waiters.drain(..).map(|(_, done)| done))
             .chain(self.idle_waiters.drain(..));
         self.due.extend(waiters.map(|done| (done, Err(error.clone()))));

@@ -6,10 +6,11 @@
 //! its seal to its durability.
 //!
 //! * POLICY-1: while no record is in flight, a caller waits for others only under a deadline.
-//! * POLICY-2: a lone caller never waits. The dispatcher expects a caller only if an earlier commit
-//!   released it together with, or overlapping, the callers that wait now, and if it has come back
-//!   soon twice in a row. Soon is within one commit time, or within two where there are few callers
-//!   (of many callers the last one comes late, and all others would wait for it).
+//! * POLICY-2: a lone caller is never held for callers that have not come. It waits for the commit
+//!   in flight and for all that its own context has. The dispatcher expects a caller only if an
+//!   earlier commit released it together with, or overlapping, the callers that wait now, and if it
+//!   has come back soon twice in a row. Soon is within one commit time, or within two where there
+//!   are few callers (of many callers the last one comes late, and all others would wait for it).
 //! * POLICY-3: a hold in vain doubles the number of commits until the next hold, so a wrong guess
 //!   about what callers will do costs less and less.
 //! * POLICY-4: two callers wait for each other only where it pays. While they come back and their

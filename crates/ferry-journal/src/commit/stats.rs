@@ -103,14 +103,14 @@ pub struct FlushStats {
     pub fast_flush: Duration,
     /// Average time from a context's seal until it is durable.
     pub commit_time: Duration,
-    /// Commits that were held for expected callers.
-    pub holds: u64,
-    /// Holds that ended before all expected callers had arrived (`adaptive` only).
-    pub holds_in_vain: u64,
-    /// Callers that held commits served.
-    pub held_callers: u64,
-    /// Total time of holds.
-    pub hold_time: Duration,
+    /// Commits that were delayed for expected callers.
+    pub commit_delays: u64,
+    /// Delays that ended before all expected callers had arrived (`adaptive` only).
+    pub commit_delays_in_vain: u64,
+    /// Callers that delayed commits served.
+    pub delayed_callers: u64,
+    /// Total time of these delays.
+    pub commit_delay_time: Duration,
     /// Commits that were sealed during the flush of the one before.
     pub overlapped: u64,
 }

@@ -11,13 +11,20 @@ use std::time::Duration;
 
 /// The log is idle, and is checkpointed, if nothing was committed for this many commit intervals.
 const IDLE_INTERVALS: u32 = 5;
+/// How often this thread looks whether waiters for log space are overdue; `hold.rs` does it during a
+/// checkpoint. None of them sleeps beside free space for longer than two such times, however long
+/// running transactions take.
+pub(super) const OVERDUE_LOOK: Duration = Duration::from_millis(10);
 
 impl Core {
     /// The loop of the background thread.
     pub fn run(self: &Arc<Self>) {
+        let mut looked = Duration::ZERO;
         loop {
             let seen = self.durable();
-            let time = self.work();
+            let due = self.work();
+            let look = self.look_at_waiters(&mut looked);
+            let time = due.into_iter().chain(look).min();
             if time.is_none() {
                 self.signal.asleep.store(true, Ordering::SeqCst);
                 if self.moved_on(seen) {
@@ -47,6 +54,23 @@ impl Core {
         !idle || self.durable() != seen
     }
 
+    /// Serves waiters for log space that are overdue, at most once in [`OVERDUE_LOOK`]; `looked` is
+    /// when it did. Returns the time until the next look, if a transaction waits.
+    fn look_at_waiters(&self, looked: &mut Duration) -> Option<Duration> {
+        if !self.space.has_waiters() {
+            return None;
+        }
+        let now = self.env.clock.monotonic();
+        match (*looked + OVERDUE_LOOK).checked_sub(now) {
+            Some(left) if !left.is_zero() => Some(left),
+            _ => {
+                self.space.serve_overdue();
+                *looked = now;
+                Some(OVERDUE_LOOK)
+            }
+        }
+    }
+
     /// Does what is due. Returns the time until more may be due; `None`: only a kick brings more.
     fn work(self: &Arc<Self>) -> Option<Duration> {
         if self.failure().is_some() {
@@ -67,7 +91,7 @@ impl Core {
             self.stats.checkpoint_pushes.fetch_add(1, Ordering::Relaxed);
             self.checkpoint(Checkpoint::Log)?;
         }
-        if self.space.has_waiters() {
+        if self.space.is_short() {
             let seq = self.head.read().seq;
             self.seal_if(seq);
         }
@@ -98,7 +122,7 @@ impl Core {
             return Some(interval);
         }
         let durable = self.durable();
-        if self.durable_point() < durable && self.space.try_take(LOG_BLOCK as u64, true) {
+        if self.durable_point() < durable && self.space.try_take_for_log(LOG_BLOCK as u64) {
             self.write_durable_point(durable, Box::new(|_| ()));
             return Some(interval);
         }

@@ -255,7 +255,7 @@ impl Core {
 
     /// Whether less than a quarter of the log is free, or a transaction waits for space.
     pub fn short_of_space(&self) -> bool {
-        self.space.free() < self.log_bytes() / 4 || self.space.has_waiters()
+        self.space.free() < self.log_bytes() / 4 || self.space.is_short()
     }
 
     /// Newest durable context.

@@ -64,6 +64,11 @@ pub fn payload_max(blocks: u64) -> u64 {
     (blocks / 8).min(CONTEXT_MAX / LOG_BLOCK as u64) * BLOCK_PAYLOAD as u64 - RECORD_HEADER as u64
 }
 
+/// So many running transactions can keep all processors busy.
+fn crowd() -> u64 {
+    std::thread::available_parallelism().map_or(1, |processors| processors.get() as u64)
+}
+
 /// Bytes of a record that a transaction may take.
 const fn payload_of(credits: &Credits) -> u64 {
     credits.bytes as u64 + credits.keys as u64 * (KEY_ENTRY + EXTENT_ENTRY) as u64
@@ -99,6 +104,10 @@ impl Core {
         home.file().set_owner(client.clone());
         let total = area.blocks * LOG_BLOCK as u64;
         let used = (end.position - start.position) * LOG_BLOCK as u64;
+        let free = (total - used).saturating_sub(LOG_BLOCK as u64);
+        let space = Space::new(free, total / 8, crowd());
+        #[cfg(feature = "compare")]
+        let space = space.with(options.log.wake);
         Ok(Arc::new(Self {
             disk,
             payload_max: AtomicU64::new(payload_max(area.blocks)),
@@ -107,11 +116,7 @@ impl Core {
             home,
             // One block is kept for the durable point of the next recovery. If this recovery's took
             // it, the next checkpoint gives it back.
-            space: Space::new(
-                (total - used).saturating_sub(LOG_BLOCK as u64),
-                total / 8,
-                options.log.wake,
-            ),
+            space,
             owed: AtomicU64::new((LOG_BLOCK as u64).saturating_sub(total - used)),
             head: RwLock::new(Head::new(Seq(end.seq.0 + 1), view)),
             pipe: Mutex::new(Pipe::new(
@@ -221,7 +226,7 @@ impl Core {
     /// context.
     pub fn commit(self: &Arc<Self>, joining: Joining, reserved: u64) -> Seq {
         if joining.changes.is_empty() && joining.extents.is_empty() {
-            self.release(reserved);
+            self.end(reserved);
             return self.head.read().seq;
         }
         let adds = joining.payload();
@@ -272,7 +277,7 @@ impl Core {
     /// The context needs `needed` bytes of log; it had `held`.
     fn settle(&self, held: u64, needed: u64) {
         if needed <= held {
-            return self.release(held - needed);
+            return self.end(held - needed);
         }
         debug_assert!(
             needed <= held,
@@ -280,15 +285,14 @@ impl Core {
             needed - held
         );
         tracing::error!(missing = needed - held, "a transaction took more log than it reserved");
-        assert!(self.space.try_take(needed - held, true), "the log would be overrun");
+        assert!(self.space.try_take_for_log(needed - held), "the log would be overrun");
+        self.end(0);
     }
 
-    /// Gives log space back.
-    pub fn release(&self, bytes: u64) {
-        if bytes > 0 {
-            self.space.release(bytes);
-        }
-        if self.space.has_waiters() {
+    /// A transaction ends, and gives log space back.
+    pub fn end(&self, bytes: u64) {
+        self.space.end(bytes);
+        if self.space.is_short() {
             self.signal.kick();
         }
     }

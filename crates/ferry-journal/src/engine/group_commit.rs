@@ -53,6 +53,24 @@ impl Core {
         self.drive();
     }
 
+    /// Calls `done` once `seq` is durable, and makes nothing durable for it.
+    pub fn when_durable(self: &Arc<Self>, seq: Seq, done: Completion) {
+        let mut pipe = self.pipe.lock();
+        let newest = {
+            let head = self.head.read();
+            // An open context without a change is never sealed.
+            if head.is_empty() { pipe.next.seq } else { head.seq }
+        };
+        let seq = seq.min(newest);
+        match self.failure() {
+            _ if self.durable() >= seq => pipe.due.push((done, Ok(()))),
+            Some(error) => pipe.due.push((done, Err(error))),
+            None => pipe.durable_waiters.push((seq, done)),
+        }
+        drop(pipe);
+        self.drive();
+    }
+
     /// Asks for a durable-point record that covers `seq`, which is durable. Its log space is
     /// already reserved.
     pub fn write_durable_point(self: &Arc<Self>, seq: Seq, done: Completion) {
@@ -371,6 +389,7 @@ impl Core {
             );
             tracing::trace!(context = record.seq.0, waiting = record.waiters.len(), "durable");
             self.durable.store(record.seq.0, Ordering::Release);
+            pipe.durable_up_to(record.seq);
             self.stats.transactions.fetch_add(record.transactions, Ordering::Relaxed);
             let now = self.env.clock.monotonic();
             self.stats.note_stages([

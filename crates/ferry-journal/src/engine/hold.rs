@@ -1,7 +1,8 @@
 //! The thread that ends holds in time. It does nothing else, so that no checkpoint and no merge
 //! delays it. While the background thread makes a checkpoint, which may take longer than a commit
-//! interval, this thread also seals in time.
+//! interval, this thread also seals in time, and serves waiters for log space that are overdue.
 
+use super::background::OVERDUE_LOOK;
 use super::core::Core;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,8 @@ impl Core {
         while self.hold_timer.wait(|| self.env.clock.monotonic()) {
             self.drive();
             if self.checkpointing.is_locked() && self.failure().is_none() {
-                let left = self.seal_in_time().unwrap_or(self.options.commit_interval);
+                let left = self.seal_in_time().unwrap_or(OVERDUE_LOOK).min(OVERDUE_LOOK);
+                self.space.serve_overdue();
                 self.hold_timer.arm(self.env.clock.monotonic() + left);
             }
         }

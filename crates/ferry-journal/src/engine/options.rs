@@ -1,6 +1,7 @@
 //! Options with which an owner opens a journal.
 
 use crate::commit::policy::FlushPolicy;
+#[cfg(feature = "compare")]
 use crate::log::space::Wake;
 
 /// Most records whose writes are in flight at the same time.
@@ -54,7 +55,8 @@ impl JournalOptions {
 /// How the log is driven. Only comparisons need other values than the default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogOptions {
-    /// How transactions that wait for log space are woken.
+    /// How transactions that wait for log space are served.
+    #[cfg(feature = "compare")]
     pub wake: Wake,
     /// Most records whose writes are in flight at the same time, 1 to [`IN_FLIGHT_MAX`].
     pub buffers: usize,
@@ -62,7 +64,11 @@ pub struct LogOptions {
 
 impl Default for LogOptions {
     fn default() -> Self {
-        Self { wake: Wake::default(), buffers: IN_FLIGHT_MAX }
+        Self {
+            #[cfg(feature = "compare")]
+            wake: Wake::default(),
+            buffers: IN_FLIGHT_MAX,
+        }
     }
 }
 

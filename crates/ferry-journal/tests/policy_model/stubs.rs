@@ -125,10 +125,10 @@ pub mod stats {
         pub policy: crate::policy::FlushPolicy,
         pub fast_flush: Duration,
         pub commit_time: Duration,
-        pub holds: u64,
-        pub holds_in_vain: u64,
-        pub held_callers: u64,
-        pub hold_time: Duration,
+        pub commit_delays: u64,
+        pub commit_delays_in_vain: u64,
+        pub delayed_callers: u64,
+        pub commit_delay_time: Duration,
         pub overlapped: u64,
     }
 

@@ -31,7 +31,7 @@ use std::time::Duration;
 use ferry_fs::{Errno, Ino};
 
 use super::cache::PendingEffect;
-use crate::message::{Claim, Op, Outcome, Promised, Who};
+use crate::message::{Acknowledged, Caller, Claim, Op, Outcome};
 
 /// Receives the end of an operation.
 pub(super) trait Waiter: Send + Sync {
@@ -104,7 +104,7 @@ impl Role {
 
 /// An operation that has no answer yet.
 pub(super) struct Pending {
-    pub(super) caller: Who,
+    pub(super) caller: Caller,
     pub(super) op: Op,
     pub(super) waiter: Arc<dyn Waiter>,
     pub(super) role: Role,
@@ -114,7 +114,7 @@ pub(super) struct Pending {
     pub(super) effect: Option<PendingEffect>,
     /// The time and the inode number with which the change is applied, if these are known: the
     /// client or the server has decided them.
-    pub(super) decided: Option<Promised>,
+    pub(super) decided: Option<Acknowledged>,
     /// Requests about these inodes are answered behind the change.
     pub(super) touched: Vec<Ino>,
     /// Write leases that were acquired for the change alone.
@@ -124,7 +124,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    pub(super) fn new(caller: Who, op: Op, waiter: Arc<dyn Waiter>) -> Self {
+    pub(super) fn new(caller: Caller, op: Op, waiter: Arc<dyn Waiter>) -> Self {
         Self {
             caller,
             op,
@@ -141,15 +141,15 @@ impl Pending {
 
     /// An operation whose answer nothing depends on.
     pub(super) fn unattended(op: Op) -> Self {
-        Self::new(Who::default(), op, Arc::new(Nobody))
+        Self::new(Caller::default(), op, Arc::new(Nobody))
     }
 
     /// A change that this client has decided, and of which programs may know.
     pub(super) fn acknowledged(
-        caller: Who,
+        caller: Caller,
         op: Op,
         waiter: Arc<dyn Waiter>,
-        decided: Promised,
+        decided: Acknowledged,
     ) -> Self {
         let role = Role::Acknowledged;
         Self { role, decided: Some(decided), ..Self::new(caller, op, waiter) }

@@ -60,16 +60,16 @@ impl RemoteFs {
         let first = runtime
             .block_on(link.greet())
             .map_err(|error| NetError::Reach { server: server.clone(), error })?;
-        let mut asynchronous = options.asynchronous;
+        let mut may_acknowledge = true;
         match &first.1 {
             ToClient::Refused { reason } => {
                 let reason = String::from_utf8_lossy(reason).into_owned();
                 return Err(NetError::Refused { server, reason });
             }
             // The mount's flags depend on it, before the link runs.
-            ToClient::Welcome { read_only, promises, .. } => {
+            ToClient::Welcome { read_only, early_acks, .. } => {
                 link.set_read_only(*read_only);
-                asynchronous &= *promises;
+                may_acknowledge = *early_acks;
             }
             _ => {}
         }
@@ -82,12 +82,11 @@ impl RemoteFs {
             hurries: Mutex::default(),
             walking: Mutex::default(),
             kernel,
-            asynchronous,
+            may_acknowledge,
             open_flags: if options.noatime { libc::O_NOATIME } else { 0 },
             timeout: options.timeout,
             lost: AtomicU64::new(0),
             losses: Mutex::default(),
-            differences: AtomicU64::new(0),
             some_mapped: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
             runtime: Mutex::default(),
@@ -95,7 +94,7 @@ impl RemoteFs {
         let restore = Arc::new(Restorer(Arc::downgrade(&fs)));
         runtime.spawn(async move { link.run(first, restore).await });
         *fs.runtime.lock() = Some(runtime);
-        fs.ask_for_supplies();
+        let _granted = fs.set_asynchronous(options.asynchronous);
         Ok(fs)
     }
 
@@ -105,11 +104,11 @@ impl RemoteFs {
         if let Some(runtime) = &runtime {
             let patient = !self.abandoned.load(Ordering::SeqCst);
             runtime.block_on(async {
-                let _late =
+                let _elapsed =
                     crate::rt::time::timeout(self.timeout, self.link.drained(patient)).await;
                 if patient {
                     // A session without a goodbye keeps other clients waiting.
-                    let _late =
+                    let _elapsed =
                         crate::rt::time::timeout(FAREWELL_TIME_MAX, self.link.reached()).await;
                 }
             });
@@ -118,7 +117,7 @@ impl RemoteFs {
         if let Some(runtime) = runtime {
             runtime.block_on(async {
                 let told = self.link.told();
-                let _late = crate::rt::time::timeout(FAREWELL_TIME_MAX, told).await;
+                let _elapsed = crate::rt::time::timeout(FAREWELL_TIME_MAX, told).await;
             });
             runtime.shutdown_background();
         }
@@ -138,7 +137,8 @@ impl Drop for RemoteFs {
             // runtime itself must not wait.
             if crate::rt::runtime::Handle::try_current().is_err() {
                 runtime.block_on(async {
-                    let _late = crate::rt::time::timeout(FAREWELL_TIME_MAX, self.link.told()).await;
+                    let _elapsed =
+                        crate::rt::time::timeout(FAREWELL_TIME_MAX, self.link.told()).await;
                 });
             }
             runtime.shutdown_background();

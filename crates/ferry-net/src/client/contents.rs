@@ -122,8 +122,8 @@ mod tests {
         assert_eq!(contents.read(0, CONTENTS_MAX - 10, &mut out), Some(10), "it was just used");
         assert_eq!(contents.read(files, 90, &mut out), Some(10));
         assert_eq!(&out[..10], [7; 10]);
-        for (ino, kept) in [(1, false), (files / 4 - 1, false), (files / 4 + 5, true)] {
-            assert_eq!(contents.read(ino, 0, &mut out).is_some(), kept, "{ino}");
+        for (ino, is_cached) in [(1, false), (files / 4 - 1, false), (files / 4 + 5, true)] {
+            assert_eq!(contents.read(ino, 0, &mut out).is_some(), is_cached, "{ino}");
         }
     }
 

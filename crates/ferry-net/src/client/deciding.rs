@@ -17,7 +17,7 @@ use super::names::Name;
 use super::remote::{RemoteFs, caller};
 use super::waiting::Finish;
 use crate::codec::List;
-use crate::message::{BATCH_MAX, Effect, Info, LEASED_FOUND, Op, Outcome, Promised, Use};
+use crate::message::{Acknowledged, BATCH_MAX, Effect, Info, LEASED_FOUND, Op, Outcome, Use};
 
 /// A change asks for what it lacks so often, then the server decides it.
 const QUESTIONS_MAX: u32 = 4;
@@ -60,16 +60,17 @@ impl RemoteFs {
         self.decide_as(&caller(cx), op)
     }
 
-    fn decide_as(&self, caller: &crate::message::Who, op: &mut Op) -> Decision {
+    fn decide_as(&self, caller: &crate::message::Caller, op: &mut Op) -> Decision {
         // They stay what they are, whatever is filled in below.
         let Info { is_early, cost, effect, .. } = op.info();
-        if !self.asynchronous || !is_early {
+        if !is_early {
             return Decision::Wait;
         }
         let files = self.files_of(op);
         let now = self.cache.now();
         let mut cache = self.cache.lock();
-        let Some(mut early_acks) = self.link.early_acks().filter(|_| cache.is_valid(now)) else {
+        let may = cache.asynchronous && cache.is_valid(now);
+        let Some(mut early_acks) = self.link.early_acks().filter(|_| may) else {
             return Decision::Wait;
         };
         if early_acks.is_lossy() && self.tables.lock().refuses(op, &files) {
@@ -127,7 +128,7 @@ impl RemoteFs {
         }
         let ino = number.filter(|_| fresh).unwrap_or(0);
         let op = std::mem::replace(op, Op::Nothing {});
-        let pending = Pending::acknowledged(*caller, op, waiter, Promised { at, ino });
+        let pending = Pending::acknowledged(*caller, op, waiter, Acknowledged { at, ino });
         let full = early_acks.acknowledge(Pending { touched, files, ..pending });
         let (wants, surplus) = (cache.reservation.wants(now), cache.model.surplus());
         drop(early_acks);
@@ -157,8 +158,13 @@ impl RemoteFs {
 
     /// Requests inode numbers and space for early acknowledgements to come.
     pub(super) fn ask_for_supplies(&self) {
-        if self.asynchronous && !self.link.is_read_only() {
-            let wants = self.cache.lock().reservation.wants(self.cache.now());
+        if !self.link.is_read_only() {
+            let mut cache = self.cache.lock();
+            if !cache.asynchronous {
+                return;
+            }
+            let wants = cache.reservation.wants(self.cache.now());
+            drop(cache);
             wants.into_iter().for_each(|op| self.ask(op, None));
         }
     }
@@ -205,7 +211,7 @@ impl RemoteFs {
         inos.extend(change.files.iter().map(|(_, ino)| *ino));
         let names: Vec<(Ino, Vec<u8>)> =
             info.names().map(|(dir, name)| (dir, name.to_vec())).collect();
-        self.borrow_next(Borrowing { change, inos, names, asks: false });
+        self.borrow_next(Borrowing { change, inos, names, looked_up: Vec::new(), asks: false });
     }
 
     /// What the names mean is asked first, then the leases.
@@ -224,15 +230,18 @@ impl RemoteFs {
         self.link.request(Pending::new(Default::default(), op, Arc::new(waiter)));
     }
 
-    /// Counts a lookup that the kernel will not hear of, and takes it back.
-    fn pass_over(&self, outcome: &Outcome) -> Option<Ino> {
+    /// Counts a lookup that the kernel will not hear of.
+    fn count_lookup(&self, outcome: &Outcome) -> Option<Ino> {
         let Outcome::Entry { known: Some(known) } = outcome else { return None };
-        let ino = known.attr.ino;
-        if ino != ROOT {
+        if known.attr.ino != ROOT {
             self.tables.lock().learn(known);
-            self.forget_known(ino, 1);
         }
-        Some(ino)
+        Some(known.attr.ino)
+    }
+
+    /// Takes such lookups back.
+    fn forget_lookups(&self, inos: impl IntoIterator<Item = Ino>) {
+        inos.into_iter().filter(|ino| *ino != ROOT).for_each(|ino| self.forget_known(ino, 1));
     }
 }
 
@@ -289,13 +298,16 @@ impl Waiter for Asked {
                     surplus.extend(fs.cache.learn_attr(self.version, &known.attr));
                 }
                 fs.link.give_back(&surplus);
-                fs.pass_over(&outcome);
+                fs.forget_lookups(fs.count_lookup(&outcome));
             }
             (Op::Numbers {}, Outcome::Numbers { numbers }) => {
                 fs.link.numbered(*numbers);
                 fs.cache.lock().reservation.take_numbers(numbers.first, numbers.count);
             }
-            (Op::Credit { bytes, inodes }, Outcome::Space { bytes: more, inodes: more_inodes }) => {
+            (
+                Op::Reserve { bytes, inodes },
+                Outcome::Space { bytes: more, inodes: more_inodes },
+            ) => {
                 let (asked, given) = ((*bytes, *inodes), (*more, *more_inodes));
                 fs.cache.lock().reservation.take_space(asked, given, fs.cache.now());
                 fs.ask_for_supplies();
@@ -330,6 +342,8 @@ struct Borrowing {
     change: Pending,
     inos: Vec<Ino>,
     names: Vec<(Ino, Vec<u8>)>,
+    /// What the names mean. The session must know it until the request for leases is answered.
+    looked_up: Vec<Ino>,
     /// The leases are asked for.
     asks: bool,
 }
@@ -344,10 +358,12 @@ impl Waiter for Borrower {
         let taken = self.borrowing.lock().take();
         let (Some(fs), Some(mut borrowing)) = (self.fs.upgrade(), taken) else { return };
         if !borrowing.asks {
-            borrowing.inos.extend(fs.pass_over(&outcome));
+            let found = fs.count_lookup(&outcome);
+            borrowing.inos.extend(found);
+            borrowing.looked_up.extend(found);
             return fs.borrow_next(borrowing);
         }
-        let Borrowing { mut change, .. } = borrowing;
+        let Borrowing { mut change, looked_up, .. } = borrowing;
         if let Outcome::Leases { held } = outcome {
             change.borrowed = held.0.iter().map(|held| held.attr.ino).collect();
         }
@@ -355,12 +371,15 @@ impl Waiter for Borrower {
         if let Some(key) = fs.link.change(change) {
             waiter.moved(key);
         }
+        fs.forget_lookups(looked_up);
     }
 
     fn fail(&self, errno: Errno) {
         let taken = self.borrowing.lock().take();
-        if let Some(borrowing) = taken {
-            borrowing.change.waiter.fail(errno);
+        let Some(Borrowing { change, looked_up, .. }) = taken else { return };
+        change.waiter.fail(errno);
+        if let Some(fs) = self.fs.upgrade() {
+            fs.forget_lookups(looked_up);
         }
     }
 }

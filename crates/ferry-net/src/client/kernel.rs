@@ -78,7 +78,7 @@ impl Kernel {
         self.forget(what, move || {
             let _nobody = tell.send(());
         });
-        let _gone = told.await;
+        let _closed = told.await;
     }
 
     /// The same, where nobody waits for it.
@@ -97,10 +97,10 @@ fn forget(
     done: impl FnOnce() + Send + 'static,
 ) {
     let once = Arc::new(Once(Mutex::new(Some(Box::new(done)))));
-    let late = Arc::clone(&once);
+    let on_timeout = Arc::clone(&once);
     host.forget(what, Box::new(move || once.call()));
     runtime.spawn(async move {
         crate::rt::time::sleep(over).await;
-        late.call();
+        on_timeout.call();
     });
 }

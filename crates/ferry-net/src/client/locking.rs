@@ -62,11 +62,11 @@ impl RemoteFs {
     ) -> Answer<()> {
         self.usable(fh)?;
         let before = Arc::new(Mutex::new(None));
-        let kept = Arc::clone(&before);
+        let saved = Arc::clone(&before);
         let finish: Finish = Box::new(move |fs, outcome| {
             let reply = done(outcome)?;
             let mut tables = fs.tables.lock();
-            *kept.lock() = Some(tables.locks_within(ino, &lock));
+            *saved.lock() = Some(tables.locks_within(ino, &lock));
             tables.set_lock(ino, fh, &lock);
             Ok(reply)
         });

@@ -85,7 +85,7 @@ pub(super) fn tell(losses: &[Loss], tables: &Tables) {
     }
     if !losses.is_empty() {
         tracing::error!(
-            "fsync or close of whoever has these files and directories open fails once, and `ferry sync`"
+            "each program that has these files and directories open hears of it once, from fsync or close; so does `ferry sync`"
         );
     }
 }

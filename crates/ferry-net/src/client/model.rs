@@ -15,7 +15,7 @@ use ferry_fs::{Attr, Ino, RenameFlags, SYMLINK_MAX, SetAttr, Timestamp};
 
 use super::contents::Contents;
 use super::names::{Name, Names, Whole};
-use crate::message::{self, Known, Op, Outcome, Who};
+use crate::message::{self, Caller, Known, Op, Outcome};
 
 /// Inodes and names that are held; beyond this those used longest ago are returned.
 const HELD_MAX: usize = 1 << 18;
@@ -305,7 +305,7 @@ impl Model {
     pub(super) fn make(
         &mut self,
         op: &mut Op,
-        caller: &Who,
+        caller: &Caller,
         at: Timestamp,
         number: Option<Ino>,
         file: Option<Ino>,
@@ -399,7 +399,7 @@ impl Model {
         &mut self,
         (parent, name): (Ino, &[u8]),
         new: &New<'_>,
-        caller: &Who,
+        caller: &Caller,
         at: Timestamp,
         number: Option<Ino>,
     ) -> Decided {
@@ -441,7 +441,7 @@ impl Model {
             libc::S_IFDIR => made.parent = Some(parent),
             _ => {}
         }
-        let outcome = Outcome::Entry { known: Some(Known { attr, stamp: 0, ticket: 0 }) };
+        let outcome = Outcome::Entry { known: Some(Known { attr, stamp: 0, capability: 0 }) };
         Ok(Made { outcome, touched: vec![parent, ino], fresh: true })
     }
 
@@ -464,7 +464,7 @@ impl Model {
         let attr = held.attr;
         self.held(parent).count(1, 0, at);
         self.learn_name(parent, name, Name::Is(ino));
-        let outcome = Outcome::Entry { known: Some(Known { attr, stamp: 0, ticket: 0 }) };
+        let outcome = Outcome::Entry { known: Some(Known { attr, stamp: 0, capability: 0 }) };
         Ok(Made { outcome, touched: vec![ino, parent], fresh: false })
     }
 

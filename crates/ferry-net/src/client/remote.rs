@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::rt::Mutex;
 use crate::rt::runtime::Runtime;
-use ferry_fs::{Cx, Ino};
+use ferry_fs::{Cx, Errno, Ino};
 
 use super::cache::Cache;
 use super::change::Pending;
@@ -17,7 +17,7 @@ use super::losses::{self, Loss};
 use super::tables::{Node, Tables};
 use super::walks::Walking;
 use crate::codec::List;
-use crate::message::{Claim, Forgotten, Known, Op, Who};
+use crate::message::{Caller, Claim, Forgotten, Known, Op};
 
 /// So many forgotten inodes are told at once, or what there is at each ping.
 const FORGET_BATCH: usize = 64;
@@ -32,17 +32,16 @@ pub struct RemoteFs {
     pub(super) hurries: Mutex<Option<ClockReading>>,
     pub(super) walking: Mutex<Walking>,
     pub(super) kernel: Arc<Kernel>,
-    pub(super) asynchronous: bool,
+    /// The server lets this client acknowledge changes early.
+    pub(super) may_acknowledge: bool,
     /// What all files are opened with, besides what programs say.
     pub(super) open_flags: i32,
     /// How long an unmount waits until early-acknowledged changes are applied.
     pub(super) timeout: Duration,
-    /// Changes that programs were told of and that are lost, and inodes that were not as was
-    /// decided here.
+    /// Changes that programs were told of and that are lost.
     pub(super) lost: AtomicU64,
     /// Those that the log does not name yet.
     pub(super) losses: Mutex<Vec<Loss>>,
-    pub(super) differences: AtomicU64,
     pub(super) runtime: Mutex<Option<Runtime>>,
     /// Some file's pages were read by the kernel.
     pub(super) some_mapped: AtomicBool,
@@ -55,12 +54,35 @@ impl RemoteFs {
         self.link.is_read_only()
     }
 
+    /// Whether changes are answered before the server has made them, where its leases allow that.
+    pub fn is_asynchronous(&self) -> bool {
+        self.cache.lock().asynchronous
+    }
+
+    /// Switches that, for the changes to come. What has been answered early before is still on its
+    /// way, see [`RemoteFs::unanswered`]. `false`: the server does not let this client do so.
+    #[must_use]
+    pub fn set_asynchronous(&self, on: bool) -> bool {
+        if on && !self.may_acknowledge {
+            return false;
+        }
+        self.cache.lock().asynchronous = on;
+        self.ask_for_supplies();
+        true
+    }
+
+    /// The number of changes that were answered early and that the server has not answered. An
+    /// error: the server has been away for as long as operations wait for it.
+    pub fn unanswered(&self) -> Result<usize, Errno> {
+        self.link.early()
+    }
+
     /// What this side counts (`connection`, `client_cache` and `fuse` of `ferry stats`), without
     /// asking the server.
     pub fn figures(&self) -> serde_json::Value {
         let mut connection = self.link.json();
         connection["lost_changes"] = self.lost.load(Ordering::Relaxed).into();
-        connection["differences"] = self.differences.load(Ordering::Relaxed).into();
+        connection["async"] = self.is_asynchronous().into();
         serde_json::Value::from_iter([
             ("connection", connection),
             ("client_cache", self.cache.json()),
@@ -78,7 +100,7 @@ impl RemoteFs {
     #[cfg(test)]
     pub(crate) fn reserved(&self) -> (u64, u64) {
         match self.cache.lock().reservation.remaining() {
-            Some(Op::Spare { bytes, inodes }) => (bytes, inodes),
+            Some(Op::Remaining { bytes, inodes }) => (bytes, inodes),
             _ => (0, 0),
         }
     }
@@ -96,8 +118,9 @@ impl RemoteFs {
 
     /// The kernel does not know an inode any more.
     pub(super) fn removed_from_tables(&self, ino: Ino, node: Option<Node>) {
-        let Some(Node { stamp, ticket, .. }) = node else { return };
-        let known = ticket.is_none_or(|ticket| self.link.remember(Claim { ino, ticket }));
+        let Some(Node { stamp, capability, .. }) = node else { return };
+        let known =
+            capability.is_none_or(|capability| self.link.remember(Claim { ino, capability }));
         if known {
             self.forgotten(Forgotten { ino, stamp });
         }
@@ -106,7 +129,7 @@ impl RemoteFs {
     /// A replayed change has created or named an inode.
     pub(super) fn known_again(&self, ino: Ino, known: &Known) {
         if !self.tables.lock().known_again(ino, known) {
-            let _known = self.link.remember(Claim { ino, ticket: known.ticket });
+            let _known = self.link.remember(Claim { ino, capability: known.capability });
         }
     }
 
@@ -168,6 +191,6 @@ impl RemoteFs {
 }
 
 /// The program of a request.
-pub(super) fn caller(cx: &Cx<'_>) -> Who {
-    Who { uid: cx.uid, gid: cx.gid, pid: cx.pid, umask: cx.umask }
+pub(super) fn caller(cx: &Cx<'_>) -> Caller {
+    Caller { uid: cx.uid, gid: cx.gid, pid: cx.pid, umask: cx.umask }
 }

@@ -323,7 +323,7 @@ impl Waiter for Replaying {
                 self.named(&fs, None);
                 let absent = matches!(errno, libc::ESTALE | libc::ENOENT | libc::EBADF);
                 if !(self.tolerant && absent) {
-                    tracing::debug!(errno, "a change cannot be made again");
+                    tracing::debug!(errno, "a change cannot be replayed");
                     fs.report_lost(&self.touched, vec![self.loss.clone()]);
                 }
             }

@@ -146,7 +146,7 @@ impl ReplayLog {
         change.apply(now);
         let known = if let Outcome::Entry { known } = outcome { known.as_ref() } else { None };
         if let Some(known) = known {
-            change.named = Some(Claim { ino: known.attr.ino, ticket: known.ticket });
+            change.named = Some(Claim { ino: known.attr.ino, capability: known.capability });
             if !change.pending.touched.contains(&known.attr.ino) {
                 change.pending.touched.push(known.attr.ino);
             }
@@ -434,13 +434,13 @@ mod tests {
         let mut log = ReplayLog::default();
         let remember = |log: &mut ReplayLog, ino, newest| {
             log.touching.insert(ino, newest);
-            log.remember(Claim { ino, ticket: 0 }, newest);
+            log.remember(Claim { ino, capability: 0 }, newest);
         };
         remember(&mut log, 5, 900);
         log.end_epoch(10);
         remember(&mut log, 6, 12);
         log.advance(11);
-        assert_eq!(log.claims, [(12, Claim { ino: 6, ticket: 0 })]);
+        assert_eq!(log.claims, [(12, Claim { ino: 6, capability: 0 })]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::names;
 use super::remote::{RemoteFs, caller};
 use super::tables::Tables;
 use super::waiting::{Finish, Keep, Waiting};
-use crate::message::{IO_MAX, LEASED, LEASED_FOUND, Op, Outcome, Purpose, Who};
+use crate::message::{Caller, IO_MAX, LEASED, LEASED_FOUND, Op, Outcome, Purpose};
 
 /// A file that is no longer is read as a whole, whatever is asked for first.
 const READ_WHOLE_MAX: u64 = 64 << 10;
@@ -53,7 +53,7 @@ impl RemoteFs {
     }
 
     /// A name was looked up.
-    fn looks_at(&self, caller: Who, parent: Ino, attr: &Attr) {
+    fn looks_at(&self, caller: Caller, parent: Ino, attr: &Attr) {
         if !is_dir(attr) {
             self.does(caller, parent, Purpose::Look {});
         }
@@ -238,8 +238,7 @@ impl Filesystem for RemoteFs {
     }
 
     fn loses_privileges(&self, ino: Ino) -> bool {
-        let set_ids = |attr: Attr| attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
-        self.cache.attr(ino).is_none_or(|(attr, _)| set_ids(attr))
+        self.cache.attr(ino).is_none_or(|(attr, _)| posix::has_set_ids(attr.mode))
     }
 
     fn setattr(
@@ -371,8 +370,8 @@ impl Filesystem for RemoteFs {
             return Ok(len);
         }
         let most = out.len().min(IO_MAX);
-        let kept = if offset == 0 { self.cache.before_reading(ino) } else { None };
-        let Some((size, version)) = kept else {
+        let cached = if offset == 0 { self.cache.before_reading(ino) } else { None };
+        let Some((size, version)) = cached else {
             let finish: Finish = Box::new(move |fs, outcome| {
                 if !quiet {
                     fs.cache.was_read(ino);

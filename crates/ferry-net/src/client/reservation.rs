@@ -45,7 +45,7 @@ pub(super) struct Reservation {
     given: Option<ClockReading>,
     /// The server had nothing to give.
     refused: Option<ClockReading>,
-    /// Since [`Purse::spare`] was asked last: something was paid; something was given; the server
+    /// Since [`Reservation::unneeded`] was asked last: something was paid; something was given; the server
     /// had less than was asked for.
     paid: bool,
     filled: bool,
@@ -124,7 +124,7 @@ impl Reservation {
             let more = if has < enough(most) { most } else { 0 };
             more.max(needed.saturating_sub(has))
         };
-        Op::Credit {
+        Op::Reserve {
             bytes: lacking(self.bytes, bytes, cost.bytes),
             inodes: lacking(self.inodes, inodes, cost.inodes),
         }
@@ -164,9 +164,9 @@ impl Reservation {
         }
     }
 
-    /// What [`Purse::lacks`] has said is not asked for after all.
+    /// What [`Reservation::lacks`] has said is not asked for after all.
     pub(super) fn not_asked(&mut self, op: &Op) {
-        if matches!(op, Op::Credit { .. }) {
+        if matches!(op, Op::Reserve { .. }) {
             self.answered();
         }
     }
@@ -188,7 +188,7 @@ impl Reservation {
     /// Called at intervals: gives back what was not needed since the last call, and says what is
     /// left. `None` while a request is unanswered: the server could not tell whether that answer is
     /// counted.
-    pub(super) fn spare(&mut self) -> Option<Op> {
+    pub(super) fn unneeded(&mut self) -> Option<Op> {
         let (paid, filled) = (self.paid, self.filled);
         (self.paid, self.filled, self.short) = (false, false, false);
         if self.asking > 0 || filled || (self.bytes, self.inodes) == (0, 0) {
@@ -217,7 +217,7 @@ impl Reservation {
     /// What is left; `None`: the server has not been asked for anything.
     pub(super) fn remaining(&self) -> Option<Op> {
         let asked = self.open || self.asking > 0;
-        asked.then_some(Op::Spare { bytes: self.bytes, inodes: self.inodes })
+        asked.then_some(Op::Remaining { bytes: self.bytes, inodes: self.inodes })
     }
 
     /// The session has ended, and its reservation with it.
@@ -243,7 +243,7 @@ mod tests {
 
     fn asked(reservation: &mut Reservation, now: ClockReading) -> Option<(u64, u64)> {
         reservation.wants(now).into_iter().find_map(|op| match op {
-            Op::Credit { bytes, inodes } => Some((bytes, inodes)),
+            Op::Reserve { bytes, inodes } => Some((bytes, inodes)),
             _ => None,
         })
     }
@@ -260,7 +260,7 @@ mod tests {
             let (bytes, inodes) = amount(level.min(LEVEL_MAX));
             assert_eq!(asked(&mut reservation, at(now)), Some((bytes, inodes)));
             assert_eq!(asked(&mut reservation, at(now)), None, "once");
-            assert_eq!(reservation.spare(), None, "something is asked for");
+            assert_eq!(reservation.unneeded(), None, "something is asked for");
             reservation.take_space((bytes, inodes), (bytes, inodes), at(now));
             let all = Cost { bytes: reservation.bytes, inodes: reservation.inodes, number: false };
             reservation.pay(all, false);
@@ -268,22 +268,22 @@ mod tests {
         }
         let (bytes, inodes) = asked(&mut reservation, at(now)).expect("all of it is paid");
         reservation.take_space((bytes, inodes), (bytes, inodes), at(now));
-        assert_eq!(reservation.spare(), None, "it was given just now");
+        assert_eq!(reservation.unneeded(), None, "it was given just now");
         let mut last = (bytes, inodes);
         for _ in 0..LEVEL_MAX + 3 {
             reservation.pay(Cost { bytes: 4096, ..Cost::NOTHING }, false);
-            if let Some(Op::Spare { bytes, inodes }) = reservation.spare() {
+            if let Some(Op::Remaining { bytes, inodes }) = reservation.unneeded() {
                 assert!(bytes < last.0 && inodes < last.1 && bytes > 0);
                 last = (bytes, inodes);
             }
         }
         assert!(last.0 <= 2 * BYTES_FIRST && last.1 <= 2 * INODES_FIRST, "{last:?}");
         assert_eq!(
-            reservation.spare(),
-            Some(Op::Spare { bytes: 0, inodes: 0 }),
+            reservation.unneeded(),
+            Some(Op::Remaining { bytes: 0, inodes: 0 }),
             "nothing was needed"
         );
-        assert_eq!(reservation.spare(), None);
+        assert_eq!(reservation.unneeded(), None);
         assert_eq!(asked(&mut reservation, at(now + 2000)), Some(amount(0)));
     }
 
@@ -330,8 +330,8 @@ mod tests {
             let ask = reservation
                 .wants(at(now / 10))
                 .into_iter()
-                .find(|op| matches!(op, Op::Credit { .. }));
-            if let Some(Op::Credit { bytes, inodes }) = ask {
+                .find(|op| matches!(op, Op::Reserve { .. }));
+            if let Some(Op::Reserve { bytes, inodes }) = ask {
                 let given = (
                     bytes.min(MOST.0 - reservation.bytes),
                     inodes.min(MOST.1 - reservation.inodes),
@@ -356,11 +356,11 @@ mod tests {
         reservation.take_space(given, given, at(0));
         let dropped = asks(&mut reservation);
         assert_eq!(
-            (reservation.spare(), reservation.spare()),
+            (reservation.unneeded(), reservation.unneeded()),
             (None, None),
             "an answer is awaited"
         );
         reservation.not_asked(&dropped);
-        assert!(reservation.spare().is_some());
+        assert!(reservation.unneeded().is_some());
     }
 }

@@ -13,13 +13,13 @@ use super::losses::{self, Loss};
 use super::remote::RemoteFs;
 use super::replay::{self, Plan, Step};
 use crate::codec::List;
-use crate::message::{BATCH_MAX, Claim, Forgotten, Op, Outcome, Who};
+use crate::message::{BATCH_MAX, Caller, Claim, Forgotten, Op, Outcome};
 
 impl RemoteFs {
     /// A lock that is held is the server's again as it was; if not, it is lost.
     pub(super) fn reclaim(&self, ino: Ino, lock: FileLock) {
         let waiter = Arc::new(Regained { fs: self.this.clone(), ino });
-        self.link.change(Pending::new(Who::default(), Op::Reclaim { ino, lock }, waiter));
+        self.link.change(Pending::new(Caller::default(), Op::Reclaim { ino, lock }, waiter));
     }
 }
 
@@ -46,7 +46,7 @@ impl Restore for Restorer {
             }
             Before::Crashed(replayable) => Some(Plan::new(replayable, &mut tables)),
         };
-        let pending = |op, waiter| Pending::new(Who::default(), op, waiter);
+        let pending = |op, waiter| Pending::new(Caller::default(), op, waiter);
         let mut all = Vec::new();
         if let Some(plan) = &mut plan {
             fs.lost.fetch_add(plan.losses.len() as u64, Ordering::Relaxed);
@@ -58,7 +58,7 @@ impl Restore for Restorer {
                 losses::tell(&std::mem::take(&mut *losses), &tables);
             }
             for ino in std::mem::take(&mut plan.unnamed) {
-                let _gone = tables.confirm(ino, None);
+                let _removed = tables.confirm(ino, None);
             }
             for (numbers, made) in std::mem::take(&mut plan.numbers) {
                 let waiter = Arc::new(Numbered { fs: self.0.clone(), made: made.clone() });
@@ -75,7 +75,7 @@ impl Restore for Restorer {
         for (ino, node) in &mut tables.nodes {
             node.stamp = 0;
             let list = if needed.contains(ino) { &mut claims } else { &mut rest };
-            list.extend(node.ticket.map(|ticket| Claim { ino: *ino, ticket }));
+            list.extend(node.capability.map(|capability| Claim { ino: *ino, capability }));
         }
         claims.extend(plan.iter().flat_map(|plan| plan.claims.iter().copied()));
         claims.sort_unstable_by_key(|claim| claim.ino);
@@ -111,7 +111,7 @@ impl Restore for Restorer {
             let last = closes.chain(replay::forget(&plan.forgotten));
             all.extend(last.map(|op| pending(op, Arc::new(Nobody) as Arc<dyn Waiter>)));
             if plan.at_all {
-                all.push(pending(Op::Redone {}, Arc::new(replay::Done(self.0.clone()))));
+                all.push(pending(Op::Replayed {}, Arc::new(replay::Done(self.0.clone()))));
             }
         }
         Restored { first: all, rest }
@@ -124,7 +124,7 @@ impl Restore for Restorer {
             // Using it says that it is not known.
             Op::Claim { inodes } => {
                 for claim in &inodes.0 {
-                    tables.nodes.entry(claim.ino).and_modify(|node| node.ticket = None);
+                    tables.nodes.entry(claim.ino).and_modify(|node| node.capability = None);
                 }
             }
             Op::Open { ino, .. } | Op::Reclaim { ino, .. } => drop(tables.lose(*ino)),
@@ -201,11 +201,9 @@ impl Restore for Restorer {
 
     fn differs(&self, ino: Ino) {
         let Some(fs) = self.0.upgrade() else { return };
-        fs.differences.fetch_add(1, Ordering::Relaxed);
-        tracing::error!(
-            inode = ino,
-            "the server has made a change otherwise than it was decided here"
-        );
+        crate::rt::broken(&format!(
+            "the server's attributes of inode {ino} are not as decided here"
+        ));
         fs.link.give_back(&[ino]);
     }
 
@@ -229,7 +227,7 @@ impl Waiter for Numbered {
         };
         for ino in &self.made {
             let claim = claims.0.iter().find(|claim| claim.ino == *ino);
-            let node = fs.tables.lock().found(*ino, claim.map(|claim| (claim.ticket, stamp)));
+            let node = fs.tables.lock().found(*ino, claim.map(|claim| (claim.capability, stamp)));
             fs.removed_from_tables(*ino, node);
         }
     }

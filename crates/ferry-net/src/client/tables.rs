@@ -22,8 +22,8 @@ pub(super) struct Node {
     /// The newest answer that named it.
     pub(super) stamp: u64,
     /// `None`: the server has not named it yet.
-    pub(super) ticket: Option<u128>,
-    /// Promised changes whose answers will name it.
+    pub(super) capability: Option<u128>,
+    /// Early-acknowledged changes whose answers will name it.
     pub(super) expected: u32,
     /// The kernel has read pages of it: somebody has mapped it.
     pub(super) is_mapped: bool,
@@ -128,7 +128,7 @@ impl Tables {
         let counted = u64::from(self.ahead.remove(&known.attr.ino));
         let node = self.nodes.entry(known.attr.ino).or_default();
         node.lookups += 1 - counted;
-        node.ticket = Some(known.ticket);
+        node.capability = Some(known.capability);
         node.stamp = node.stamp.max(known.stamp);
     }
 
@@ -147,7 +147,7 @@ impl Tables {
             self.aged.push_back(ino);
             Node { lookups: 1, ..Node::default() }
         });
-        node.ticket = Some(known.ticket);
+        node.capability = Some(known.capability);
         node.stamp = node.stamp.max(known.stamp);
         None
     }
@@ -202,7 +202,7 @@ impl Tables {
         let node = self.nodes.get_mut(&ino)?;
         node.expected = node.expected.saturating_sub(1);
         if let Some(known) = known {
-            node.ticket = Some(known.ticket);
+            node.capability = Some(known.capability);
             node.stamp = node.stamp.max(known.stamp);
         }
         self.forget(ino, 0)
@@ -231,7 +231,8 @@ impl Tables {
     /// An inode was replayed in a new session; whether the kernel knows it.
     pub(super) fn known_again(&mut self, ino: Ino, known: &Known) -> bool {
         let node = self.nodes.get_mut(&ino);
-        node.map(|node| (node.ticket, node.stamp) = (Some(known.ticket), known.stamp)).is_some()
+        node.map(|node| (node.capability, node.stamp) = (Some(known.capability), known.stamp))
+            .is_some()
     }
 
     /// An inode that was created without an answer exists, with this capability and stamp, or does
@@ -239,8 +240,8 @@ impl Tables {
     pub(super) fn found(&mut self, ino: Ino, named: Option<(u128, u64)>) -> Option<Node> {
         let node = self.nodes.get_mut(&ino)?;
         node.expected = node.expected.saturating_sub(1);
-        if let Some((ticket, stamp)) = named {
-            (node.ticket, node.stamp) = (Some(ticket), node.stamp.max(stamp));
+        if let Some((capability, stamp)) = named {
+            (node.capability, node.stamp) = (Some(capability), node.stamp.max(stamp));
         }
         self.forget(ino, 0)
     }

@@ -18,7 +18,7 @@ use super::change::{Pending, Waiter};
 use super::remote::RemoteFs;
 use super::walks::UNDER_WAY_MAX;
 use crate::codec::List;
-use crate::message::{Found, Listed, Name, Op, Outcome, Purpose, Seen, Who};
+use crate::message::{Caller, Found, Listed, Name, Op, Outcome, Purpose, Seen};
 
 /// The directories among names.
 fn dirs(names: &[Name]) -> impl Iterator<Item = (Ino, Vec<u8>)> {
@@ -29,7 +29,7 @@ fn dirs(names: &[Name]) -> impl Iterator<Item = (Ino, Vec<u8>)> {
 
 impl RemoteFs {
     /// A thread lists a directory: these of its names; `begins`: they are the first.
-    pub(super) fn lists(&self, caller: Who, dir: Ino, names: &[Name], begins: bool) {
+    pub(super) fn lists(&self, caller: Caller, dir: Ino, names: &[Name], begins: bool) {
         let walks = {
             let mut walking = self.walking.lock();
             let thread = walking.thread(caller.pid);
@@ -45,7 +45,7 @@ impl RemoteFs {
     }
 
     /// A thread does something in a directory.
-    pub(super) fn does(&self, caller: Who, dir: Ino, purpose: Purpose) {
+    pub(super) fn does(&self, caller: Caller, dir: Ino, purpose: Purpose) {
         let more = {
             let mut walking = self.walking.lock();
             let thread = walking.threads.get_mut(&caller.pid);
@@ -57,30 +57,30 @@ impl RemoteFs {
     }
 
     /// Asks for what is next.
-    fn walk_ahead(&self, caller: Who) {
+    fn walk_ahead(&self, caller: Caller) {
         let (number, op, purpose, dirs) = {
             let mut walking = self.walking.lock();
             let Some(thread) = walking.threads.get_mut(&caller.pid) else { return };
             if thread.under_way >= UNDER_WAY_MAX {
                 return;
             }
-            let decides = self.asynchronous && !self.link.is_read_only();
+            let mut cache = self.cache.lock();
+            let decides = cache.asynchronous && !self.link.is_read_only();
             let purpose =
                 if decides { thread.purpose } else { thread.purpose.min(Purpose::Look {}) };
-            let mut cache = self.cache.lock();
-            let (places, dirs) = thread.plan(&cache, purpose);
-            if places.is_empty() {
+            let (names, dirs) = thread.plan(&cache, purpose);
+            if names.is_empty() {
                 return;
             }
             thread.under_way += 1;
-            (cache.begin_walk(&places), Op::Walk { dirs: List(places), purpose }, purpose, dirs)
+            (cache.begin_walk(&names), Op::Walk { dirs: List(names), purpose }, purpose, dirs)
         };
         let waiter = Walked { fs: self.this.clone(), number, caller, purpose, dirs };
         self.link.request(Pending::new(caller, op, Arc::new(waiter)));
     }
 
     /// A walk is answered, or never will be: these it has not come to.
-    fn walked(&self, caller: Who, rest: &[Ino]) {
+    fn walked(&self, caller: Caller, rest: &[Ino]) {
         let mut walking = self.walking.lock();
         if let Some(thread) = walking.threads.get_mut(&caller.pid) {
             thread.under_way = thread.under_way.saturating_sub(1);
@@ -91,12 +91,13 @@ impl RemoteFs {
     /// Keeps what a walk has brought.
     fn keep_ahead(&self, walk: (u64, Purpose), brought: (&[Seen], &[Listed], &[Found])) {
         let (seen, ..) = brought;
-        let (kept, back) = self.cache.lock().learn_walk(walk, brought, self.cache.now());
+        let (are_fresh, back) = self.cache.lock().learn_walk(walk, brought, self.cache.now());
         let (forgotten, surplus) = {
             let mut tables = self.tables.lock();
-            let both = seen.iter().zip(kept);
-            let forgotten: Vec<_> =
-                both.filter_map(|(seen, kept)| tables.learn_ahead(&seen.known, kept)).collect();
+            let both = seen.iter().zip(are_fresh);
+            let forgotten: Vec<_> = both
+                .filter_map(|(seen, are_fresh)| tables.learn_ahead(&seen.known, are_fresh))
+                .collect();
             (forgotten, tables.too_far_ahead())
         };
         self.link.give_back(&back);
@@ -114,7 +115,7 @@ impl RemoteFs {
 struct Walked {
     fs: Weak<RemoteFs>,
     number: u64,
-    caller: Who,
+    caller: Caller,
     purpose: Purpose,
     dirs: Vec<Ino>,
 }

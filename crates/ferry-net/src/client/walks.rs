@@ -4,7 +4,7 @@ use crate::rt::collections::{HashMap, VecDeque};
 use ferry_fs::Ino;
 
 use super::cache::State;
-use crate::message::{Place, Purpose, WALK_DIRS_MAX};
+use crate::message::{DirName, Purpose, WALK_DIRS_MAX};
 
 /// Directories behind the first that make a walk.
 const WALKS_FROM: u32 = 2;
@@ -106,24 +106,26 @@ impl Thread {
     }
 
     /// What to ask for: names of directories, with the inodes that they meant.
-    pub(super) fn plan(&mut self, cache: &State, purpose: Purpose) -> (Vec<Place>, Vec<Ino>) {
+    pub(super) fn plan(&mut self, cache: &State, purpose: Purpose) -> (Vec<DirName>, Vec<Ino>) {
         let Some(here) = self.frames.last().map(|frame| frame.dir) else {
             return (Vec::new(), Vec::new());
         };
-        let place = |parent: Ino, (ino, name): (Ino, Vec<u8>)| (ino, Place { parent, name });
+        let dir_name = |parent: Ino, (ino, name): (Ino, Vec<u8>)| (ino, DirName { parent, name });
         let inside = |frame: &'_ Frame| {
             frame.next.iter().map(|next| (frame.dir, next.clone())).collect::<Vec<_>>()
         };
         // What is next stands at the end.
-        let mut open: Vec<(Ino, Place)> = Vec::new();
+        let mut open: Vec<(Ino, DirName)> = Vec::new();
         for frame in self.frames.iter().rev() {
             let room = STAGES_MAX.saturating_sub(open.len());
-            open.extend(inside(frame).into_iter().take(room).map(|(dir, next)| place(dir, next)));
+            open.extend(
+                inside(frame).into_iter().take(room).map(|(dir, next)| dir_name(dir, next)),
+            );
         }
         open.reverse();
         // Where it is more is wanted than was known when it came.
         if purpose > Purpose::default() && cache.stage(here, purpose).is_none() {
-            open.push(place(here, (here, b".".to_vec())));
+            open.push(dir_name(here, (here, b".".to_vec())));
         }
         let (mut wanted, mut inos, mut entries) = (Vec::new(), Vec::new(), 0);
         for _ in 0..STAGES_MAX {
@@ -131,7 +133,7 @@ impl Thread {
             match cache.stage(dir, purpose) {
                 Some(stage) => {
                     entries += stage.entries;
-                    open.extend(stage.dirs.into_iter().rev().map(|inside| place(dir, inside)));
+                    open.extend(stage.dirs.into_iter().rev().map(|inside| dir_name(dir, inside)));
                 }
                 None if self.asked.get(&dir).is_none_or(|asked| *asked < purpose) => {
                     wanted.push(next);

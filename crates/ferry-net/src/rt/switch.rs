@@ -2,12 +2,22 @@
 //! tokio's, parking_lot's and std's own everywhere else.
 
 use std::future::Future;
+use std::io::Write;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::sim::{self, Sim};
 
 pub(crate) use task::spawn;
+
+/// An invariant is broken: the test fails.
+pub(crate) fn broken(what: &str) {
+    // The run of a simulation fails if one of its tasks panics.
+    assert!(sim::current().is_none(), "{what}");
+    // tokio would catch the panic, and the test would go on.
+    let _written = std::io::stderr().write_all(format!("{what}\n").as_bytes());
+    std::process::abort();
+}
 
 /// As tokio's, but the branches are polled in order: tokio draws a random one to begin with.
 macro_rules! select {
@@ -473,7 +483,7 @@ pub(crate) mod thread {
 
     use super::*;
 
-    /// Others may run, and the clock goes on: whoever looks again and again does not stop it.
+    /// Others may run, and the clock goes on: a thread that polls does not stop it.
     pub(crate) fn yield_now() {
         match sim::current() {
             Some(_) => sim::block_on(None, time::sleep(Duration::from_micros(10))),

@@ -21,8 +21,8 @@ pub(super) fn of_inode(key: &[u8; 16], path: &[u8], ino: Ino, dir: Ino) -> u128 
 
 /// The directory in which an inode was found, if the capability is good.
 pub(super) fn found_in(key: &[u8; 16], path: &[u8], claim: &Claim) -> Option<Ino> {
-    let dir = (claim.ticket >> 64) as Ino;
-    (claim.ticket == of_inode(key, path, claim.ino, dir)).then_some(dir)
+    let dir = (claim.capability >> 64) as Ino;
+    (claim.capability == of_inode(key, path, claim.ino, dir)).then_some(dir)
 }
 
 /// Proves that inode numbers were given to a client.

@@ -3,23 +3,26 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferry_fs::{EarlyAck, Errno, Ino, SessionSeq};
 
 use super::apply::Applying;
-use super::core::Core;
+use super::core::{Core, Stage};
 use super::leases::{Begin, ChangeGuard, Progress, QueuePosition, Recalls};
 use super::panics::answered;
 use super::session::{Applied, Change, Session, wall};
-use crate::message::{Info, Op, Outcome, Promised};
+use crate::message::{Acknowledged, Info, Op, Outcome};
 
 /// After a crash, so many changes of a session are applied before another session gets the thread.
 const SHARE: u32 = 16;
+/// The time between two syncs for which a replay waits.
+const REPLAY_SYNC_INTERVAL: Duration = Duration::from_secs(1);
 /// Stands for the shape of the tree. No inode has this number.
 const TREE: Ino = 0;
 
 /// What the file system has to know of an early-acknowledged change.
-fn ack(session: &Session, seq: u64, early: &Promised) -> EarlyAck {
+fn ack(session: &Session, seq: u64, early: &Acknowledged) -> EarlyAck {
     EarlyAck {
         at: early.at,
         ino: (early.ino != 0).then_some(early.ino),
@@ -122,7 +125,8 @@ impl Core {
     }
 
     /// Waits for a sync without a thread. Meanwhile the guard keeps other sessions from these
-    /// inodes.
+    /// inodes. A replay waits for a sync that succeeds: without its end the client would lose what
+    /// it has replayed, and without the rest its open files.
     fn apply_when_durable(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -131,6 +135,15 @@ impl Core {
     ) {
         let (core, session) = (Arc::clone(self), Arc::clone(session));
         let run = move |result: Result<(), Errno>| {
+            // At a server that stops the client hears of it, and replays at the next one.
+            let goes_on = *core.stopping.borrow() < Stage::Draining && !session.is_over();
+            if result.is_err() && goes_on && session.waits_for_another_sync() {
+                let runtime = core.runtime.clone();
+                return drop(runtime.spawn(async move {
+                    crate::rt::time::sleep(REPLAY_SYNC_INTERVAL).await;
+                    core.apply_when_durable(&session, change, guard);
+                }));
+            }
             let answer = PanicAnswer::of(&change);
             core.guarded(&session, answer, || {
                 match result {
@@ -165,9 +178,9 @@ impl Core {
     /// session has any yet. Returns the change if it is no replayed one.
     fn replay(self: &Arc<Self>, session: &Session, change: Change) -> Option<Change> {
         // These three prepare or end the replay. They are no part of it, whatever the client says,
-        // and `Redone` would wait for itself.
+        // and `Replayed` would wait for itself.
         let is_of_session =
-            matches!(change.op, Op::Redone {} | Op::Claim { .. } | Op::Numbered { .. });
+            matches!(change.op, Op::Replayed {} | Op::Claim { .. } | Op::Numbered { .. });
         if change.early.is_none() || is_of_session || session.is_over() {
             return Some(change);
         }

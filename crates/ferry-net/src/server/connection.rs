@@ -22,8 +22,8 @@ use crate::frame::{self, Frames, Stream};
 use crate::lanes::{self, AsTaken};
 use crate::limits::Peer;
 use crate::message::{
-    BATCH_MAX, FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION, WINDOW_BYTES,
-    WINDOW_OPS, WINDOW_UNIT, Who,
+    BATCH_MAX, Caller, FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION,
+    WINDOW_BYTES, WINDOW_OPS, WINDOW_UNIT,
 };
 use crate::refusal::{Cause, Refusal};
 
@@ -95,7 +95,7 @@ pub(super) async fn serve(
     let _written = writing.await;
     // If a connection is closed with unread bytes, it is reset, and the other side may lose the
     // last message.
-    let _late = timeout(LAST_MESSAGE_TIME_MAX, messages.discard()).await;
+    let _elapsed = timeout(LAST_MESSAGE_TIME_MAX, messages.discard()).await;
     drop((under_way, inside));
 }
 
@@ -366,7 +366,7 @@ impl<'a> Connection<'a> {
                     frames.extend(frame::encode(&ToClient::Pong {
                         number,
                         renewed,
-                        series: epoch,
+                        epoch,
                         durable,
                         now,
                     }));
@@ -387,7 +387,7 @@ impl<'a> Connection<'a> {
                 self.core.locks.cancel(self.session.id, Some(id));
                 Ok(())
             }
-            ToServer::Change { seq, answered, series: epoch, promised: early, who: caller, op } => {
+            ToServer::Change { seq, answered, epoch, acknowledged: early, caller, op } => {
                 if !op.is_ordered() {
                     return Err(Violation("a request among the changes"));
                 }
@@ -398,7 +398,7 @@ impl<'a> Connection<'a> {
                     self.session.push(self.connection, change, answered, &self.core.leases)?;
                 Ok(())
             }
-            ToServer::Request { id, after, who: caller, op } => {
+            ToServer::Request { id, after, caller, op } => {
                 if op.is_ordered() {
                     return Err(Violation("a change among the requests"));
                 }
@@ -417,7 +417,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn request(&self, (id, after): (u64, u64), caller: Who, op: Op, room: Room) {
+    fn request(&self, (id, after): (u64, u64), caller: Caller, op: Op, room: Room) {
         let (core, session, connection) =
             (Arc::clone(self.core), Arc::clone(self.session), self.connection);
         let runtime = core.runtime.clone();
@@ -439,7 +439,7 @@ impl<'a> Connection<'a> {
     fn request_lock(
         &self,
         (id, after): (u64, u64),
-        caller: Who,
+        caller: Caller,
         op: Op,
         (room, slot): (Room, Room),
     ) {

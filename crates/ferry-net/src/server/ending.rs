@@ -40,7 +40,7 @@ impl Core {
     /// A session has ended: its locks are free, or will be when the change is done that is being
     /// applied.
     pub(super) fn free_locks(&self, session: &Session) {
-        let keeps_locks = self.locks.is_closed() || is_planted(Bug::KeptLocks);
+        let keeps_locks = self.locks.is_closed() || is_planted(Bug::RetainedLocks);
         if !session.is_applying() && !keeps_locks {
             session.unrecord_lock_holder(&*self.fs);
             self.locks.end(session.id);

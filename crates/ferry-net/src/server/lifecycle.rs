@@ -207,7 +207,8 @@ impl Server {
                 crate::rt::time::sleep(LOOK_INTERVAL).await;
                 let core = Arc::clone(&waiting);
                 let _done =
-                    crate::rt::task::spawn_blocking(move || core.give_up_late(began, hold)).await;
+                    crate::rt::task::spawn_blocking(move || core.give_up_overdue(began, hold))
+                        .await;
             }
         });
     }

@@ -71,7 +71,7 @@ async fn serve(core: Arc<Core>, stream: TcpStream, tls: Option<ServerTls>, newco
                 // lose the last message.
                 tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
             };
-            let _late = crate::rt::time::timeout(LAST_MESSAGE_TIME_MAX, last_message).await;
+            let _elapsed = crate::rt::time::timeout(LAST_MESSAGE_TIME_MAX, last_message).await;
         }
     }
 }

@@ -77,7 +77,7 @@ impl Panics {
         tell(one_of(&sent));
         let panics = Arc::clone(self);
         runtime.spawn(async move {
-            let _late = crate::rt::time::timeout(LAST_MESSAGE_TIME_MAX, sent.acquire()).await;
+            let _elapsed = crate::rt::time::timeout(LAST_MESSAGE_TIME_MAX, sent.acquire()).await;
             panics.end.get().inspect(|end| end());
         });
         true

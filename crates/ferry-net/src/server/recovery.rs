@@ -44,7 +44,7 @@ impl Core {
 
     /// Gives up the sessions that have not come in a hold time since `began`, and those that have
     /// come and make no progress.
-    pub(super) fn give_up_late(&self, began: Duration, hold: Duration) {
+    pub(super) fn give_up_overdue(&self, began: Duration, hold: Duration) {
         let now = self.env.clock.monotonic();
         if now.saturating_sub(began) >= hold {
             self.give_up_absent();

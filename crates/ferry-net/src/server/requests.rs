@@ -11,14 +11,14 @@ use super::leases::{Progress, Wants};
 use super::panics::answered;
 use super::session::Session;
 use crate::codec::List;
-use crate::message::{BATCH_MAX, Held, Op, Outcome, Who};
+use crate::message::{BATCH_MAX, Caller, Held, Op, Outcome};
 
 /// A request of a client.
 pub(super) struct Request {
     pub(super) session: Arc<Session>,
     /// The connection that brought it, and its number there.
     pub(super) id: (u64, u64),
-    pub(super) caller: Who,
+    pub(super) caller: Caller,
     pub(super) op: Op,
     pub(super) respond: Respond,
 }
@@ -93,6 +93,30 @@ impl Core {
         }
     }
 
+    /// What a request for leases waits for, and on which of that its session gets no lease. A
+    /// change by an open file may be `Busy` for an inode that its session does not know any more.
+    fn lease_inodes(&self, session: &Session, inodes: &[Ino]) -> (Vec<Ino>, Vec<Ino>) {
+        let may = session.may_acknowledge_early();
+        let (mut inos, mut without) = (Vec::new(), Vec::new());
+        let mut unknown = Vec::new();
+        for ino in inodes {
+            let Some(known) = session.volume_ino(*ino) else {
+                unknown.push(*ino);
+                continue;
+            };
+            inos.push(known);
+            if !may || !self.is_changeable(session, known) {
+                without.push(known);
+            }
+        }
+        let open = session.open_among(unknown);
+        inos.extend(&open);
+        without.extend(open);
+        inos.sort_unstable();
+        inos.dedup();
+        (inos, without)
+    }
+
     /// Grants the write leases that a client asks for, as far as possible.
     async fn lease(self: Arc<Self>, request: Request) {
         let Op::Lease { inodes } = &request.op else { return };
@@ -100,18 +124,11 @@ impl Core {
             return (request.respond)(Outcome::Failed { errno: libc::EINVAL }, 0);
         }
         let session = Arc::clone(&request.session);
-        let may = session.may_acknowledge_early()
-            && !session.is_over()
-            && !self.leases.is_barred(session.number);
-        let mut inos: Vec<Ino> =
-            inodes.0.iter().filter(|_| may).filter_map(|ino| session.volume_ino(*ino)).collect();
-        inos.retain(|ino| self.is_changeable(&session, *ino));
-        inos.sort_unstable();
-        inos.dedup();
-        let granted = if inos.is_empty() {
+        let (inos, without) = self.lease_inodes(&session, &inodes.0);
+        let granted = if inos.is_empty() || session.is_over() {
             Vec::new()
         } else {
-            let position = self.leases.ask(session.number, Wants::Lease, inos);
+            let position = self.leases.ask_for_leases(session.number, inos, without);
             match position.wait(|recalls| self.recall(recalls)).await {
                 Progress::Begun(granted) if self.is_safe(&session, &granted).await => granted,
                 Progress::Begun(unsafe_still) => {

@@ -37,7 +37,7 @@ impl Core {
             self.sync_queue.is_due.store(false, Ordering::Relaxed);
             let (told, synced) = oneshot::channel();
             self.make_durable(Box::new(move |result| {
-                let _gone = told.send(result);
+                let _sent = told.send(result);
             }));
             if !matches!(synced.await, Ok(Ok(()))) {
                 // The cause mostly stays. Clients keep their replay logs, and stop acknowledging
@@ -141,7 +141,7 @@ impl Core {
         }
         let (told, synced) = oneshot::channel();
         self.make_durable(Box::new(move |result| {
-            let _gone = told.send(result);
+            let _sent = told.send(result);
         }));
         matches!(synced.await, Ok(Ok(())))
     }

@@ -26,7 +26,7 @@ use super::leases::Wants;
 use super::requests::Request;
 use crate::codec::List;
 use crate::message::{
-    Found, Listed, Op, Outcome, Place, Purpose, Seen, WALK_BYTES_MAX, WALK_DIRS_MAX, WALK_ENTRIES,
+    DirName, Found, Listed, Op, Outcome, Purpose, Seen, WALK_BYTES_MAX, WALK_DIRS_MAX, WALK_ENTRIES,
 };
 
 /// Bytes of an inode in an answer.
@@ -110,7 +110,7 @@ impl Core {
         let deadline = Instant::now() + self.walk_times.wait_max;
         while !walk.next.is_empty() && !session.is_over() {
             let position = self.leases.ask(session.number, wants, walk.next.clone());
-            let late =
+            let timed_out =
                 timeout_at(deadline, position.wait(|recalls| self.recall(recalls))).await.is_err();
             drop(position);
             let core = Arc::clone(&self);
@@ -120,7 +120,7 @@ impl Core {
             });
             let Ok(both) = step.await else { return };
             (request, walk) = both;
-            if late {
+            if timed_out {
                 break;
             }
         }
@@ -161,7 +161,7 @@ impl Core {
             }
         }
         let found = |(ino, _): &(Ino, Seen)| {
-            Some(Found { place: *asked.get(ino)?, ino: session.client_ino(*ino) })
+            Some(Found { index: *asked.get(ino)?, ino: session.client_ino(*ino) })
         };
         let found = List(seen.iter().filter_map(found).collect());
         let inodes = List(seen.into_iter().map(|(_, seen)| seen).collect());
@@ -174,8 +174,8 @@ impl Core {
 impl Applying<'_> {
     /// What was asked for, as far as the client may name it. What a name means is certain only
     /// under a lease.
-    fn find(&self, places: &[Place], walk: &mut Walk) {
-        for (at, Place { parent, name }) in (0..).zip(places) {
+    fn find(&self, names: &[DirName], walk: &mut Walk) {
+        for (at, DirName { parent, name }) in (0..).zip(names) {
             let parent = self.session.volume_ino(*parent).filter(|_| name != b"..");
             let readable = |dir: &Ino| self.core.leases.is_readable(self.session.number, &[*dir]);
             let may = |dir: &Ino| {

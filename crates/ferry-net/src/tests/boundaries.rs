@@ -53,7 +53,7 @@ impl Raw {
 
     pub(super) fn send_bytes(&mut self, bytes: &[u8]) {
         // A server that has hung up hears nothing more.
-        let _gone = self.runtime.block_on(self.stream.write_all(bytes));
+        let _closed = self.runtime.block_on(self.stream.write_all(bytes));
     }
 
     /// The next message; `None`: the server has hung up. `Durable` may come at any time.
@@ -67,16 +67,23 @@ impl Raw {
     }
 
     fn change(&mut self, seq: u64, answered: u64, op: Op) {
-        let (series, promised) = (0, None);
-        self.send(&ToServer::Change { seq, answered, series, promised, who: Who::default(), op });
+        let (epoch, acknowledged) = (0, None);
+        self.send(&ToServer::Change {
+            seq,
+            answered,
+            epoch,
+            acknowledged,
+            caller: Caller::default(),
+            op,
+        });
     }
 
     pub(super) fn ask(&mut self, op: Op) -> Outcome {
-        self.ask_as(Who::default(), op)
+        self.ask_as(Caller::default(), op)
     }
 
-    pub(super) fn ask_as(&mut self, caller: Who, op: Op) -> Outcome {
-        self.send(&ToServer::Request { id: 9, after: 0, who: caller, op });
+    pub(super) fn ask_as(&mut self, caller: Caller, op: Op) -> Outcome {
+        self.send(&ToServer::Request { id: 9, after: 0, caller, op });
         match self.hear() {
             Some(ToClient::Reply { id: 9, outcome, .. }) => outcome,
             other => panic!("{other:?}"),
@@ -152,7 +159,14 @@ fn wrong_sequence_numbers_end_the_session() {
             raw.change(1, 1, nothing());
         },
         &|raw| raw.change(u64::MAX, 0, nothing()),
-        &|raw| raw.send(&ToServer::Request { id: 1, after: 0, who: Who::default(), op: nothing() }),
+        &|raw| {
+            raw.send(&ToServer::Request {
+                id: 1,
+                after: 0,
+                caller: Caller::default(),
+                op: nothing(),
+            })
+        },
         &|raw| raw.change(1, 0, Op::Statfs {}),
     ];
     for lie in lies {
@@ -211,7 +225,8 @@ fn a_client_reaches_only_inodes_it_was_given() {
     assert_eq!(raw.ask(Op::Read { fh: 1, offset: 0, size: 10 }), failed(libc::EBADF));
     raw.change(1, 0, Op::Open { ino, fh: 1, flags: libc::O_RDONLY, kill_suidgid: false });
     assert_eq!(raw.hear(), Some(changed(1, failed(libc::ESTALE))));
-    let claim = |ticket| Op::Claim { inodes: crate::codec::List(vec![Claim { ino, ticket }]) };
+    let claim =
+        |capability| Op::Claim { inodes: crate::codec::List(vec![Claim { ino, capability }]) };
     raw.change(2, 1, claim(0));
     assert_eq!(raw.hear(), Some(changed(2, failed(libc::EPERM))), "a forged capability");
     assert_eq!(raw.ask(Op::Getattr { ino }), failed(libc::ESTALE));
@@ -227,7 +242,7 @@ fn a_client_reaches_only_inodes_it_was_given() {
     assert_eq!(raw.ask(Op::Read { fh: 1, offset: u64::MAX, size: 10 }), failed(libc::EINVAL));
     // The capability is good in a new session too.
     let mut again = Raw::greeted(&world);
-    again.change(1, 0, claim(known.ticket));
+    again.change(1, 0, claim(known.capability));
     assert!(matches!(again.hear(), Some(ToClient::Changed { outcome: Outcome::Count { .. }, .. })));
     assert!(matches!(again.ask(Op::Getattr { ino }), Outcome::Attributes { .. }));
 }
@@ -285,7 +300,7 @@ fn a_client_that_floods_and_does_not_read_delays_no_other() {
     let read = ToServer::Request {
         id: 1,
         after: 0,
-        who: Who::default(),
+        caller: Caller::default(),
         op: Op::Read { fh: 1, offset: 0, size: IO_MAX as u32 },
     };
     let flood = frame::encode(&read).repeat(100_000);
@@ -296,7 +311,7 @@ fn a_client_that_floods_and_does_not_read_delays_no_other() {
     let lock = FileLock { end: 9, kind: libc::F_RDLCK, ..FileLock::default() };
     let op = Op::Lock { ino: ROOT, lock, wait: true };
     let never =
-        frame::encode(&ToServer::Request { id: 1, after: 1 << 40, who: Who::default(), op });
+        frame::encode(&ToServer::Request { id: 1, after: 1 << 40, caller: Caller::default(), op });
     let mut raw = Raw::greeted(&world);
     let flood = never.repeat(100_000);
     assert!(raw.flood(&flood) < flood.len());

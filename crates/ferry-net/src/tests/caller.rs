@@ -20,8 +20,8 @@ pub(super) struct InProcess {
 
 type Outcome = Result<Reply, Errno>;
 
-/// The end that a parked answer is sent to. Its lock is no simulated one: whoever parks a request
-/// must not stop there.
+/// The end that a parked answer is sent to. Its lock is no simulated one: the thread that parks a
+/// request must not stop there.
 struct Waiter {
     end: Mutex<Option<oneshot::Sender<Outcome>>>,
     ack: Option<EarlyAck>,

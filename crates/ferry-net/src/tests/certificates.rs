@@ -16,12 +16,12 @@ pub(super) fn limited(users: &str, groups: &str) -> Peer {
 type Way<'a> = &'a dyn Fn(&mut Liar, Ino, u64) -> Outcome;
 
 /// A user on the client's machine.
-fn user(uid: u32, gid: u32) -> Who {
-    Who { uid, gid, pid: 77, umask: 0 }
+fn user(uid: u32, gid: u32) -> Caller {
+    Caller { uid, gid, pid: 77, umask: 0 }
 }
 
-const ALICE: Who = Who { uid: 1000, gid: 1000, pid: 77, umask: 0 };
-pub(super) const DAEMON: Who = Who { uid: 0, gid: 0, pid: 0, umask: 0 };
+const ALICE: Caller = Caller { uid: 1000, gid: 1000, pid: 77, umask: 0 };
+pub(super) const DAEMON: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
 const OPEN: i32 = libc::O_RDONLY;
 
 pub(super) fn failed(errno: i32) -> Outcome {
@@ -44,17 +44,22 @@ impl Liar {
         Self { raw: Raw::at(world, peer, path.as_bytes()), seq: 0, files: 0 }
     }
 
-    pub(super) fn says(&mut self, caller: Who, op: Op) -> Outcome {
+    pub(super) fn says(&mut self, caller: Caller, op: Op) -> Outcome {
         self.says_early(caller, op, None)
     }
 
-    fn says_early(&mut self, caller: Who, op: Op, promised: Option<Promised>) -> Outcome {
+    fn says_early(
+        &mut self,
+        caller: Caller,
+        op: Op,
+        acknowledged: Option<Acknowledged>,
+    ) -> Outcome {
         if !op.is_ordered() {
-            self.raw.send(&ToServer::Request { id: 1, after: 0, who: caller, op });
+            self.raw.send(&ToServer::Request { id: 1, after: 0, caller, op });
         } else {
             self.seq += 1;
-            let (seq, answered, series) = (self.seq, self.seq - 1, 0);
-            self.raw.send(&ToServer::Change { seq, answered, series, promised, who: caller, op });
+            let (seq, answered, epoch) = (self.seq, self.seq - 1, 0);
+            self.raw.send(&ToServer::Change { seq, answered, epoch, acknowledged, caller, op });
         }
         loop {
             match self.raw.hear() {
@@ -75,7 +80,7 @@ impl Liar {
         }
     }
 
-    pub(super) fn opens(&mut self, caller: Who, ino: Ino, flags: i32) -> Result<u64, i32> {
+    pub(super) fn opens(&mut self, caller: Caller, ino: Ino, flags: i32) -> Result<u64, i32> {
         self.files += 1;
         let fh = self.files;
         match self.says(caller, Op::Open { ino, fh, flags, kill_suidgid: false }) {
@@ -497,11 +502,39 @@ fn an_early_acknowledged_change_of_a_limited_client_is_refused() {
         Outcome::Leases { held: List(vec![]) }
     );
     assert_eq!(liar.says(ALICE, Op::Numbers {}), failed(libc::EPERM));
-    assert_eq!(liar.says(ALICE, Op::Credit { bytes: 1 << 20, inodes: 64 }), failed(libc::EPERM));
-    let promised = Some(Promised { at: Timestamp(1), ino: 1 << 40 });
+    assert_eq!(liar.says(ALICE, Op::Reserve { bytes: 1 << 20, inodes: 64 }), failed(libc::EPERM));
+    let acknowledged = Some(Acknowledged { at: Timestamp(1), ino: 1 << 40 });
     let make = Op::Mkdir { parent: dir, name: b"d".to_vec(), mode: 0o755 };
-    assert!(matches!(liar.says_early(ALICE, make, promised), Outcome::Failed { .. }));
+    assert!(matches!(liar.says_early(ALICE, make, acknowledged), Outcome::Failed { .. }));
     assert!(Root(&world.fs).names(dir).is_empty());
+}
+
+#[test]
+fn a_request_for_leases_waits_for_what_makes_a_change_busy_even_if_it_gets_none() {
+    let world = World::new(78);
+    let file = Root(&world.fs).file(ROOT, "f", (1000, 1000), 0o644);
+    let mut limited = Liar::new(&world, limited("1000", "1000"));
+    let mut holder = Liar::new(&world, Peer::default());
+    assert_eq!((limited.ino(ROOT, "f"), holder.ino(ROOT, "f")), (file, file));
+    let fh = limited.opens(ALICE, file, libc::O_RDWR).unwrap();
+    // What it was told at the lookup.
+    limited.raw.send(&ToServer::Returned { inodes: List(vec![file]), after: 0 });
+    let lease = || Op::Lease { inodes: List(vec![file]) };
+    let Outcome::Leases { held } = holder.says(DAEMON, lease()) else { panic!("it is free") };
+    assert_eq!(held.0.len(), 1);
+    let write =
+        || Op::Write { fh, offset: 0, data: b"x".into(), append: false, kill_suidgid: false };
+    assert_eq!(limited.says(ALICE, write()), Outcome::Busy {});
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let leases = limited.says(ALICE, lease());
+            (leases, limited.says(ALICE, write()))
+        });
+        assert_eq!(holder.raw.hear(), Some(ToClient::Recall { inodes: List(vec![file]) }));
+        holder.raw.send(&ToServer::Returned { inodes: List(vec![file]), after: 0 });
+        let none = Outcome::Leases { held: List(vec![]) };
+        assert_eq!(asking.join().unwrap(), (none, Outcome::Count { count: 1 }));
+    });
 }
 
 /// A volume whose server listens, with an authority.

@@ -32,11 +32,11 @@ fn attr(client: &Client, ino: Ino) -> Done<Attr> {
 }
 
 /// An event that must come.
-fn until(what: &str, mut has_come: impl FnMut() -> bool) {
+pub(super) fn until(what: &str, mut has_come: impl FnMut() -> bool) {
     let clock = Env::real().clock;
-    let late = clock.monotonic() + Duration::from_secs(30);
+    let deadline = clock.monotonic() + Duration::from_secs(30);
     while !has_come() {
-        assert!(clock.monotonic() < late, "{what}: never");
+        assert!(clock.monotonic() < deadline, "{what}: never");
         std::thread::yield_now();
     }
 }
@@ -67,14 +67,15 @@ fn claims_survive_connections_that_end_meanwhile() {
         crashing.crash();
         crashing.start_and_cut(message, crashes);
         // Some are forgotten, some looked up, whatever the claims have reached.
-        let (forgotten, kept): (Vec<Ino>, Vec<Ino>) = inos.iter().partition(|ino| **ino % 3 == 0);
+        let (forgotten, remembered): (Vec<Ino>, Vec<Ino>) =
+            inos.iter().partition(|ino| **ino % 3 == 0);
         for ino in &forgotten {
             client.fs.forget(*ino, 1);
         }
-        for ino in &kept {
+        for ino in &remembered {
             assert_eq!(attr(&client, *ino).map(|attr| attr.ino), Ok(*ino), "{at}");
         }
-        for ino in [removed, removed_again].into_iter().filter(|ino| kept.contains(ino)) {
+        for ino in [removed, removed_again].into_iter().filter(|ino| remembered.contains(ino)) {
             assert_eq!(attr(&client, ino).unwrap().nlink, 0, "{at}");
         }
         assert_eq!(client.read(open, fh, 100).unwrap(), b"still open", "{at}");
@@ -133,7 +134,7 @@ fn a_replay_that_makes_progress_is_never_given_up() {
         let nothing_there = Op::Claim { inodes: List::default() };
         assert!(matches!(teller.change(nothing_there), Outcome::Count { .. }));
     }
-    assert!(matches!(teller.change(Op::Redone {}), Outcome::Count { .. }));
+    assert!(matches!(teller.change(Op::Replayed {}), Outcome::Count { .. }));
     assert_eq!(crashing.world.fs.sessions().unwrap().len(), 1, "it is not given up");
     assert_eq!(teller.ask(Op::Settled {}), Outcome::Done {});
     assert!(matches!(teller.ask(Op::Getattr { ino: ROOT }), Outcome::Attributes { .. }));

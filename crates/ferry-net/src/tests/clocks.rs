@@ -48,11 +48,11 @@ fn setting_a_clients_clock_changes_no_file_times() {
         clock.ahead.store(hours * HOUR, Ordering::SeqCst);
         decides(&client, dir);
         let (ino, _) = client.create(dir, &format!("f{n}")).unwrap();
-        let shown = client.me.call(|cx| client.fs.getattr(cx, ino, None)).unwrap().0.mtime;
+        let reported = client.me.call(|cx| client.fs.getattr(cx, ino, None)).unwrap().0.mtime;
         assert_eq!(client.sync(), Ok(()));
         let stored = client.me.call(|cx| world.fs.getattr(cx, ino, None)).unwrap().0.mtime;
         let now = i128::try_from(Env::real().clock.wall().as_nanos()).unwrap();
-        assert_eq!(stored, shown);
+        assert_eq!(stored, reported);
         assert!(
             (now - stored.0).abs() < i128::from(HOUR / 2) * 1_000_000_000,
             "{n}: {stored:?} at {now}"

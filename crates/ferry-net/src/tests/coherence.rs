@@ -27,7 +27,7 @@ fn two_clients_see_each_others_changes_at_once() {
 }
 
 /// Memory that a client takes for contents.
-fn kept(client: &Client) -> u64 {
+fn cached(client: &Client) -> u64 {
     let most = ioctl::STATS_LEN as usize;
     let stats = client.me.call(|cx| client.fs.ioctl(cx, ROOT, ioctl::STATS, &[], most)).unwrap();
     let stats: serde_json::Value =
@@ -43,18 +43,18 @@ fn a_read_file_stays_cached_until_another_client_changes_it() {
     assert_eq!(a.write(ino, fh, 0, &[1; 5000]), Ok(5000));
     assert_eq!(b.ino(ROOT, "f"), ino);
     let other = b.open(ino).unwrap();
-    assert_eq!(kept(&b), 0);
+    assert_eq!(cached(&b), 0);
     assert_eq!(b.read(ino, other, 100).unwrap(), [1; 100]);
     // If a lease was being returned elsewhere meanwhile, nothing is cached: asked for once
     // more, it is.
-    while kept(&b) == 0 {
+    while cached(&b) == 0 {
         assert_eq!(b.ino(ROOT, "f"), ino);
         assert_eq!(b.read(ino, other, 100).unwrap(), [1; 100]);
     }
-    assert_eq!(kept(&b), 5000, "all of it, though a part was asked for");
+    assert_eq!(cached(&b), 5000, "all of it, though a part was asked for");
     assert_eq!(b.read(ino, other, 9000).unwrap(), [1; 5000]);
     assert_eq!(a.write(ino, fh, 4999, &[2; 2]), Ok(2));
-    assert_eq!(kept(&b), 0);
+    assert_eq!(cached(&b), 0);
     assert_eq!(b.read(ino, other, 9000).unwrap()[4998..], [1, 2, 2]);
     assert_eq!(b.ino(ROOT, "f"), ino);
     assert_eq!(b.read(ino, other, 1).unwrap(), [1]);

@@ -12,7 +12,7 @@ pub(super) struct Teller {
     raw: Raw,
     pub(super) session: u128,
     pub(super) seq: u64,
-    pub(super) series: u32,
+    pub(super) epoch: u32,
     requests: u64,
     /// Recalls that came while it waited for something else.
     recalled: Vec<Ino>,
@@ -34,8 +34,8 @@ impl Teller {
             newest: seq,
         });
         match raw.hear() {
-            Some(ToClient::Welcome { session, series, .. }) => {
-                Self { raw, session, seq, series, requests: 0, recalled: Vec::new() }
+            Some(ToClient::Welcome { session, epoch, .. }) => {
+                Self { raw, session, seq, epoch, requests: 0, recalled: Vec::new() }
             }
             other => panic!("{other:?}"),
         }
@@ -46,24 +46,24 @@ impl Teller {
         Self::enter(Raw::new(world), self.session, self.seq)
     }
 
-    pub(super) fn send(&mut self, promised: Option<Promised>, op: Op) -> u64 {
+    pub(super) fn send(&mut self, acknowledged: Option<Acknowledged>, op: Op) -> u64 {
         self.seq += 1;
-        self.send_again(self.seq, promised, op);
+        self.send_again(self.seq, acknowledged, op);
         self.seq
     }
 
-    pub(super) fn send_again(&mut self, seq: u64, promised: Option<Promised>, op: Op) {
-        let (series, who) = (self.series, Who::default());
-        self.raw.send(&ToServer::Change { seq, answered: 0, series, promised, who, op });
+    pub(super) fn send_again(&mut self, seq: u64, acknowledged: Option<Acknowledged>, op: Op) {
+        let (epoch, caller) = (self.epoch, Caller::default());
+        self.raw.send(&ToServer::Change { seq, answered: 0, epoch, acknowledged, caller, op });
     }
 
-    pub(super) fn promise(&mut self, op: Op) -> u64 {
+    pub(super) fn acknowledge(&mut self, op: Op) -> u64 {
         self.make(0, op)
     }
 
-    /// Promises to make something under that number.
+    /// Acknowledges early that something is made under that number.
     pub(super) fn make(&mut self, ino: Ino, op: Op) -> u64 {
-        self.send(Some(Promised { at: AT, ino }), op)
+        self.send(Some(Acknowledged { at: AT, ino }), op)
     }
 
     pub(super) fn give_back(&mut self, inodes: &[Ino], after: u64) {
@@ -91,8 +91,8 @@ impl Teller {
 
     pub(super) fn request(&mut self, op: Op) -> u64 {
         self.requests += 1;
-        let (id, after, who) = (self.requests, 0, Who::default());
-        self.raw.send(&ToServer::Request { id, after, who, op });
+        let (id, after, caller) = (self.requests, 0, Caller::default());
+        self.raw.send(&ToServer::Request { id, after, caller, op });
         id
     }
 
@@ -151,7 +151,7 @@ impl Teller {
         self.raw.send(&ToServer::Ping { number: 1 });
         loop {
             match self.raw.hear() {
-                Some(ToClient::Pong { renewed, series, .. }) => return (renewed, series),
+                Some(ToClient::Pong { renewed, epoch, .. }) => return (renewed, epoch),
                 Some(ToClient::Recall { inodes }) => self.recalled.extend(inodes.0),
                 other => panic!("{other:?}"),
             }
@@ -218,12 +218,12 @@ fn early_acknowledged_changes_are_applied_before_another_client_is_answered() {
             other.lookup(dir, "g").unwrap().unwrap()
         });
         assert_eq!(teller.recall(), [dir]);
-        teller.promise(write(1, 0, b"told"));
-        teller.promise(chmod(ino, 0o600));
+        teller.acknowledge(write(1, 0, b"told"));
+        teller.acknowledge(chmod(ino, 0o600));
         let (name, new_name) = (b"f".to_vec(), b"g".to_vec());
         let flags = RenameFlags::default();
         let moved =
-            teller.promise(Op::Rename { parent: dir, name, new_parent: dir, new_name, flags });
+            teller.acknowledge(Op::Rename { parent: dir, name, new_parent: dir, new_name, flags });
         assert!(!reading.is_finished());
         teller.give_back(&[dir], moved);
         assert_eq!(teller.changed(moved), Outcome::Done {});
@@ -279,7 +279,7 @@ fn an_early_acknowledged_create_is_leased_to_its_client_at_once() {
     let (dir, file) = (numbers.start + 1, numbers.start);
     teller.make(dir, mkdir(ROOT, "d"));
     let made = teller.make(file, create(dir, "f", 1));
-    let written = teller.promise(write(1, 0, b"whole"));
+    let written = teller.acknowledge(write(1, 0, b"whole"));
     match teller.changed(made) {
         Outcome::Entry { known: Some(known) } => {
             assert_eq!((known.attr.ino, known.attr.mtime, known.attr.ctime), (file, AT, AT));
@@ -321,10 +321,10 @@ fn a_failed_early_acknowledged_change_ends_its_epoch() {
     let mut number = numbers.start;
     type Lie<'l> = dyn Fn(&mut Teller, Ino) -> (u64, i32) + 'l;
     let lies: [&Lie<'_>; 7] = [
-        &|teller, _| (teller.promise(chmod(ino, 0o700)), libc::ESTALE),
+        &|teller, _| (teller.acknowledge(chmod(ino, 0o700)), libc::ESTALE),
         &|teller, number| (teller.make(number, mkdir(dir, "f")), libc::EEXIST),
         &|teller, number| (teller.make(number, create(dir, "f", 9)), libc::EEXIST),
-        &|teller, _| (teller.promise(mkdir(dir, "x")), libc::EINVAL),
+        &|teller, _| (teller.acknowledge(mkdir(dir, "x")), libc::EINVAL),
         &|teller, _| (teller.make(1 << 40, mkdir(dir, "x")), libc::EINVAL),
         &|teller, _| (teller.make(ino, mkdir(dir, "x")), libc::EINVAL),
         &|teller, number| (teller.make(number, chmod(dir, 0o711)), libc::EINVAL),
@@ -333,16 +333,16 @@ fn a_failed_early_acknowledged_change_ends_its_epoch() {
         assert_eq!(teller.lease(&[dir]).len(), 1);
         number += 1;
         let (seq, errno) = lie(&mut teller, number);
-        let promised = teller.promise(chmod(dir, 0o701));
+        let acknowledged = teller.acknowledge(chmod(dir, 0o701));
         let waited = teller.send(None, mkdir(dir, "y"));
         assert_eq!(teller.changed(seq), failed(errno), "{round}");
-        assert_eq!(teller.changed(promised), Outcome::Dropped {}, "{round}");
+        assert_eq!(teller.changed(acknowledged), Outcome::Dropped {}, "{round}");
         assert_eq!(teller.changed(waited), Outcome::Dropped {}, "{round}");
         assert_eq!(teller.ping(), (true, 0), "{round}: the leases stay");
-        teller.series += 1;
-        let kept = teller.promise(chmod(dir, 0o755));
+        teller.epoch += 1;
+        let applied = teller.acknowledge(chmod(dir, 0o755));
         assert!(
-            matches!(teller.changed(kept), Outcome::Attributes { .. }),
+            matches!(teller.changed(applied), Outcome::Attributes { .. }),
             "{round}: the next epoch goes on"
         );
     }
@@ -367,12 +367,12 @@ fn false_lease_messages_end_only_their_own_session() {
     let lies: [&dyn Fn(&mut Teller); 4] = [
         &|teller| teller.give_back(&[dir], u64::MAX),
         &|teller| {
-            teller.series = 1;
-            teller.promise(Op::Nothing {});
+            teller.epoch = 1;
+            teller.acknowledge(Op::Nothing {});
         },
         &|teller| teller.give_back(&vec![dir; BATCH_MAX + 1], 0),
         &|teller| {
-            teller.promise(Op::Statfs {});
+            teller.acknowledge(Op::Statfs {});
         },
     ];
     for lie in lies {
@@ -402,16 +402,19 @@ fn false_lease_messages_end_only_their_own_session() {
     teller.give_back(&[dir], 0);
     assert_eq!(teller.ping(), (true, 0));
     assert_eq!(world.figure("write_leases"), 0);
-    let credit = |bytes, inodes| Op::Credit { bytes, inodes };
+    let reserve = |bytes, inodes| Op::Reserve { bytes, inodes };
     let free = world.free_bytes();
-    for greedy in [credit(u64::MAX, 1), credit(1, u64::MAX), credit(1 << 40, 0)] {
+    for greedy in [reserve(u64::MAX, 1), reserve(1, u64::MAX), reserve(1 << 40, 0)] {
         let Outcome::Space { .. } = teller.ask(greedy) else { panic!("what there is") };
         assert!(free - world.free_bytes() <= free / 8, "no more than an eighth of what is free");
     }
-    assert_eq!(teller.change(Op::Spare { bytes: u64::MAX, inodes: u64::MAX }), Outcome::Done {});
-    assert_eq!(teller.change(Op::Spare { bytes: 4096, inodes: 1 }), Outcome::Done {});
+    assert_eq!(
+        teller.change(Op::Remaining { bytes: u64::MAX, inodes: u64::MAX }),
+        Outcome::Done {}
+    );
+    assert_eq!(teller.change(Op::Remaining { bytes: 4096, inodes: 1 }), Outcome::Done {});
     assert_eq!(free - world.free_bytes(), 2 * 4096);
-    assert_eq!(teller.ask(credit(1 << 20, 10)), Outcome::Space { bytes: 1 << 20, inodes: 10 });
+    assert_eq!(teller.ask(reserve(1 << 20, 10)), Outcome::Space { bytes: 1 << 20, inodes: 10 });
     for _ in 0..20 {
         teller.numbers();
     }
@@ -427,8 +430,8 @@ fn a_read_only_export_acknowledges_nothing_early() {
     let world = World::with(305, options);
     let mut teller = Teller::new(&world);
     assert_eq!(teller.lease(&[ROOT]), []);
-    let promised = teller.promise(chmod(ROOT, 0o700));
-    assert_eq!(teller.changed(promised), failed(libc::ESTALE));
+    let acknowledged = teller.acknowledge(chmod(ROOT, 0o700));
+    assert_eq!(teller.changed(acknowledged), failed(libc::ESTALE));
 }
 
 #[test]
@@ -440,9 +443,9 @@ fn leases_and_early_acknowledged_changes_survive_a_connection() {
     assert_eq!(teller.lease(&[dir, ino]).len(), 2);
     let lost = teller.seq + 1;
     let mut teller = teller.again(&world);
-    assert_eq!((teller.series, world.figure("write_leases")), (0, 2));
+    assert_eq!((teller.epoch, world.figure("write_leases")), (0, 2));
     teller.seq = lost;
-    teller.send_again(lost, Some(Promised { at: AT, ino: 0 }), chmod(ino, 0o600));
+    teller.send_again(lost, Some(Acknowledged { at: AT, ino: 0 }), chmod(ino, 0o600));
     assert!(matches!(teller.changed(lost), Outcome::Attributes { .. }), "it was not lost");
     // A recall that the old connection may have lost comes again on the new one.
     let other = world.client();
@@ -481,21 +484,21 @@ fn early_acknowledged_changes_survive_a_connection_that_closes_at_any_message() 
                 ]
             })
             .collect();
-        let promised = |at: u64| {
+        let acknowledged = |at: u64| {
             let (ino, op) = burst[at as usize].clone();
-            (Some(Promised { at: AT, ino }), op)
+            (Some(Acknowledged { at: AT, ino }), op)
         };
         // The last name stays.
         let all = CHANGES - 1;
         for at in 0..last.min(all) {
-            let (promised, op) = promised(at);
-            teller.send(promised, op);
+            let (acknowledged, op) = acknowledged(at);
+            teller.send(acknowledged, op);
         }
         let mut teller = teller.again(&world);
-        assert_eq!((teller.series, world.figure("write_leases") >= 1), (0, true), "{last}");
+        assert_eq!((teller.epoch, world.figure("write_leases") >= 1), (0, true), "{last}");
         for at in 0..all {
-            let (promised, op) = promised(at);
-            teller.send_again(at + 1, promised, op);
+            let (acknowledged, op) = acknowledged(at);
+            teller.send_again(at + 1, acknowledged, op);
         }
         teller.seq = all;
         for seq in 1..=all {
@@ -528,20 +531,20 @@ fn a_client_that_returns_after_its_leases_were_granted_to_others_is_fenced() {
     // It hears of the recall, and says nothing.
     assert_eq!(other.ino(ROOT, "d"), dir);
     let made = other.mkdir(dir, "by another").unwrap();
-    let late = teller.promise(chmod(ino, 0o600));
+    let fenced = teller.acknowledge(chmod(ino, 0o600));
     let waited = teller.send(None, chmod(ino, 0o606));
-    assert_eq!(teller.changed(late), Outcome::Dropped {}, "of a lease that nobody wanted, too");
+    assert_eq!(teller.changed(fenced), Outcome::Dropped {}, "of a lease that nobody wanted, too");
     assert_eq!(teller.changed(waited), Outcome::Dropped {});
     assert_eq!(teller.ping().1, 1);
     let mut teller = teller.again(&world);
-    assert_eq!(teller.series, 1);
+    assert_eq!(teller.epoch, 1);
     for _ in 0..teller.seq {
         teller.raw.hear();
     }
     assert_eq!(teller.lookup(dir, "by another"), made);
     assert_eq!(teller.lease(&[ino])[0].attr.mode & 0o7777, 0o644);
-    let kept = teller.promise(chmod(ino, 0o640));
-    assert!(matches!(teller.changed(kept), Outcome::Attributes { .. }));
+    let applied = teller.acknowledge(chmod(ino, 0o640));
+    assert!(matches!(teller.changed(applied), Outcome::Attributes { .. }));
 }
 
 /// Counts clients that have ended, one way or the other.
@@ -560,10 +563,10 @@ fn changes_of_three_clients_in_turn_are_visible_at_once() {
     const ROUNDS: u64 = 40;
     let world = World::new(310);
     let (dir, _) = world.furnished();
-    let (promised, over) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (acknowledged, over) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for which in 0..3 {
-            let (world, promised, over) = (&world, &promised, &over);
+            let (world, acknowledged, over) = (&world, &acknowledged, &over);
             scope.spawn(move || {
                 let _counted = OnDrop(over);
                 let mut teller = Teller::new(world);
@@ -575,8 +578,8 @@ fn changes_of_three_clients_in_turn_are_visible_at_once() {
                     assert_eq!(teller.lease(&[dir]).len(), 1);
                     let number = numbers.start + round;
                     let made = teller.make(number, mkdir(dir, &format!("{which}-{round}")));
-                    let changed = teller.promise(chmod(number, 0o700));
-                    promised.fetch_add(1, Ordering::SeqCst);
+                    let changed = teller.acknowledge(chmod(number, 0o700));
+                    acknowledged.fetch_add(1, Ordering::SeqCst);
                     teller.give_back(&[dir, number], changed);
                     assert!(matches!(teller.changed(made), Outcome::Entry { .. }));
                     assert!(matches!(teller.changed(changed), Outcome::Attributes { .. }));
@@ -588,7 +591,7 @@ fn changes_of_three_clients_in_turn_are_visible_at_once() {
         assert_eq!(reader.ino(ROOT, "d"), dir);
         loop {
             let (is_over, least) =
-                (over.load(Ordering::SeqCst) == 3, promised.load(Ordering::SeqCst));
+                (over.load(Ordering::SeqCst) == 3, acknowledged.load(Ordering::SeqCst));
             let names = reader.list(dir).unwrap();
             assert!(names.len() as u64 > least, "{} of {least}", names.len());
             for name in names.iter().rev().filter(|name| *name != "f").take(2) {
@@ -645,9 +648,9 @@ fn a_stopping_server_waits_for_early_acknowledged_changes() {
         assert_eq!(BTreeSet::from_iter(recalled.iter().copied()), BTreeSet::from([dir, ino]));
         assert_eq!(teller.lease(&[ROOT]), [], "nobody decides alone any more");
         assert!(!stopping.is_finished());
-        let promised = teller.promise(chmod(ino, 0o600));
-        teller.give_back(&recalled, promised);
-        assert!(matches!(teller.changed(promised), Outcome::Attributes { .. }));
+        let acknowledged = teller.acknowledge(chmod(ino, 0o600));
+        teller.give_back(&recalled, acknowledged);
+        assert!(matches!(teller.changed(acknowledged), Outcome::Attributes { .. }));
         assert_eq!(teller.raw.hear(), Some(ToClient::Goodbye {}));
         stopping.join().unwrap();
     });

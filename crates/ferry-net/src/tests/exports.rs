@@ -56,7 +56,7 @@ fn a_directory_moved_out_of_an_export_is_out_of_reach() {
     let deep = root.dir(dir, "deep", (0, 0), 0o755);
     let (file, open) =
         (root.file(deep, "f", (0, 0), 0o644), root.file(deep, "open", (0, 0), 0o644));
-    let kept = root.dir(public, "kept", (0, 0), 0o755);
+    let fixed = root.dir(public, "kept", (0, 0), 0o755);
     let mut inside = Liar::at(&world, Peer::default(), "/pub");
     let mut all = Liar::at(&world, Peer::default(), "/");
     let mut capabilities = Vec::new();
@@ -65,7 +65,7 @@ fn a_directory_moved_out_of_an_export_is_out_of_reach() {
     {
         let known = known(look_up(&mut inside, parent, name));
         assert_eq!(known.attr.ino, ino);
-        capabilities.push(Claim { ino, ticket: known.ticket });
+        capabilities.push(Claim { ino, capability: known.capability });
     }
     inside.ino(ROOT, "kept");
     let fh = inside.opens(DAEMON, open, libc::O_RDWR).unwrap();
@@ -75,11 +75,11 @@ fn a_directory_moved_out_of_an_export_is_out_of_reach() {
     // Within the export nothing is lost.
     assert_eq!(all.says(DAEMON, rename(public, "d", public, "e")), Outcome::Done {});
     assert_eq!(inside.ino(dir, "deep"), deep);
-    assert_eq!(all.ino(public, "kept"), kept);
-    assert_eq!(all.says(DAEMON, rename(public, "e", kept, "e")), Outcome::Done {});
+    assert_eq!(all.ino(public, "kept"), fixed);
+    assert_eq!(all.says(DAEMON, rename(public, "e", fixed, "e")), Outcome::Done {});
     assert_eq!(inside.ino(deep, "f"), file);
 
-    assert_eq!(all.says(DAEMON, rename(kept, "e", private, "d")), Outcome::Done {});
+    assert_eq!(all.says(DAEMON, rename(fixed, "e", private, "d")), Outcome::Done {});
     root.dir(deep, "secret", (0, 0), 0o755);
     for ino in [dir, deep] {
         for op in [
@@ -110,9 +110,9 @@ fn a_directory_moved_out_of_an_export_is_out_of_reach() {
         assert_eq!(inside.says(DAEMON, op), failed(libc::ESTALE), "{what}");
     }
     assert_eq!(inside.opens(DAEMON, file, libc::O_RDONLY), Err(libc::ESTALE));
-    let place = |parent, name: &str| Place { parent, name: name.into() };
+    let dir_name = |parent, name: &str| DirName { parent, name: name.into() };
     let walk = Op::Walk {
-        dirs: List(vec![place(dir, "."), place(dir, "deep")]),
+        dirs: List(vec![dir_name(dir, "."), dir_name(dir, "deep")]),
         purpose: Purpose::Look {},
     };
     let Outcome::Walked { inodes, dirs, .. } = inside.says(DAEMON, walk) else { panic!("no walk") };

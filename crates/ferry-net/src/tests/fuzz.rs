@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::codec::{Wire, decode};
 use crate::frame;
-use crate::message::{Outcome, Promised, ToClient, ToServer, VERSION, Who};
+use crate::message::{Acknowledged, Caller, Outcome, ToClient, ToServer, VERSION};
 
 /// A message's bytes are the only ones that mean it, so nothing that was taken is anything but what
 /// was sent.
@@ -36,7 +36,7 @@ proptest! {
         let mut request = vec![2];
         (1_u64).put(&mut request);
         (0_u64).put(&mut request);
-        Who::default().put(&mut request);
+        Caller::default().put(&mut request);
         request.push(tag);
         request.extend_from_slice(&bytes);
         one_form::<ToServer>(&request);
@@ -45,11 +45,14 @@ proptest! {
         reply.push(tag % 32);
         reply.extend_from_slice(&bytes);
         one_form::<ToClient>(&reply);
-        if let Ok(ToServer::Request { id, after, who, op }) = decode(&request) {
-            prop_assert_eq!(frame::encode_request(id, after, who, &op)[4..].to_vec(), request);
-            let promised = (id % 2 == 0).then_some(Promised { at: Timestamp(7), ino: after });
-            let change = ToServer::Change { seq: 5, answered: 4, series: 3, promised, who, op: op.clone() };
-            prop_assert_eq!(frame::encode_change((5, 4, 3), promised, who, &op), frame::encode(&change));
+        if let Ok(ToServer::Request { id, after, caller, op }) = decode(&request) {
+            prop_assert_eq!(frame::encode_request(id, after, caller, &op)[4..].to_vec(), request);
+            let acknowledged = (id % 2 == 0)
+                .then_some(Acknowledged { at: Timestamp(7), ino: after });
+            let (seq, answered, epoch) = (5, 4, 3);
+            let encoded = frame::encode_change((seq, answered, epoch), acknowledged, caller, &op);
+            let change = ToServer::Change { seq, answered, epoch, acknowledged, caller, op };
+            prop_assert_eq!(encoded, frame::encode(&change));
         }
     }
 
@@ -98,10 +101,10 @@ fn session_of_garbage(world: &World, runtime: &tokio::runtime::Runtime, random: 
         0_u64.put(&mut message);
         if is_change {
             0_u32.put(&mut message);
-            let promised = Promised { at: Timestamp(0), ino: random.below(4) };
-            (random.below(3) == 0).then_some(promised).put(&mut message);
+            let acknowledged = Acknowledged { at: Timestamp(0), ino: random.below(4) };
+            (random.below(3) == 0).then_some(acknowledged).put(&mut message);
         }
-        Who::default().put(&mut message);
+        Caller::default().put(&mut message);
         message.push(random.below(64) as u8);
         message.extend(
             (0..random.below(60)).map(|_| (random.next() >> (random.below(8) * 8)) as u8 % 8),
@@ -115,8 +118,8 @@ fn session_of_garbage(world: &World, runtime: &tokio::runtime::Runtime, random: 
         bytes.extend(message);
     }
     runtime.block_on(async {
-        let _gone = ours.write_all(&bytes).await;
-        let _gone = ours.shutdown().await;
+        let _closed = ours.write_all(&bytes).await;
+        let _closed = ours.shutdown().await;
     });
 }
 
@@ -160,7 +163,7 @@ fn for_so_many_seconds() {
                 let mut request = vec![2];
                 (1_u64).put(&mut request);
                 (0_u64).put(&mut request);
-                Who::default().put(&mut request);
+                Caller::default().put(&mut request);
                 request.push(tag);
                 request.extend(random_bytes(&random, 200));
                 one_form::<ToServer>(&request);

@@ -21,7 +21,7 @@ fn a_client_that_pings_and_does_not_read_takes_no_memory() {
     for _ in 0..4 * ANSWERS_MAX {
         raw.send(&ToServer::Ping { number: 1 });
     }
-    raw.send(&ToServer::Request { id: 1, after: 0, who: Who::default(), op: Op::Statfs {} });
+    raw.send(&ToServer::Request { id: 1, after: 0, caller: Caller::default(), op: Op::Statfs {} });
     let mut pongs = 0;
     loop {
         match raw.hear() {
@@ -41,7 +41,7 @@ fn a_client_that_locks_and_does_not_read_takes_no_memory() {
     let mut sent = 0;
     for id in 1..=4 * ANSWERS_MAX as u64 {
         let op = Op::Lock { ino: ROOT, lock, wait: false };
-        if !raw.send_soon(&ToServer::Request { id, after: 0, who: Who::default(), op }) {
+        if !raw.send_soon(&ToServer::Request { id, after: 0, caller: Caller::default(), op }) {
             break;
         }
         sent = id;
@@ -56,7 +56,7 @@ fn a_read_only_client_gets_no_reservations() {
     let free = || InProcess::default().call(|cx| world.fs.statfs(cx)).unwrap().blocks_available;
     let before = free();
     let mut raw = Raw::greeted(&world);
-    for op in [Op::Numbers {}, Op::Credit { bytes: 64 << 20, inodes: 4096 }] {
+    for op in [Op::Numbers {}, Op::Reserve { bytes: 64 << 20, inodes: 4096 }] {
         assert_eq!(raw.ask(op), Outcome::Failed { errno: libc::EPERM });
     }
     assert_eq!(
@@ -107,7 +107,7 @@ fn silent_connections_keep_no_client_out() {
 /// Only changes of the file system are replayed. A message that ends the replay is none, and a
 /// client must not block the server by saying so.
 #[test]
-fn a_redone_marked_as_a_replayed_change_does_not_block_the_barrier() {
+fn an_end_of_replay_marked_as_a_replayed_change_does_not_block_the_barrier() {
     let mut crashing = Crashing::new(905);
     let mut raw = Raw::new(&crashing.world);
     raw.send(&hello(b"/"));
@@ -118,10 +118,10 @@ fn a_redone_marked_as_a_replayed_change_does_not_block_the_barrier() {
     let ToServer::Hello { version, path, name, newest, .. } = hello(b"/") else { unreachable!() };
     raw.send(&ToServer::Hello { version, session, path, name, newest });
     assert!(matches!(raw.hear(), Some(ToClient::Welcome { mark: Some(0), .. })));
-    let promised = Some(Promised { at: ferry_fs::Timestamp(1), ino: 0 });
-    let (answered, series, caller) = (0, 0, Who::default());
-    for (seq, op) in [(1, Op::Claim { inodes: List::default() }), (2, Op::Redone {})] {
-        raw.send(&ToServer::Change { seq, answered, series, promised, who: caller, op });
+    let acknowledged = Some(Acknowledged { at: ferry_fs::Timestamp(1), ino: 0 });
+    let (answered, epoch, caller) = (0, 0, Caller::default());
+    for (seq, op) in [(1, Op::Claim { inodes: List::default() }), (2, Op::Replayed {})] {
+        raw.send(&ToServer::Change { seq, answered, epoch, acknowledged, caller, op });
         match raw.hear() {
             Some(ToClient::Changed { seq: of, outcome: Outcome::Count { .. }, .. }) => {
                 assert_eq!(of, seq);

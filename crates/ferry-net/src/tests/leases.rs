@@ -103,11 +103,11 @@ fn one_order(seed: u64) {
         }
         let which = below(3) as usize;
         let client = &clients[which];
-        let (place, name) = (below(2) as usize, format!("n{}", below(5)));
-        let dir = dirs[place];
-        let key = (place, name.clone());
+        let (index, name) = (below(2) as usize, format!("n{}", below(5)));
+        let dir = dirs[index];
+        let key = (index, name.clone());
         let found = names.get(&key).copied();
-        let at = format!("seed {seed}, step {step}, client {which}, d{place}/{name}");
+        let at = format!("seed {seed}, step {step}, client {which}, d{index}/{name}");
         let absent = Err(Errno(libc::ENOENT));
         match below(12) {
             0 => match client.create(dir, &name) {
@@ -154,7 +154,7 @@ fn one_order(seed: u64) {
             }
             4 if found.is_some_and(|node| !nodes[node].dir) => {
                 let node = found.unwrap();
-                let new = (place, format!("m{}", below(5)));
+                let new = (index, format!("m{}", below(5)));
                 assert_eq!(client.ino(dir, &name), nodes[node].ino, "{at}");
                 let done = client.link(nodes[node].ino, dir, &new.1);
                 let taken = names.contains_key(&new);
@@ -183,12 +183,12 @@ fn one_order(seed: u64) {
             6 => {
                 let expected: Vec<String> = names
                     .keys()
-                    .filter(|(p, _)| *p == place)
+                    .filter(|(p, _)| *p == index)
                     .map(|(_, name)| name.clone())
                     .collect();
                 assert_eq!(client.list(dir), Ok(expected), "{at}");
                 let children =
-                    names.iter().filter(|((p, _), node)| *p == place && nodes[**node].dir).count();
+                    names.iter().filter(|((p, _), node)| *p == index && nodes[**node].dir).count();
                 assert_eq!(client.attr(dir).unwrap().nlink, 2 + children as u32, "{at}");
             }
             _ => {
@@ -314,9 +314,9 @@ fn a_lease_that_is_not_returned_ends_with_its_term() {
     let client = world.client();
     let (ino, fh) = client.create(ROOT, "f").unwrap();
     let mut silent = Raw::greeted(&world);
-    let caller = Who::default();
+    let caller = Caller::default();
     let lookup = Op::Lookup { parent: ROOT, name: b"f".to_vec() };
-    silent.send(&ToServer::Request { id: 1, after: 0, who: caller, op: lookup });
+    silent.send(&ToServer::Request { id: 1, after: 0, caller, op: lookup });
     let reply = silent.hear();
     assert!(
         matches!(reply, Some(ToClient::Reply { id: 1, leased, .. }) if leased == LEASED | LEASED_FOUND),
@@ -331,11 +331,11 @@ fn a_lease_that_is_not_returned_ends_with_its_term() {
     // as it may rely on its lease.
     silent.send(&ToServer::Ping { number: 1 });
     let pong = |said: &Option<ToClient>| match said {
-        Some(ToClient::Pong { renewed, series: 0, durable: 0, .. }) => *renewed,
+        Some(ToClient::Pong { renewed, epoch: 0, durable: 0, .. }) => *renewed,
         other => panic!("{other:?}"),
     };
     assert!(pong(&silent.hear()), "it has none any more");
-    silent.send(&ToServer::Request { id: 2, after: 0, who: caller, op: Op::Getattr { ino } });
+    silent.send(&ToServer::Request { id: 2, after: 0, caller, op: Op::Getattr { ino } });
     assert!(matches!(silent.hear(), Some(ToClient::Reply { id: 2, leased: LEASED, .. })));
     std::thread::scope(|scope| {
         let writing = scope.spawn(|| client.write(ino, fh, 0, b"y"));
@@ -349,7 +349,7 @@ fn a_lease_that_is_not_returned_ends_with_its_term() {
             std::thread::yield_now();
         }
         assert!(!writing.is_finished());
-        silent.send(&ToServer::Request { id: 3, after: 0, who: caller, op: Op::Getattr { ino } });
+        silent.send(&ToServer::Request { id: 3, after: 0, caller, op: Op::Getattr { ino } });
         assert!(
             matches!(silent.hear(), Some(ToClient::Reply { id: 3, leased: 0, .. })),
             "it is to be changed"

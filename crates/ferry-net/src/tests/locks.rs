@@ -383,7 +383,7 @@ fn closing_a_file_keeps_locks_taken_through_another_description() {
 fn a_lock_is_reclaimed_after_a_crash_only_with_its_open_file() {
     let mut world = World::new(710);
     let holder = world.waiting_client();
-    let [kept, closed] = ["kept", "closed"].map(|name| {
+    let [held, closed] = ["held", "closed"].map(|name| {
         let (ino, fh) = holder.create(ROOT, name).unwrap();
         holder.lock(ino, fh, 77, libc::F_WRLCK, false).unwrap();
         (ino, fh)
@@ -395,9 +395,9 @@ fn a_lock_is_reclaimed_after_a_crash_only_with_its_open_file() {
     world.options.grace = Duration::from_secs(60);
     world.reopen();
     world.start();
-    assert_eq!(holder.write(kept.0, kept.1, 0, b"here"), Ok(4));
+    assert_eq!(holder.write(held.0, held.1, 0, b"here"), Ok(4));
     assert_eq!(world.figure("locks"), 1, "of the file that is open");
-    holder.close(kept.0, kept.1);
+    holder.close(held.0, held.1);
     holder.mkdir(ROOT, "told").unwrap();
     assert_eq!(world.figure("locks"), 0);
 }

@@ -33,13 +33,13 @@ fn alone(world: &World) -> (Client, Ino, Ino) {
 }
 
 /// Early-acknowledged changes are lost meanwhile: the next server does not know the session.
-fn losing<T>(world: &World, promise: impl FnOnce() -> T) -> T {
+fn losing<T>(world: &World, acknowledge: impl FnOnce() -> T) -> T {
     world.net.silence_all();
-    let promised = promise();
+    let acknowledged = acknowledge();
     world.stop();
     world.start();
     world.net.cut_all();
-    promised
+    acknowledged
 }
 
 /// Until it has found that something is lost. The server is not asked.
@@ -75,8 +75,8 @@ fn each_descriptor_reports_a_loss_once_by_fsync_or_close() {
     }
     assert_eq!(client.write(ino, fhs[2], 0, b"on top"), Err(EIO), "its program was not told");
     assert_eq!(client.close_told(ino, fhs[2]), Err(EIO));
-    let late = client.open(ino).unwrap();
-    assert_eq!(client.fsync(ino, late), Ok(()), "somebody was told before it was opened");
+    let later = client.open(ino).unwrap();
+    assert_eq!(client.fsync(ino, later), Ok(()), "somebody was told before it was opened");
     assert_eq!(client.close_told(ino, fhs[3]), Err(EIO));
 }
 
@@ -113,8 +113,8 @@ fn each_open_directory_reports_a_loss_once() {
     for fh in open {
         assert_eq!((client.fsyncdir(dir, fh), client.fsyncdir(dir, fh)), (Err(EIO), Ok(())));
     }
-    let late = client.opendir(dir);
-    assert_eq!(client.fsyncdir(dir, late), Ok(()));
+    let later = client.opendir(dir);
+    assert_eq!(client.fsyncdir(dir, later), Ok(()));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Many clients with many leases: what they cost the server, and how long it takes to have all of
-//! them back. Figures, not run by itself: `cargo test --release -p ferry-net --lib many --
+//! them back. `scripts/long` runs it. The figures: `cargo test --release -p ferry-net --lib many --
 //! --ignored --nocapture --test-threads 1`.
 
 use std::pin::Pin;
@@ -61,13 +61,16 @@ impl Idle {
 
     fn ask_to_decide(&self, inos: &[Ino]) {
         let op = Op::Lease { inodes: List(inos.to_vec()) };
-        say(&self.out, &ToServer::Request { id: inos[0], after: 0, who: Who::default(), op });
+        say(&self.out, &ToServer::Request { id: inos[0], after: 0, caller: Caller::default(), op });
     }
 
     fn look_up(&self, names: std::ops::Range<usize>, dir: Ino) {
         for n in names {
             let op = Op::Lookup { parent: dir, name: n.to_string().into_bytes() };
-            say(&self.out, &ToServer::Request { id: n as u64, after: 0, who: Who::default(), op });
+            say(
+                &self.out,
+                &ToServer::Request { id: n as u64, after: 0, caller: Caller::default(), op },
+            );
         }
     }
 
@@ -143,7 +146,7 @@ async fn ping(idle: &[Idle]) {
 }
 
 #[test]
-#[ignore = "figures; takes a minute"]
+#[ignore = "takes a minute; scripts/long runs it"]
 fn two_hundred_sessions_with_ten_thousand_leases_each() {
     let world = World::new(90);
     let dir = {
@@ -165,7 +168,10 @@ fn two_hundred_sessions_with_ten_thousand_leases_each() {
     // What is not named before cannot be used: the directory itself.
     let known = |client: &Idle| {
         let op = Op::Lookup { parent: ROOT, name: b"d".to_vec() };
-        say(&client.out, &ToServer::Request { id: u64::MAX, after: 0, who: Who::default(), op });
+        say(
+            &client.out,
+            &ToServer::Request { id: u64::MAX, after: 0, caller: Caller::default(), op },
+        );
     };
     idle.iter().for_each(known);
     runtime.block_on(until(|| idle.iter().all(|client| client.count(0) == 1)));
@@ -215,7 +221,7 @@ fn two_hundred_sessions_with_ten_thousand_leases_each() {
 
 /// Each has files of its own, so that all may have the write leases.
 #[test]
-#[ignore = "figures; takes a minute and 8 GiB of memory"]
+#[ignore = "takes a minute and 8 GiB of memory; scripts/long runs it"]
 fn two_hundred_sessions_with_ten_thousand_write_leases_each() {
     let world = World::on(Arc::new(MemDevice::new(8 << 30)), 91, server_options());
     let me = InProcess::default();
@@ -241,7 +247,10 @@ fn two_hundred_sessions_with_ten_thousand_write_leases_each() {
     let idle: Vec<Idle> = (0..SESSIONS).map(|name| Idle::new(&server, name)).collect();
     for (session, client) in idle.iter().enumerate() {
         let op = Op::Lookup { parent: ROOT, name: format!("d{session}").into_bytes() };
-        say(&client.out, &ToServer::Request { id: u64::MAX, after: 0, who: Who::default(), op });
+        say(
+            &client.out,
+            &ToServer::Request { id: u64::MAX, after: 0, caller: Caller::default(), op },
+        );
     }
     let pinged = async |work: Pin<Box<dyn Future<Output = ()> + '_>>| {
         tokio::select! {

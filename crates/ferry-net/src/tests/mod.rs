@@ -207,7 +207,7 @@ async fn relay(
                     left -= n as u64;
                 }
                 _ => {
-                    let _gone = to.shutdown().await;
+                    let _closed = to.shutdown().await;
                     return false;
                 }
             }
@@ -316,7 +316,10 @@ impl World {
     }
 
     fn start(&self) {
-        let fs = self.fs.clone() as Arc<dyn SessionStore>;
+        self.start_on(self.fs.clone());
+    }
+
+    fn start_on(&self, fs: Arc<dyn SessionStore>) {
         let server =
             Server::start_with(fs, self.options.clone(), self.env.clone(), WALK_TIMES).unwrap();
         *self.net.server.lock() = Some(Arc::new(server));

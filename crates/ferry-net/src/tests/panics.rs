@@ -102,11 +102,7 @@ fn an_early_acknowledged_change_that_panics_ends_its_epoch() {
         assert_eq!(teller.changed(second), Outcome::Dropped {});
         first
     });
-    assert_eq!(
-        teller.ping(),
-        (true, 0),
-        "change {first} has ended its series, and the leases stay"
-    );
+    assert_eq!(teller.ping(), (true, 0), "change {first} has ended its epoch, and the leases stay");
     assert!(other.mkdir(ROOT, "free").is_ok());
     assert_eq!(other.lookup(ROOT, "behind"), Ok(None));
 }

@@ -1,6 +1,6 @@
 //! The server crashes behind changes that it has decided itself, among early-acknowledged ones:
-//! what was synced is never told as lost, and what is there neither; what is left of each inode is
-//! a state that it has had.
+//! what was synced is never reported as lost, and what is there neither; what is left of each inode
+//! is a state that it has had.
 
 use std::collections::{BTreeMap, BTreeSet};
 

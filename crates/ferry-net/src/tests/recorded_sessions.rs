@@ -33,7 +33,7 @@ fn work(client: &Client, dir: Ino) -> (Ino, u64) {
 }
 
 /// All is there, and no loss is reported.
-fn assert_kept(client: &Client, dir: Ino, (ino, fh): (Ino, u64)) {
+fn assert_unchanged(client: &Client, dir: Ino, (ino, fh): (Ino, u64)) {
     assert_eq!(client.list(dir).unwrap(), ["sub"]);
     let sub = client.ino(dir, "sub");
     assert_eq!(client.list(sub).unwrap(), ["g"]);
@@ -53,7 +53,7 @@ fn a_durable_change_of_a_waiting_client_is_not_reported_lost() {
         // Durable, and the client does not know it.
         crashing.world.fs.sync_sessions(&[]).unwrap();
         crashing.crash_and_start();
-        assert_kept(&client, dir, open);
+        assert_unchanged(&client, dir, open);
     }
 }
 
@@ -64,7 +64,7 @@ fn a_waiting_client_replays_what_a_crash_took() {
         let (client, dir) = waiting(&crashing, is_limited);
         let open = work(&client, dir);
         crashing.crash_and_start();
-        assert_kept(&client, dir, open);
+        assert_unchanged(&client, dir, open);
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use ferry_sim::device::{SimDevice, SimRng};
 
 use super::restarts::long_terms;
+use super::simulation::store::Undivided;
 use super::*;
 
 /// A world whose device forgets.
@@ -150,7 +151,7 @@ impl Client {
         self
     }
 
-    pub(super) fn kept(&self) -> u64 {
+    pub(super) fn not_durable(&self) -> u64 {
         // Both at one time.
         let connection = self.fs.connection();
         let of = |key: &str| connection[key].as_u64().expect("a number");
@@ -242,7 +243,7 @@ fn assert_all_there(world: &World, client: &Client, history: &History, before: &
         None => {}
     }
     assert_eq!(client.sync(), Ok(()), "{at}");
-    assert_eq!(client.kept(), 0, "{at}: all of it is durable");
+    assert_eq!(client.not_durable(), 0, "{at}: all of it is durable");
     assert_eq!(world.client().see(), *before, "{at}: seen by another");
 }
 
@@ -282,6 +283,27 @@ fn a_replay_survives_a_crash_at_any_message() {
         crashing.start_and_cut(message, crashes);
         assert_all_there(&crashing.world, &client, &history, &before, &at);
     }
+}
+
+#[test]
+fn the_end_of_a_replay_waits_for_a_sync_that_succeeds() {
+    let mut crashing = Crashing::new(9);
+    let client = crashing.world.client().warm_up();
+    let dir = client.mkdir(ROOT, "d").unwrap();
+    client.sync().unwrap();
+    let (ino, fh) = client.create(dir, "f").unwrap();
+    client.write(ino, fh, 0, b"told").unwrap();
+    crashing.crash();
+    let store = Arc::new(Undivided::failing(crashing.world.fs.clone(), 2));
+    crashing.world.start_on(store.clone());
+    let other = crashing.world.client();
+    assert_eq!((other.ino(ROOT, "d"), other.ino(dir, "f")), (dir, ino), "behind the replay");
+    assert_eq!(store.failing_syncs(), 0);
+    assert_eq!((client.sync(), client.figures("connection", "lost_changes")), (Ok(()), 0));
+    assert_eq!(client.read(ino, fh, 10).unwrap(), b"told");
+    crashing.crash_and_start();
+    let last = crashing.world.client();
+    assert_eq!((last.ino(ROOT, "d"), last.ino(dir, "f")), (dir, ino), "it is durable");
 }
 
 #[test]
@@ -454,7 +476,7 @@ fn early_acknowledged_changes_become_durable_without_an_fsync() {
     let client = crashing.world.client().warm_up();
     let (ino, fh) = client.create(ROOT, "f").unwrap();
     client.write(ino, fh, 0, b"x").unwrap();
-    while client.kept() > 0 {
+    while client.not_durable() > 0 {
         std::thread::yield_now();
     }
     assert_eq!(crashing.world.figure("early_not_durable"), 0);

@@ -126,7 +126,7 @@ fn concurrent_changes_of_two_clients_survive_a_crash() {
             for client in clients.iter().chain([&crashing.world.client()]) {
                 assert_eq!(client.ino(ROOT, "d"), dir, "{at}");
                 assert!(client.files(dir) == files, "{at}");
-                assert_eq!(client.sync(), Ok(()), "{at}: nothing is told as lost");
+                assert_eq!(client.sync(), Ok(()), "{at}: nothing is reported as lost");
                 assert_eq!(client.figures("connection", "lost_changes"), 0, "{at}");
             }
         }
@@ -356,10 +356,10 @@ fn a_refused_change_does_not_count_as_durable() {
     assert_eq!(teller.lease(&[dir]).len(), 1);
     let set = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
     let chmod = |mode| Op::Setattr { ino: dir, fh: None, set: set(mode) };
-    let good = teller.promise(chmod(0o700));
+    let good = teller.acknowledge(chmod(0o700));
     let (name, value) = (b"nonsense".to_vec(), vec![1]);
-    teller.promise(Op::Setxattr { ino: dir, name, value, flags: XattrFlags::default() });
-    let dropped = teller.promise(chmod(0o711));
+    teller.acknowledge(Op::Setxattr { ino: dir, name, value, flags: XattrFlags::default() });
+    let dropped = teller.acknowledge(chmod(0o711));
     assert_eq!(teller.changed(dropped), Outcome::Dropped {});
     other.sync().unwrap();
     let session = teller.session;

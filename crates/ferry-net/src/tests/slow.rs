@@ -9,7 +9,7 @@ const TERM: Duration = Duration::from_millis(1500);
 const RATE: u64 = 500_000;
 /// So much takes longer than a term.
 const BYTES: usize = 1_500_000;
-const PIECE: usize = 100_000;
+const CHUNK: usize = 100_000;
 
 fn slow_world(seed: u64) -> World {
     World::with(seed, ServerOptions { lease_term: TERM, ..server_options() })
@@ -47,8 +47,8 @@ fn a_client_with_a_slow_connection_keeps_its_leases() {
             assert_eq!((other.ino(ROOT, "d"), other.ino(dir, "part")), (dir, ino));
             other.list(dir).unwrap()
         });
-        for (n, chunk) in contents.chunks(PIECE).enumerate() {
-            assert_eq!(client.write(ino, fh, (n * PIECE) as u64, chunk), Ok(chunk.len() as u64));
+        for (n, chunk) in contents.chunks(CHUNK).enumerate() {
+            assert_eq!(client.write(ino, fh, (n * CHUNK) as u64, chunk), Ok(chunk.len() as u64));
         }
         client.close(ino, fh);
         client.rename(dir, "part", "whole").unwrap();
@@ -57,10 +57,10 @@ fn a_client_with_a_slow_connection_keeps_its_leases() {
     });
     let read = other.ino(dir, "whole");
     let fh = other.open(read).unwrap();
-    for (n, chunk) in contents.chunks(PIECE).enumerate() {
+    for (n, chunk) in contents.chunks(CHUNK).enumerate() {
         let read = other.me.call(|cx| {
             let mut out = vec![0; chunk.len()];
-            let n = other.fs.read(cx, read, fh, (n * PIECE) as u64, &mut out)?;
+            let n = other.fs.read(cx, read, fh, (n * CHUNK) as u64, &mut out)?;
             out.truncate(n);
             Ok(out)
         });
@@ -102,7 +102,7 @@ fn a_lease_return_passes_the_changes_that_it_waits_for() {
             (false, 0),
             "a client that owes changes is not waited for for ever"
         );
-        assert_eq!(teller.promise(write(fh, 0, b"promised before")), next);
+        assert_eq!(teller.acknowledge(write(fh, 0, b"answered before")), next);
         assert!(matches!(teller.changed(next), Outcome::Count { .. }));
         assert_eq!(looking.join().unwrap(), 15);
     });
@@ -139,7 +139,7 @@ fn no_change_is_applied_on_top_of_a_lost_one() {
     let world = World::with(903, ServerOptions { lease_term: term, ..server_options() });
     let (client, dir) = writer(&world);
     let (ino, fh) = client.create(dir, "part").unwrap();
-    let (kept, kept_fh) = client.create(dir, "kept").unwrap();
+    let (held, held_fh) = client.create(dir, "kept").unwrap();
     assert_eq!(client.write(ino, fh, 0, b"there"), Ok(5));
     client.sync().unwrap();
     // What is written now arrives nowhere, and another client takes the leases when the term is
@@ -162,7 +162,7 @@ fn no_change_is_applied_on_top_of_a_lost_one() {
     assert_eq!(client.rename(dir, "part", "whole"), lost.map(drop), "as if it had been written");
     assert_eq!(client.lookup(dir, "whole"), Ok(None));
     // What was not touched goes on, and what is opened again.
-    assert_eq!(client.write(kept, kept_fh, 0, b"kept"), Ok(4));
+    assert_eq!(client.write(held, held_fh, 0, b"kept"), Ok(4));
     let again = client.open(ino).unwrap();
     assert_eq!(client.write(ino, again, 5, b" again"), Ok(6));
     client.rename(dir, "part", "whole").unwrap();
@@ -178,9 +178,9 @@ fn a_stopping_server_waits_while_early_acknowledged_changes_arrive() {
     let contents = contents();
     std::thread::scope(|scope| {
         let writing = scope.spawn(|| {
-            for (n, chunk) in contents.chunks(PIECE).enumerate() {
+            for (n, chunk) in contents.chunks(CHUNK).enumerate() {
                 assert_eq!(
-                    client.write(ino, fh, (n * PIECE) as u64, chunk),
+                    client.write(ino, fh, (n * CHUNK) as u64, chunk),
                     Ok(chunk.len() as u64)
                 );
             }
@@ -195,7 +195,7 @@ fn a_stopping_server_waits_while_early_acknowledged_changes_arrive() {
     client.sync().unwrap();
     assert_eq!(client.figures("connection", "lost_changes"), 0);
     world.net.up_rate.store(0, Ordering::Relaxed);
-    assert_eq!(client.read(ino, fh, PIECE), Ok(contents[..PIECE].to_vec()));
+    assert_eq!(client.read(ino, fh, CHUNK), Ok(contents[..CHUNK].to_vec()));
     assert_eq!(client.size(ino), BYTES as u64);
 }
 
@@ -209,7 +209,7 @@ fn a_silent_clients_changes_are_applied_at_the_next_server() {
     let (ino, fh) = client.create(dir, "f").unwrap();
     client.sync().unwrap();
     world.net.silence_all();
-    assert_eq!(client.write(ino, fh, 0, b"promised"), Ok(8));
+    assert_eq!(client.write(ino, fh, 0, b"answered"), Ok(8));
     world.stop();
     world.reopen();
     world.start();

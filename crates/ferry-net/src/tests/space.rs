@@ -198,9 +198,9 @@ fn a_kernel_drops_inodes_whose_name_another_client_removed() {
     let (its, fh) = other.create(dir, "its own").unwrap();
     other.close(its, fh);
     other.unlink(dir, "its own").unwrap();
-    let gone =
+    let removed =
         ["removed", "moved", "elsewhere", "elsewhere"].map(|name| (dir, name.as_bytes().into()));
-    wait_until("the maker's kernel is not told", || kernel.0.lock().len() >= gone.len());
+    wait_until("the maker's kernel is not told", || kernel.0.lock().len() >= removed.len());
     known[..2].iter().for_each(|ino| maker.fs.forget(*ino, 1));
     let ours = |client: &Client| {
         client.sync().unwrap();
@@ -210,7 +210,7 @@ fn a_kernel_drops_inodes_whose_name_another_client_removed() {
         [&maker, &other, &third].iter().all(|client| ours(client) == 0)
             && world.free_bytes() + (5 << 20) >= free
     });
-    assert_eq!(*kernel.0.lock(), gone, "nothing of directories, and of what it does not know");
+    assert_eq!(*kernel.0.lock(), removed, "nothing of directories, and of what it does not know");
     assert_eq!(*idle.0.lock(), [], "a kernel that knows nothing is not told");
     assert!(maker.lookup(dir, "kept").unwrap().is_some());
 }
@@ -333,9 +333,9 @@ fn a_full_volume_reclaims_unneeded_reservations_of_other_clients() {
     });
     let left = world.free_bytes();
     assert!(left < 2 << 20, "{left} bytes are left");
-    let shown = client.me.call(|cx| client.fs.statfs(cx)).unwrap();
+    let reported = client.me.call(|cx| client.fs.statfs(cx)).unwrap();
     assert!(
-        shown.blocks_available * u64::from(shown.block_size) <= left + (1 << 20),
+        reported.blocks_available * u64::from(reported.block_size) <= left + (1 << 20),
         "df says what is there"
     );
 }

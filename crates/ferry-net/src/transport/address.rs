@@ -37,8 +37,8 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, NetError> {
         let wrong = || NetError::Address(text.into());
         let rest = text.strip_prefix(SCHEME).ok_or_else(wrong)?;
-        let (place, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
-        let (host, port) = match place.strip_prefix('[') {
+        let (authority, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
+        let (host, port) = match authority.strip_prefix('[') {
             Some(rest) => {
                 let (host, port) = rest.split_once(']').ok_or_else(wrong)?;
                 let port = if port.is_empty() {
@@ -48,7 +48,9 @@ impl FromStr for Address {
                 };
                 (host, port)
             }
-            None => place.split_once(':').map_or((place, None), |(host, port)| (host, Some(port))),
+            None => authority
+                .split_once(':')
+                .map_or((authority, None), |(host, port)| (host, Some(port))),
         };
         let port = port.map_or(Ok(PORT), str::parse).map_err(|_| wrong())?;
         if host.is_empty() || path.contains('\0') {
@@ -71,13 +73,13 @@ mod tests {
 
     #[test]
     fn addresses_are_parsed_and_printed() {
-        for (text, shown) in [
+        for (text, printed) in [
             ("ferry://box", "ferry://box:7373/"),
             ("ferry://box:1/", "ferry://box:1/"),
             ("ferry://[::1]/a/b", "ferry://[::1]:7373/a/b"),
             ("ferry://[::1]:9/a", "ferry://[::1]:9/a"),
         ] {
-            assert_eq!(text.parse::<Address>().expect("an address").to_string(), shown);
+            assert_eq!(text.parse::<Address>().expect("an address").to_string(), printed);
         }
         for text in
             ["box:/x", "ferry://", "ferry://:5/", "ferry://a:b/", "ferry://[::1", "ferry://[::1]x/"]

@@ -13,7 +13,7 @@ use crate::rt::time::{Instant, timeout, timeout_at};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 
 use crate::codec::{Malformed, Wire, decode};
-use crate::message::{Op, Promised, Who};
+use crate::message::{Acknowledged, Caller, Op};
 
 /// A frame that has begun must be complete after this time: a peer that sends a byte a minute is
 /// disconnected.
@@ -43,29 +43,29 @@ pub fn encode(message: &impl Wire) -> Vec<u8> {
 
 /// [`crate::message::ToServer::Change`], without a copy of the operation.
 pub fn encode_change(
-    (seq, answered, series): (u64, u64, u32),
-    promised: Option<Promised>,
-    who: Who,
+    (seq, answered, epoch): (u64, u64, u32),
+    acknowledged: Option<Acknowledged>,
+    caller: Caller,
     op: &Op,
 ) -> Vec<u8> {
     framed(|frame| {
         frame.push(3);
         seq.put(frame);
         answered.put(frame);
-        series.put(frame);
-        promised.put(frame);
-        who.put(frame);
+        epoch.put(frame);
+        acknowledged.put(frame);
+        caller.put(frame);
         op.put(frame);
     })
 }
 
 /// [`crate::message::ToServer::Request`], without a copy of the operation.
-pub fn encode_request(id: u64, after: u64, who: Who, op: &Op) -> Vec<u8> {
+pub fn encode_request(id: u64, after: u64, caller: Caller, op: &Op) -> Vec<u8> {
     framed(|frame| {
         frame.push(2);
         id.put(frame);
         after.put(frame);
-        who.put(frame);
+        caller.put(frame);
         op.put(frame);
     })
 }
@@ -98,7 +98,7 @@ pub(crate) fn whole_within(frames: &[u8], max: usize) -> usize {
 }
 
 /// The head of a chunk.
-pub(crate) fn piece_head(len: usize, more: bool) -> [u8; HEAD] {
+pub(crate) fn chunk_head(len: usize, more: bool) -> [u8; HEAD] {
     (len as u32 | if more { MORE } else { 0 }).to_le_bytes()
 }
 
@@ -124,7 +124,7 @@ pub(crate) struct Frames<R> {
     /// Counts bytes as they arrive.
     heard: Arc<AtomicU64>,
     /// The chunks of a message that is not complete.
-    pieces: Vec<u8>,
+    chunks: Vec<u8>,
     /// One that was put together, while it is looked at.
     whole: Vec<u8>,
     /// When the frame that has begun must be complete.
@@ -133,8 +133,8 @@ pub(crate) struct Frames<R> {
 
 impl<R: AsyncRead + Unpin> Frames<R> {
     pub(crate) fn new(stream: R, max: usize) -> Self {
-        let (bytes, pieces, whole) = (Vec::new(), Vec::new(), Vec::new());
-        Self { stream, max, bytes, start: 0, pieces, whole, deadline: None, heard: Arc::default() }
+        let (bytes, chunks, whole) = (Vec::new(), Vec::new(), Vec::new());
+        Self { stream, max, bytes, start: 0, chunks, whole, deadline: None, heard: Arc::default() }
     }
 
     /// From now on messages may be so long.
@@ -156,9 +156,9 @@ impl<R: AsyncRead + Unpin> Frames<R> {
     /// What has come is a message, or the beginning of one.
     fn check(&self) -> io::Result<()> {
         let Some((len, kind)) = self.head() else { return Ok(()) };
-        let before = if kind == BETWEEN { 0 } else { self.pieces.len() };
+        let before = if kind == BETWEEN { 0 } else { self.chunks.len() };
         let sense =
-            kind != MORE | BETWEEN && (kind == 0 || kind == MORE || !self.pieces.is_empty());
+            kind != MORE | BETWEEN && (kind == 0 || kind == MORE || !self.chunks.is_empty());
         if before + len <= self.max && sense { Ok(()) } else { Err(malformed()) }
     }
 
@@ -171,11 +171,11 @@ impl<R: AsyncRead + Unpin> Frames<R> {
         let from = self.start + HEAD;
         (self.start, self.deadline) = (from + len, None);
         let frame = &self.bytes[from..self.start];
-        if kind == BETWEEN || self.pieces.is_empty() {
+        if kind == BETWEEN || self.chunks.is_empty() {
             return Some(frame);
         }
-        self.pieces.extend_from_slice(frame);
-        self.whole = std::mem::take(&mut self.pieces);
+        self.chunks.extend_from_slice(frame);
+        self.whole = std::mem::take(&mut self.chunks);
         Some(&self.whole)
     }
 
@@ -191,7 +191,7 @@ impl<R: AsyncRead + Unpin> Frames<R> {
                 return true;
             }
             let from = self.start + HEAD;
-            self.pieces.extend_from_slice(&self.bytes[from..from + len]);
+            self.chunks.extend_from_slice(&self.bytes[from..from + len]);
             (self.start, self.deadline) = (from + len, None);
         }
     }
@@ -220,7 +220,7 @@ impl<R: AsyncRead + Unpin> Frames<R> {
             self.fill().await?
         };
         if come == 0 {
-            let between = !begun && self.pieces.is_empty();
+            let between = !begun && self.chunks.is_empty();
             return if between { Ok(false) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
         }
         self.check()?;
@@ -319,12 +319,12 @@ mod tests {
     #[test]
     fn messages_are_reassembled_from_any_fragments() {
         const LONG: usize = 70_000;
-        for pieces in [1, 7, 1 << 20] {
+        for chunks in [1, 7, 1 << 20] {
             run(async {
                 let sent: Vec<Vec<u8>> =
                     (0..24).map(|n| vec![n as u8; [3, 0, 1000, LONG][n % 4]]).collect();
                 let all: Vec<u8> = sent.iter().flat_map(|message| with_length(message)).collect();
-                let (mut near, far) = tokio::io::duplex(pieces);
+                let (mut near, far) = tokio::io::duplex(chunks);
                 let writing = crate::rt::spawn(async move { near.write_all(&all).await });
                 let mut frames = Frames::new(far, LONG);
                 assert!(frames.next().is_none() && !frames.is_ready());

@@ -48,12 +48,12 @@ impl<T> Clone for Line<T> {
 impl<T> Line<T> {
     /// On the second lane.
     pub(crate) fn send(&self, frames: Vec<u8>, with: T) {
-        let _gone = self.0.send(Item { frames, with, first: false });
+        let _sent = self.0.send(Item { frames, with, first: false });
     }
 
     /// On the first lane.
     pub(crate) fn send_first(&self, frames: Vec<u8>, with: T) {
-        let _gone = self.0.send(Item { frames, with, first: true });
+        let _sent = self.0.send(Item { frames, with, first: true });
     }
 }
 
@@ -163,7 +163,7 @@ impl<T> Outgoing<T> {
         }
         if self.cut > 0 {
             let len = self.cut.min(chunk);
-            writer.write_all(&frame::piece_head(len, len < self.cut)).await?;
+            writer.write_all(&frame::chunk_head(len, len < self.cut)).await?;
             writer.write_all(&frames[self.at..self.at + len]).await?;
             self.at += len;
             self.cut -= len;

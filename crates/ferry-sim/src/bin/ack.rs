@@ -2,38 +2,40 @@
 //! the mount dies; `ack verify DIR LOG` says whether all that was acknowledged is there (status 1
 //! if not).
 
+use clap::{Args, Parser};
 use ferry_env::Env;
 use ferry_sim::ack::{Worker, verify};
 use ferry_sim::device::SimRng;
 use std::fs::OpenOptions;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-const USAGE: &str = "usage: ack run DIR LOG [--seconds N] [--threads N] [--seed S] [--sync-replacements 0|1]\n       ack verify DIR LOG";
-
-struct Options {
-    seconds: u64,
-    threads: u64,
-    seed: u64,
-    /// Not 0: `Worker::syncs_replacements`.
-    sync_replacements: u64,
+#[derive(Parser)]
+#[command(name = "ack")]
+enum Command {
+    /// Work below DIR
+    Run {
+        dir: PathBuf,
+        log: PathBuf,
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Whether all that was acknowledged is there
+    Verify { dir: PathBuf, log: PathBuf },
 }
 
-fn parse(words: &[String]) -> Option<Options> {
-    let mut options = Options { seconds: 60, threads: 4, seed: 1, sync_replacements: 0 };
-    for pair in words.chunks(2) {
-        let [name, value] = pair else { return None };
-        let value = value.parse().ok()?;
-        match &**name {
-            "--seconds" => options.seconds = value,
-            "--threads" => options.threads = value,
-            "--seed" => options.seed = value,
-            "--sync-replacements" => options.sync_replacements = value,
-            _ => return None,
-        }
-    }
-    Some(options)
+#[derive(Args)]
+struct Options {
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    #[arg(long, default_value_t = 4)]
+    threads: u64,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Not 0: `Worker::syncs_replacements`
+    #[arg(long, default_value_t = 0)]
+    sync_replacements: u64,
 }
 
 fn run(dir: &Path, log: &Path, options: &Options) -> std::io::Result<()> {
@@ -66,21 +68,14 @@ fn run(dir: &Path, log: &Path, options: &Options) -> std::io::Result<()> {
 }
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let (command, dir, log, rest) = match &words[..] {
-        [command, dir, log, rest @ ..] => (&**command, Path::new(dir), Path::new(log), rest),
-        _ => ("", Path::new(""), Path::new(""), &[][..]),
-    };
-    let result = match (command, parse(rest)) {
-        ("run", Some(options)) => run(dir, log, &options).map_err(|error| vec![error.to_string()]),
-        ("verify", Some(_)) => std::fs::read_to_string(log)
-            .map_err(|error| vec![format!("{}: {error}", log.display())])
-            .and_then(|text| verify(dir, &text))
-            .map(|files| println!("{files} files are as acknowledged")),
-        _ => {
-            eprintln!("{USAGE}");
-            return ExitCode::from(2);
+    let result = match Command::parse() {
+        Command::Run { dir, log, options } => {
+            run(&dir, &log, &options).map_err(|error| vec![error.to_string()])
         }
+        Command::Verify { dir, log } => std::fs::read_to_string(&log)
+            .map_err(|error| vec![format!("{}: {error}", log.display())])
+            .and_then(|text| verify(&dir, &text))
+            .map(|files| println!("{files} files are as acknowledged")),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,12 +1,13 @@
 //! Crash simulation for as long as one wants, on all cores. A failure is shrunk, printed with its
 //! number, and ends the program with status 1.
 //!
-//! `random` runs the sequences of the seeds S, S + 1, …; `fifty` those of fifty operations; `overlap`
-//! those in which many fsyncs are under way together, with each flush policy in turn; `wrapping`
-//! the same on a log of 4 MiB with long records; `enumerate` every sequence of N operations, from
-//! number N on. `--one` runs one number only, `--all` goes on after a failure. `--lie` shows that
+//! `random` runs the sequences of the seeds S, S + 1, …; `fifty` those of fifty operations;
+//! `overlapping` those in which many fsyncs are under way together, with each flush policy in turn;
+//! `wrapping` the same on a log of 4 MiB with long records; `enumerate` every sequence of so many
+//! operations, from number N on. `--one` runs one number only, `--all` goes on after a failure. `--lie` shows that
 //! it can fail: the device says that it has flushed, and has not.
 
+use clap::{Parser, ValueEnum};
 use ferry_env::Env;
 use ferry_fs::FlushPolicy;
 use ferry_sim::campaign::{Limits, run};
@@ -16,77 +17,61 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-const USAGE: &str = "usage: crash [random|fifty|overlapping|wrapping] [--from SEED] [LIMITS]
-       crash enumerate [--length N] [--from NUMBER] [LIMITS]
-LIMITS: [--seconds N] [--count N] [--one] [--all] [--lie]";
-
 /// Progress is told so often.
 const PROGRESS: Duration = Duration::from_secs(10);
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Mode {
     Random,
     Fifty,
-    Overlap,
+    Overlapping,
     Wrapping,
     Enumerate,
 }
 
+#[derive(Parser)]
 struct Args {
+    #[arg(value_enum, default_value = "random")]
     mode: Mode,
-    limits: Limits,
+    /// The first seed or number
+    #[arg(long)]
     from: Option<u64>,
+    /// Operations of an enumerated sequence
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=5))]
     length: u32,
-    flush_lies: bool,
+    #[arg(long)]
+    seconds: Option<u64>,
+    #[arg(long)]
+    count: Option<u64>,
+    #[arg(long, conflicts_with = "count")]
+    one: bool,
+    #[arg(long)]
+    all: bool,
+    #[arg(long)]
+    lie: bool,
 }
 
-fn parse(words: impl Iterator<Item = String>) -> Option<Args> {
-    let limits = Limits { progress: Some(PROGRESS), ..Limits::default() };
-    let mut args = Args { mode: Mode::Random, limits, from: None, length: 2, flush_lies: false };
-    let mut words = words.peekable();
-    if let Some(mode) = words.next_if(|word| !word.starts_with('-')) {
-        args.mode = match &*mode {
-            "random" => Mode::Random,
-            "fifty" => Mode::Fifty,
-            "overlapping" => Mode::Overlap,
-            "wrapping" => Mode::Wrapping,
-            "enumerate" => Mode::Enumerate,
-            _ => return None,
-        };
+impl Args {
+    fn limits(&self) -> Limits {
+        let runs = if self.one { Some(1) } else { self.count };
+        let endless = runs.is_none() && self.mode != Mode::Enumerate;
+        let seconds = self.seconds.or(endless.then_some(60));
+        let time = seconds.map(Duration::from_secs);
+        Limits { time, runs, all: self.all, progress: Some(PROGRESS) }
     }
-    while let Some(word) = words.next() {
-        let mut number = || words.next()?.parse::<u64>().ok();
-        match &*word {
-            "--seconds" => args.limits.time = Some(Duration::from_secs(number()?)),
-            "--count" => args.limits.runs = Some(number()?),
-            "--from" => args.from = Some(number()?),
-            "--length" => {
-                args.length = u32::try_from(number()?).ok().filter(|n| (1..=5).contains(n))?
-            }
-            "--one" => args.limits.runs = Some(1),
-            "--all" => args.limits.all = true,
-            "--lie" => args.flush_lies = true,
-            _ => return None,
-        }
-    }
-    let endless = args.limits.time.is_none() && args.limits.runs.is_none();
-    if endless && !matches!(args.mode, Mode::Enumerate) {
-        args.limits.time = Some(Duration::from_secs(60));
-    }
-    Some(args)
 }
 
 fn simulate(args: &Args, env: &Env) -> Result<String, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut limits = args.limits;
-    let on_device = |plan| Plan { flush_lies: args.flush_lies, ..plan };
+    let mut limits = args.limits();
+    let on_device = |plan| Plan { flush_lies: args.lie, ..plan };
     let done = match args.mode {
-        Mode::Random | Mode::Fifty | Mode::Overlap | Mode::Wrapping => {
+        Mode::Random | Mode::Fifty | Mode::Overlapping | Mode::Wrapping => {
             let seed = args.from.unwrap_or_else(|| env.entropy.next_u64() >> 16);
             println!("random sequences from seed {seed}");
             let draw = match args.mode {
                 Mode::Fifty => Plan::fifty,
-                Mode::Overlap => {
+                Mode::Overlapping => {
                     |seed| Plan::under_way(seed, FlushPolicy::ALL[(seed % 4) as usize])
                 }
                 Mode::Wrapping => {
@@ -124,11 +109,7 @@ fn keep_memory() {
 
 fn main() -> ExitCode {
     keep_memory();
-    let Some(args) = parse(std::env::args().skip(1)) else {
-        eprintln!("{USAGE}");
-        return ExitCode::from(2);
-    };
-    match simulate(&args, &Env::real()) {
+    match simulate(&Args::parse(), &Env::real()) {
         Ok(told) => {
             println!("{told}");
             ExitCode::SUCCESS

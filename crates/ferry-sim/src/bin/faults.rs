@@ -5,33 +5,22 @@
 //! made to fail, evenly spread; without it, all are. Everything that fails is printed, and the
 //! status is 1.
 
+use clap::Parser;
 use ferry_sim::faults::campaign;
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: faults [--seed S] [--workloads N] [--most N]";
-
-/// Seed, number of workloads, and limit of requests.
-fn parse(words: &[String]) -> Option<(u64, u64, u64)> {
-    let (mut seed, mut workloads, mut most) = (0, 16, u64::MAX);
-    for pair in words.chunks(2) {
-        let [name, value] = pair else { return None };
-        let value = value.parse().ok()?;
-        match &**name {
-            "--seed" => seed = value,
-            "--workloads" => workloads = value,
-            "--most" => most = value,
-            _ => return None,
-        }
-    }
-    Some((seed, workloads, most))
+#[derive(Parser)]
+struct Options {
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    #[arg(long, default_value_t = 16)]
+    workloads: u64,
+    #[arg(long, default_value_t = u64::MAX, hide_default_value = true)]
+    most: u64,
 }
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let Some((seed, workloads, most)) = parse(&words) else {
-        eprintln!("{USAGE}");
-        return ExitCode::from(2);
-    };
+    let Options { seed, workloads, most } = Options::parse();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     for seed in seed..seed + workloads {
         match campaign(seed, 1, most, threads) {

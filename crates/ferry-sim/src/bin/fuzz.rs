@@ -6,18 +6,17 @@
 //! status 1; with `--all` it goes on. `--one` runs one seed. `--home` damages the home store, too,
 //! and mounts with threads, now and then.
 
+use clap::Parser;
 use ferry_env::Env;
 use ferry_sim::fuzz::{self, bases::Bases};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-const USAGE: &str =
-    "usage: fuzz [--seconds N] [--seed S] [--count N] [--one SEED] [--all] [--home]";
 /// Processor time of one step; one that takes longer hangs: the longest takes a few seconds.
 const STEP_TIME_MAX: Duration = Duration::from_secs(60);
 /// A step that waits takes no processor time. On a busy machine it may take long none the less.
@@ -34,48 +33,23 @@ const SEEDS_EACH: u64 = 200;
 /// How often progress is told.
 const PROGRESS: Duration = Duration::from_secs(10);
 
+#[derive(Parser)]
 struct Options {
-    time: Option<Duration>,
-    first: u64,
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    #[arg(long, default_value_t = u64::MAX, hide_default_value = true)]
     count: u64,
+    #[arg(long, value_name = "SEED", conflicts_with_all = ["seed", "count"])]
+    one: Option<u64>,
+    #[arg(long)]
     all: bool,
-    child: bool,
+    #[arg(long)]
     home: bool,
-}
-
-fn parse(mut words: impl Iterator<Item = String>, seed: u64) -> Option<Options> {
-    let mut options = Options {
-        time: Some(Duration::from_secs(60)),
-        first: seed,
-        count: u64::MAX,
-        all: false,
-        child: false,
-        home: false,
-    };
-    while let Some(word) = words.next() {
-        match &*word {
-            "--seconds" => options.time = Some(Duration::from_secs(words.next()?.parse().ok()?)),
-            "--seed" => options.first = words.next()?.parse().ok()?,
-            "--count" => options.count = words.next()?.parse().ok()?,
-            "--one" => {
-                options =
-                    Options { time: None, first: words.next()?.parse().ok()?, count: 1, ..options };
-            }
-            "--all" => options.all = true,
-            "--home" => options.home = true,
-            // For the program's own use: so many seeds from the first, in this process.
-            "--child" => {
-                options = Options {
-                    time: None,
-                    count: words.next()?.parse().ok()?,
-                    child: true,
-                    ..options
-                };
-            }
-            _ => return None,
-        }
-    }
-    Some(options)
+    /// For the program's own use: so many seeds from the first, in this process
+    #[arg(long, hide = true, requires = "seed")]
+    child: Option<u64>,
 }
 
 /// A panic of redb ends where it was called, as an error; any other is a bug.
@@ -89,7 +63,7 @@ fn abort_on_panic() {
 }
 
 /// Runs seeds here. Each step is told on stdout before it begins.
-fn child(options: &Options) -> ExitCode {
+fn child(first: u64, count: u64, home: bool) -> ExitCode {
     let limit =
         rustix::process::Rlimit { current: Some(ADDRESS_SPACE), maximum: Some(ADDRESS_SPACE) };
     if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::As, limit) {
@@ -97,7 +71,7 @@ fn child(options: &Options) -> ExitCode {
         return ExitCode::FAILURE;
     }
     abort_on_panic();
-    let bases = match Bases::make(options.home) {
+    let bases = match Bases::make(home) {
         Ok(bases) => bases,
         Err(what) => {
             eprintln!("no volumes to damage: {what}");
@@ -109,7 +83,7 @@ fn child(options: &Options) -> ExitCode {
         // The parent process has ended: nobody wants to know.
         drop(writeln!(out, "{line}").and_then(|()| out.flush()));
     };
-    for seed in (options.first..).take(usize::try_from(options.count).unwrap_or(usize::MAX)) {
+    for seed in first..first.saturating_add(count) {
         // A panic of redb that nobody made an error of ends the process, as any other does.
         let result = fuzz::run(&bases, seed, &mut |step| tell(&format!("{seed} {step}")));
         let peak = peak_memory_kib();
@@ -136,23 +110,32 @@ fn peak_memory_kib() -> u64 {
     line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
+/// What was done.
+#[derive(Default)]
+struct Tally {
+    volumes: u64,
+    peak_kib: u64,
+    /// What became of the volumes when they were repaired, and of how many.
+    outcomes: BTreeMap<String, u64>,
+    failed: Vec<u64>,
+}
+
 /// Seeds under way, on all cores.
 struct Campaign {
     env: Env,
+    options: Options,
     end: Option<Duration>,
     next: AtomicU64,
     last: u64,
-    all: bool,
-    home: bool,
     stop: AtomicBool,
-    done: AtomicU64,
-    peak_kib: AtomicU64,
-    /// What became of the volumes when they were repaired, and of how many.
-    outcomes: Mutex<BTreeMap<String, u64>>,
-    failed: Mutex<Vec<u64>>,
+    tally: Mutex<Tally>,
 }
 
 impl Campaign {
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().expect("nobody panics")
+    }
+
     fn over(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
             || self.end.is_some_and(|end| self.env.clock.monotonic() >= end)
@@ -166,8 +149,8 @@ impl Campaign {
             let to = (first + SEEDS_EACH).min(self.last);
             while from < to && !self.over() {
                 let Some(failed) = self.process(from, to - from) else { break };
-                self.failed.lock().expect("nobody panics").push(failed);
-                self.stop.fetch_or(!self.all, Ordering::Relaxed);
+                self.tally().failed.push(failed);
+                self.stop.fetch_or(!self.options.all, Ordering::Relaxed);
                 from = failed + 1;
             }
             if to == self.last {
@@ -183,7 +166,7 @@ impl Campaign {
         command
             .args(["--seed", &first.to_string(), "--child", &count.to_string()])
             .stdout(Stdio::piped());
-        command.args(self.home.then_some("--home"));
+        command.args(self.options.home.then_some("--home"));
         let mut child = command.spawn().expect("a process can be started");
         let (tell, told) = mpsc::channel();
         let lines = BufReader::new(child.stdout.take().expect("it was asked for")).lines();
@@ -199,14 +182,11 @@ impl Campaign {
                     if let Some((peak, outcome)) =
                         line.split_once(" done ").and_then(|(_, told)| told.split_once(' '))
                     {
-                        self.done.fetch_add(1, Ordering::Relaxed);
-                        self.peak_kib.fetch_max(peak.parse().unwrap_or(0), Ordering::Relaxed);
-                        *self
-                            .outcomes
-                            .lock()
-                            .expect("nobody panics")
-                            .entry(outcome.into())
-                            .or_default() += 1;
+                        let mut tally = self.tally();
+                        tally.volumes += 1;
+                        tally.peak_kib = tally.peak_kib.max(peak.parse().unwrap_or(0));
+                        *tally.outcomes.entry(outcome.into()).or_default() += 1;
+                        drop(tally);
                         if self.over() {
                             break end(&mut child, None);
                         }
@@ -256,41 +236,32 @@ fn end(child: &mut Child, why: Option<String>) -> Option<String> {
 }
 
 fn main() -> ExitCode {
-    let env = Env::real();
-    let Some(options) = parse(std::env::args().skip(1), env.entropy.next_u64() >> 16) else {
-        eprintln!("{USAGE}");
-        return ExitCode::from(2);
-    };
-    if options.child {
-        return child(&options);
+    let (env, options) = (Env::real(), Options::parse());
+    let seed = options.one.or(options.seed);
+    let first = seed.unwrap_or_else(|| env.entropy.next_u64() >> 16);
+    if let Some(count) = options.child {
+        return child(first, count, options.home);
     }
-    println!("damaged volumes from seed {}", options.first);
-    let threads = if options.count == 1 {
-        1
-    } else {
-        std::thread::available_parallelism().map_or(1, usize::from)
-    };
+    println!("damaged volumes from seed {first}");
+    let count = if options.one.is_some() { 1 } else { options.count };
+    let threads =
+        if count == 1 { 1 } else { std::thread::available_parallelism().map_or(1, usize::from) };
+    let time = options.one.is_none().then(|| Duration::from_secs(options.seconds));
     let campaign = Campaign {
-        end: options.time.map(|time| env.clock.monotonic() + time),
-        next: AtomicU64::new(options.first),
-        last: options.first.saturating_add(options.count),
-        all: options.all,
-        home: options.home,
+        end: time.map(|time| env.clock.monotonic() + time),
+        next: AtomicU64::new(first),
+        last: first.saturating_add(count),
         stop: AtomicBool::new(false),
-        done: AtomicU64::new(0),
-        peak_kib: AtomicU64::new(0),
-        outcomes: Mutex::default(),
-        failed: Mutex::default(),
+        tally: Mutex::default(),
+        options,
         env,
     };
     let progress = || {
-        let (done, peak) =
-            (campaign.done.load(Ordering::Relaxed), campaign.peak_kib.load(Ordering::Relaxed));
-        let failed = campaign.failed.lock().expect("nobody panics").len();
+        let Tally { volumes, peak_kib, outcomes, failed } = &*campaign.tally();
         println!(
-            "{done} volumes, {failed} failures, at most {} MiB of memory; repair: {:?}",
-            peak >> 10,
-            campaign.outcomes.lock().expect("nobody panics"),
+            "{volumes} volumes, {} failures, at most {} MiB of memory; repair: {outcomes:?}",
+            failed.len(),
+            peak_kib >> 10,
         );
     };
     std::thread::scope(|scope| {
@@ -308,7 +279,7 @@ fn main() -> ExitCode {
         }
     });
     progress();
-    let failed = campaign.failed.into_inner().expect("nobody panics");
+    let failed = &campaign.tally().failed;
     if failed.is_empty() {
         return ExitCode::SUCCESS;
     }

@@ -21,7 +21,6 @@ impl Life<'_> {
         n: usize,
     ) -> Result<Step, String> {
         let faulty = self.plan.fault.is_some();
-        let text = |trouble: Trouble| format!("{trouble:?}");
         // Slower than requests come, until so many wait that it has to catch up.
         for _ in 0..overlap.rng.below(8).saturating_sub(4) {
             if let Step::DeviceFailed = judge(overlap.complete_one(world, history), faulty)? {
@@ -30,18 +29,14 @@ impl Life<'_> {
         }
         let waits = match op {
             Op::Sync | Op::Trim | Op::Release(_) => true,
-            Op::Tick(_) => overlap.rng.chance(1, 4) || !world.collecting().map_err(text)?,
+            Op::Tick(_) => overlap.rng.chance(1, 4) || !world.collecting()?,
             _ => false,
         };
-        let prompt = waits || overlap.is_full() || !world.roomy().map_err(text)?;
+        let prompt = waits || overlap.is_full() || !world.roomy()?;
         if prompt && let Step::DeviceFailed = judge(overlap.catch_up(world, history), faulty)? {
             return Ok(Step::DeviceFailed);
         }
-        let target = match op {
-            Op::Fsync(which, _) => model.which(which),
-            Op::FsyncDir(path) => model.resolve(path),
-            _ => None,
-        };
+        let target = model.synced_by(op);
         let step = match (target, model.outcome(op)) {
             (Some(ino), Outcome::Done) => {
                 self.ask_overlapping(overlap, world, history, model, op, ino)?
@@ -53,7 +48,7 @@ impl Life<'_> {
             }
             _ => {
                 let device = overlap.device.clone();
-                self.step(world, history, model, op, n, &device)?
+                self.step(world, history, model, op, n, &*device)?
             }
         };
         if prompt {

@@ -181,7 +181,7 @@ pub fn run(
         !first
             .repairs
             .iter()
-            .any(|r| costs.contains(&r.code) && r.lost.is_some() && r.ino == Some(*ino))
+            .any(|r| costs.contains(&r.code) && r.lost.is_some() && r.location.ino == Some(*ino))
     });
     if let Some((ino, what)) = left.iter().find(|(ino, what)| now.get(ino) != Some(what)) {
         let repairs: Vec<_> = first.repairs.iter().map(|repair| format!("\n{repair}")).collect();

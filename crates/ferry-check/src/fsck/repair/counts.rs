@@ -1,30 +1,29 @@
 //! Everything that is counted: links, names, inodes, unwritten blocks, blocks of segments. Each is
 //! corrected from what is there.
 
-use super::edits::Writer;
+use super::edits::{Writer, each_key};
 use super::rows::{DIRECTORY, Row, Rows};
 use crate::fsck::report::{Code, Repair};
 use crate::fsck::space::Space;
 use ferry_fs::api::{Ino, ROOT};
 use ferry_fs::keys::{self, Counters, Extent, INO_END, InodeRecord, Key, Number, Segment};
-use ferry_journal::{Geometry, Journal, JournalError};
+use ferry_journal::{Geometry, JournalError};
 use std::collections::HashSet;
 
 /// Runs the pass over the whole view.
 pub(super) fn run(
-    journal: &Journal,
     writer: &mut Writer<'_>,
     geometry: &Geometry,
     home: &[u32],
 ) -> Result<(), JournalError> {
     let mut used = Used { space: Space::new(geometry), unwritten: 0 };
-    let rows = Rows::load(journal, &mut |_| {}, &mut |extent| used.add(extent))?;
+    let rows = Rows::load(writer.journal(), &mut |_| {}, &mut |extent| used.add(extent))?;
     for row in &rows.0 {
         mend_row(writer, row)?;
     }
     mend_counters(writer, &rows)?;
     drop(rows);
-    mend_space(journal, writer, used, home)?;
+    mend_space(writer, used, home)?;
     writer.flush()
 }
 
@@ -116,12 +115,8 @@ impl Used {
     }
 }
 
-fn mend_space(
-    journal: &Journal,
-    writer: &mut Writer<'_>,
-    used: Used,
-    home: &[u32],
-) -> Result<(), JournalError> {
+fn mend_space(writer: &mut Writer<'_>, used: Used, home: &[u32]) -> Result<(), JournalError> {
+    let journal = writer.journal();
     let Used { mut space, unwritten } = used;
     let stored = writer.get(&keys::unwritten())?;
     if stored.as_ref().map_or(Ok(0), |value| Number::decode(value).map(|n| n.0)) != Ok(unwritten) {
@@ -131,14 +126,12 @@ fn mend_space(
         writer.put(keys::unwritten(), Number(unwritten).encode())?;
     }
     let home: HashSet<u32> = home.iter().copied().collect();
-    let mut result = Ok(());
-    journal.scan(&keys::segment(0), &keys::segment_end(), &mut |key, value| {
-        if let Some(Key::Segment(index)) = keys::parse(key) {
-            result = mend_segment(writer, &mut space, &home, index, value);
+    each_key(journal, &keys::segment(0), &keys::segment_end(), |key, value| {
+        match keys::parse(key) {
+            Some(Key::Segment(index)) => mend_segment(writer, &mut space, &home, index, value),
+            _ => Ok(()),
         }
-        result.is_ok()
     })?;
-    result?;
     for (index, used) in space.rest() {
         let what = format!("segment {index} counts as used now, for {} blocks", used.live);
         writer.say(Repair::new(Code::SegmentFree, what));

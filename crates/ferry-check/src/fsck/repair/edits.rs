@@ -1,10 +1,13 @@
 //! How a repair changes keys: in ordinary transactions of bounded size, and what it says of each
 //! change.
 
+use super::Volume;
 use crate::fsck::report::{Code, FINDINGS_MAX, Repair};
-use ferry_fs::api::Ino;
+use crate::fsck::volume::name_hash;
+use ferry_fs::api::{Ino, Timestamp};
 use ferry_fs::keys::{self, Dentry};
 use ferry_journal::{Credits, Journal, JournalError, Value};
+use siphasher::sip::SipHasher13;
 
 /// A transaction of a repair takes so many bytes of log at most, keys and what they cost counted.
 const TRANSACTION_BYTES_MAX: u64 = 256 << 10;
@@ -35,9 +38,27 @@ impl Repairs {
     }
 }
 
+/// Visits the keys in `[from, to)` until a visit fails.
+pub(super) fn each_key(
+    journal: &Journal,
+    from: &[u8],
+    to: &[u8],
+    mut visit: impl FnMut(&[u8], &[u8]) -> Result<(), JournalError>,
+) -> Result<(), JournalError> {
+    let mut result = Ok(());
+    journal.scan(from, to, &mut |key, value| {
+        result = visit(key, value);
+        result.is_ok()
+    })?;
+    result
+}
+
 /// Collects changes and commits them.
 pub(super) struct Writer<'j> {
     journal: &'j Journal,
+    hasher: SipHasher13,
+    /// The times of what is made anew.
+    pub(super) now: Timestamp,
     pending: Vec<Change>,
     bytes: u64,
     limit: u64,
@@ -45,9 +66,21 @@ pub(super) struct Writer<'j> {
 }
 
 impl<'j> Writer<'j> {
-    pub(super) fn new(journal: &'j Journal, repairs: &'j mut Repairs) -> Self {
-        let limit = (journal.max_transaction_bytes() / 2).min(TRANSACTION_BYTES_MAX);
-        Self { journal, pending: Vec::new(), bytes: 0, limit, repairs }
+    pub(super) fn new(journal: &'j Journal, volume: Volume<'_>, repairs: &'j mut Repairs) -> Self {
+        Self {
+            journal,
+            hasher: SipHasher13::new_with_key(&volume.sb.hash_key),
+            now: Timestamp(volume.env.clock.wall().as_nanos() as i128),
+            pending: Vec::new(),
+            bytes: 0,
+            limit: (journal.max_transaction_bytes() / 2).min(TRANSACTION_BYTES_MAX),
+            repairs,
+        }
+    }
+
+    /// The hash of a name, under which a directory stores it.
+    pub(super) fn hash(&self, name: &[u8]) -> u64 {
+        name_hash(&self.hasher, name)
     }
 
     pub(super) fn journal(&self) -> &'j Journal {
@@ -84,13 +117,12 @@ impl<'j> Writer<'j> {
     /// Deletes all keys in `[from, to)`; how many there were.
     pub(super) fn delete_range(&mut self, from: &[u8], to: &[u8]) -> Result<u64, JournalError> {
         self.flush()?;
-        let (mut count, mut result) = (0, Ok(()));
-        self.journal.scan(from, to, &mut |key, _| {
+        let mut count = 0;
+        each_key(self.journal, from, to, |key, _| {
             count += 1;
-            result = self.delete(key);
-            result.is_ok()
+            self.delete(key)
         })?;
-        result.map(|()| count)
+        Ok(count)
     }
 
     /// The newest value of `key`, with what was changed here.
@@ -126,15 +158,10 @@ impl<'j> Writer<'j> {
         self.repairs.add(repair);
     }
 
-    /// The key under which `name`, whose hash is `hash`, can be put into `dir`.
-    pub(super) fn room_for(
-        &mut self,
-        dir: Ino,
-        hash: u64,
-        name: &[u8],
-    ) -> Result<Room, JournalError> {
+    /// The key under which `name` can be put into `dir`.
+    pub(super) fn room_for(&mut self, dir: Ino, name: &[u8]) -> Result<Room, JournalError> {
         self.flush()?;
-        let base = hash << 8;
+        let base = self.hash(name) << 8;
         let (mut taken, mut same) = ([false; 256], None);
         self.journal.scan(
             &keys::dentry_from(dir, base),
@@ -161,12 +188,11 @@ impl<'j> Writer<'j> {
     pub(super) fn free_name(
         &mut self,
         dir: Ino,
-        hash: &dyn Fn(&[u8]) -> u64,
         name: &str,
     ) -> Result<Option<Vec<u8>>, JournalError> {
         for suffix in 0..SUFFIX_MAX {
             let name = if suffix == 0 { name.to_owned() } else { format!("{name}.{suffix}") };
-            if let Room::Free(key) = self.room_for(dir, hash(name.as_bytes()), name.as_bytes())? {
+            if let Room::Free(key) = self.room_for(dir, name.as_bytes())? {
                 return Ok(Some(key));
             }
         }

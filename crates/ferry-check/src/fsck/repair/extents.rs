@@ -7,14 +7,14 @@
 //! to be changed the window's keys are written anew.
 
 use super::blocks::{Blocks, Reading};
-use super::edits::{Change, Writer};
+use super::edits::{Change, Writer, each_key};
 use crate::fsck::inode::{SIZE_MAX, WINDOW};
 use crate::fsck::reader::Reader;
 use crate::fsck::report::{Code, Repair};
 use ferry_fs::api::Ino;
 use ferry_fs::extents::WINDOW_BLOCKS;
 use ferry_fs::keys::{self, BLOCK, Extent, INODE_INLINE, InodeRecord, Key};
-use ferry_journal::{Journal, JournalError};
+use ferry_journal::JournalError;
 use std::collections::{BTreeMap, HashSet};
 
 /// Extents are written with so many blocks at most.
@@ -103,12 +103,12 @@ struct Extents<'p, 'j> {
 
 /// Runs the pass over the whole view.
 pub(super) fn run(
-    journal: &Journal,
     writer: &mut Writer<'_>,
     blocks: &mut Blocks,
     reader: &mut Reader,
     reading: Reading,
 ) -> Result<(), JournalError> {
+    let journal = writer.journal();
     let mut intents = HashSet::new();
     journal.scan(&keys::intent(0), &keys::intent_end(), &mut |key, _| {
         if let Some(Key::Intent(ino)) = keys::parse(key) {
@@ -117,16 +117,16 @@ pub(super) fn run(
         true
     })?;
     let mut pass = Extents { writer, blocks, reader, intents, file: None, reading };
-    let mut result = Ok(());
-    journal.scan(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| {
-        result = match keys::parse(key) {
+    each_key(
+        journal,
+        &keys::inode(0),
+        &keys::inode_end(u64::MAX),
+        |key, value| match keys::parse(key) {
             Some(Key::Inode(ino)) => pass.begin(ino, value),
             Some(Key::Extent(ino, offset)) => pass.extent(ino, offset, value),
             _ => Ok(()),
-        };
-        result.is_ok()
-    })?;
-    result?;
+        },
+    )?;
     pass.end()?;
     pass.writer.flush()
 }

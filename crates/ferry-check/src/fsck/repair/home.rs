@@ -3,16 +3,14 @@
 
 use super::blocks::Blocks;
 use super::edits::Repairs;
-use super::{Segments, journal_options, open};
+use super::{Segments, Volume, journal_options, open};
 use crate::fsck::report::{Code, Repair};
 use crate::fsck::volume::bad_copies;
-use ferry_device::BlockDevice;
-use ferry_env::Env;
 use ferry_fs::keys::{self, Key};
-use ferry_fs::volume::{Superblock, VolumeError};
+use ferry_fs::volume::VolumeError;
 use ferry_journal::{
-    FoundState, Geometry, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes,
-    read_damaged, rebuild_home,
+    FoundState, Journal, JournalError, LogDamage, LostKeys, home_unit_bytes, read_damaged,
+    rebuild_home,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,13 +19,8 @@ use std::sync::Arc;
 const SPARE: usize = 4;
 
 /// Cuts the log where it is damaged. The structure of what is left is looked at in the next round.
-pub(super) fn cut_log(
-    dev: &Arc<dyn BlockDevice>,
-    sb: &Superblock,
-    env: &Env,
-    repairs: &mut Repairs,
-) -> Result<(), VolumeError> {
-    let (journal, recovered) = open(dev, sb, true, env)?;
+pub(super) fn cut_log(volume: Volume<'_>, repairs: &mut Repairs) -> Result<(), VolumeError> {
+    let (journal, recovered) = open(volume, true)?;
     if let Some(damage) = &recovered.log_damage {
         repairs.add(of_log(damage));
     }
@@ -37,12 +30,8 @@ pub(super) fn cut_log(
 
 /// Reads both copies of all of the home store: what one alone has lost is written anew from the
 /// other.
-pub(super) fn mend_copies(
-    dev: &Arc<dyn BlockDevice>,
-    sb: &Superblock,
-    env: &Env,
-    repairs: &mut Repairs,
-) -> Result<(), VolumeError> {
+pub(super) fn mend_copies(volume: Volume<'_>, repairs: &mut Repairs) -> Result<(), VolumeError> {
+    let Volume { dev, sb, env } = volume;
     let read = |read_only| -> Result<BTreeSet<u64>, VolumeError> {
         let (options, client) = (journal_options(read_only, false), Arc::new(Segments::default()));
         let (journal, _) = Journal::open(dev.clone(), sb.geometry(), options, env.clone(), client)?;
@@ -74,14 +63,12 @@ fn of_log(damage: &LogDamage) -> Repair {
 /// Writes the home store anew elsewhere, so that its map names no segment with data. `false`: there
 /// is no room.
 pub(super) fn move_away(
-    dev: &Arc<dyn BlockDevice>,
-    sb: &Superblock,
+    volume: Volume<'_>,
     give_up: bool,
-    env: &Env,
     repairs: &mut Repairs,
 ) -> Result<bool, VolumeError> {
     let what = "wrote the store of all names and attributes anew, apart from the data of files that its map claimed";
-    match rewrite(dev, sb, give_up, env, repairs, Repair::new(Code::HomeClaim, what)) {
+    match rewrite(volume, give_up, repairs, Repair::new(Code::HomeClaim, what)) {
         Ok(rewritten) => Ok(rewritten),
         Err(VolumeError::Option(_)) => Ok(false),
         Err(error) => Err(error),
@@ -90,33 +77,30 @@ pub(super) fn move_away(
 
 /// Writes the home store anew. Nothing is changed where nothing of it can be read.
 pub(super) fn rebuild(
-    dev: &Arc<dyn BlockDevice>,
-    sb: &Superblock,
+    volume: Volume<'_>,
     give_up: bool,
-    env: &Env,
     repairs: &mut Repairs,
 ) -> Result<(), VolumeError> {
     let what = "wrote the store of all names and attributes anew; all of it could be read";
     let repair = Repair::new(Code::HomeStore, what).then("check the disk below");
-    rewrite(dev, sb, give_up, env, repairs, repair).map(drop)
+    rewrite(volume, give_up, repairs, repair).map(drop)
 }
 
 /// The same; `whole` is what is said where nothing was lost. `false`: nothing can be read.
 fn rewrite(
-    dev: &Arc<dyn BlockDevice>,
-    sb: &Superblock,
+    volume: Volume<'_>,
     give_up: bool,
-    env: &Env,
     repairs: &mut Repairs,
     whole: Repair,
 ) -> Result<bool, VolumeError> {
+    let Volume { dev, sb, env } = volume;
     let geometry = sb.geometry();
-    let Some((free, home)) = free_segments(dev, &geometry, env)? else { return Ok(false) };
+    let Some((free, home)) = free_segments(volume)? else { return Ok(false) };
     let log_units = (2 * sb.log_len).div_ceil(home_unit_bytes(sb.segment_len)) as usize;
     let mut wanted = home + log_units + SPARE;
     let rebuilt = loop {
         let list = &free[..wanted.min(free.len())];
-        take_from_host(dev, sb, list)?;
+        take_from_host(volume, list)?;
         match rebuild_home(dev.clone(), geometry, env, list, give_up) {
             Ok(rebuilt) => break rebuilt,
             Err(JournalError::HomeNeeds { segments }) if list.len() < free.len() => {
@@ -147,11 +131,7 @@ fn rewrite(
 }
 
 /// The host's space is allocated before the volume counts on it.
-fn take_from_host(
-    dev: &Arc<dyn BlockDevice>,
-    sb: &Superblock,
-    segments: &[u32],
-) -> Result<(), VolumeError> {
+fn take_from_host(Volume { dev, sb, .. }: Volume<'_>, segments: &[u32]) -> Result<(), VolumeError> {
     for segment in segments {
         let at = sb.segments_offset + u64::from(*segment) * sb.segment_len;
         dev.allocate(at, sb.segment_len)
@@ -210,13 +190,12 @@ fn of_gap(gap: &LostKeys) -> Repair {
 /// Segments that nothing readable claims, and how many the home store has. `None`: nothing is
 /// readable.
 fn free_segments(
-    dev: &Arc<dyn BlockDevice>,
-    geometry: &Geometry,
-    env: &Env,
+    Volume { dev, sb, env }: Volume<'_>,
 ) -> Result<Option<(Vec<u32>, usize)>, VolumeError> {
-    let mut blocks = Blocks::none(geometry);
+    let geometry = sb.geometry();
+    let mut blocks = Blocks::none(&geometry);
     let (mut keys, mut recorded) = (0_u64, BTreeSet::new());
-    let home = read_damaged(dev.clone(), *geometry, env, &mut |key, value| {
+    let home = read_damaged(dev.clone(), geometry, env, &mut |key, value| {
         keys += 1;
         blocks.note(key, value);
         if let Some(Key::Segment(index)) = keys::parse(key) {

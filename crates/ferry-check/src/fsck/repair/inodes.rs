@@ -2,20 +2,21 @@
 //! Afterwards every record, name and extent can be decoded or is gone, and every directory entry
 //! stands where its name belongs.
 
-use super::edits::{Room, Writer};
+use super::edits::{Room, Writer, each_key};
 use crate::fsck::check::hex;
 use crate::fsck::inode::{SIZE_MAX, contradiction};
 use crate::fsck::report::{Code, Repair};
-use ferry_fs::api::{Ino, NAME_MAX, ROOT, SYMLINK_MAX, Timestamp, XATTR_SIZE_MAX};
+use ferry_fs::api::{Ino, NAME_MAX, ROOT, SYMLINK_MAX, XATTR_SIZE_MAX};
 use ferry_fs::keys::{
     self, BLOCK, Dentry, Extent, INO_END, INODE_HAS_XATTRS, INODE_INLINE, InodeRecord, Key, Number,
 };
-use ferry_journal::{Journal, JournalError};
+use ferry_journal::JournalError;
 
 /// The ACL that is part of the mode.
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 
 /// The keys of one inode, as far as they were seen.
+#[derive(Default)]
 struct Group {
     ino: Ino,
     /// `None`: absent, or undecodable.
@@ -34,18 +35,7 @@ struct Group {
 
 impl Group {
     fn new(ino: Ino) -> Self {
-        Self {
-            ino,
-            record: None,
-            undecodable: false,
-            xattrs: 0,
-            access_acl: false,
-            names: 0,
-            extents: 0,
-            data_end: 0,
-            hash: 0,
-            same_hash: Vec::new(),
-        }
+        Self { ino, ..Self::default() }
     }
 
     fn kind(&self) -> Option<u32> {
@@ -69,26 +59,15 @@ impl Group {
 /// The state of the pass over all inodes.
 pub(super) struct Inodes<'p, 'j> {
     writer: &'p mut Writer<'j>,
-    hash: &'p dyn Fn(&[u8]) -> u64,
-    now: Timestamp,
     group: Option<Group>,
     root_seen: bool,
 }
 
 /// Runs the pass over the whole view.
-pub(super) fn run(
-    journal: &Journal,
-    writer: &mut Writer<'_>,
-    hash: &dyn Fn(&[u8]) -> u64,
-    now: Timestamp,
-) -> Result<(), JournalError> {
-    let mut pass = Inodes { writer, hash, now, group: None, root_seen: false };
-    let mut result = Ok(());
-    journal.scan(&[], &[0xff; 32], &mut |key, value| {
-        result = pass.key(key, value);
-        result.is_ok()
-    })?;
-    result?;
+pub(super) fn run(writer: &mut Writer<'_>) -> Result<(), JournalError> {
+    let journal = writer.journal();
+    let mut pass = Inodes { writer, group: None, root_seen: false };
+    each_key(journal, &[], &[0xff; 32], |key, value| pass.key(key, value))?;
     pass.end_group()?;
     if !pass.root_seen {
         pass.make_root()?;
@@ -191,9 +170,9 @@ impl Inodes<'_, '_> {
             return self.writer.delete(key);
         };
         group.names += 1;
-        let right = (self.hash)(name);
+        let right = self.writer.hash(name);
         if cookie >> 8 != right {
-            return self.move_name(Code::DentryHash, dir, key, right, name, dentry);
+            return self.move_name(Code::DentryHash, dir, key, name, dentry);
         }
         if group.hash != right {
             group.hash = right;
@@ -201,7 +180,7 @@ impl Inodes<'_, '_> {
         }
         let twice = group.same_hash.iter().any(|(c, n)| *c == cookie || **n == *name);
         if twice {
-            return self.move_name(Code::DuplicateName, dir, key, right, name, dentry);
+            return self.move_name(Code::DuplicateName, dir, key, name, dentry);
         }
         group.same_hash.push((cookie, name.into()));
         Ok(())
@@ -214,13 +193,12 @@ impl Inodes<'_, '_> {
         code: Code,
         dir: Ino,
         key: &[u8],
-        hash: u64,
         name: &[u8],
         dentry: Dentry,
     ) -> Result<(), JournalError> {
         self.writer.delete(key)?;
         let escaped = name.escape_ascii();
-        match self.writer.room_for(dir, hash, name)? {
+        match self.writer.room_for(dir, name)? {
             Room::Free(free) => {
                 self.writer.say(
                     Repair::new(code, format!("stored the name {escaped} in its right place"))
@@ -386,7 +364,7 @@ impl Inodes<'_, '_> {
         }
         let directory = ino == ROOT || group.names > 0;
         let known = unknown.is_some();
-        let now = self.now;
+        let now = self.writer.now;
         let mut record = unknown.unwrap_or_else(|| InodeRecord {
             mode: if directory { 0o700 } else { 0o600 },
             nlink: 1,

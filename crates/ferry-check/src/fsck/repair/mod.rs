@@ -26,24 +26,30 @@ mod tree;
 
 use super::reader::Reader;
 use super::report::{Code, Repair, Report};
-use super::volume::{FsckOptions, HOME_CACHE_BYTES, check, name_hash};
+use super::volume::{FsckOptions, HOME_CACHE_BYTES, check};
 use blocks::{Blocks, Reading};
 use edits::{Repairs, Writer};
 use ferry_device::BlockDevice;
 use ferry_env::Env;
-use ferry_fs::api::Timestamp;
 use ferry_fs::keys::{self, Key};
 use ferry_fs::volume::{Superblock, VolumeError, find_superblock, rewrite_bad_copies};
 use ferry_journal::{
     Journal, JournalClient, JournalError, JournalOptions, Recovered, Seq, mend_map_slot,
 };
 use parking_lot::Mutex;
-use siphasher::sip::SipHasher13;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Rounds of check and repair. One is enough unless one repair uncovers the next damage.
 const ROUNDS_MAX: usize = 5;
+
+/// The volume that is repaired.
+#[derive(Clone, Copy)]
+struct Volume<'v> {
+    dev: &'v Arc<dyn BlockDevice>,
+    sb: &'v Superblock,
+    env: &'v Env,
+}
 
 /// Checks the volume on `dev` and repairs what can be repaired. An error means that it could not be
 /// checked, or that the repair could not go on (what was repaired so far stays); damage that is
@@ -54,6 +60,7 @@ pub fn repair(
     env: &Env,
 ) -> Result<Report, VolumeError> {
     let (sb, used) = find_superblock(dev)?;
+    let volume = Volume { dev, sb: &sb, env };
     let mut repairs = Repairs::default();
     for offset in rewrite_bad_copies(dev, used)? {
         let what =
@@ -87,23 +94,23 @@ pub fn repair(
         if unreadable && !give_up {
             // It stays as it is, and is in the report.
         } else if found(Code::HomeStore) {
-            home::rebuild(dev, &sb, give_up, env, &mut repairs)?;
+            home::rebuild(volume, give_up, &mut repairs)?;
         } else if found(Code::Log) || unreadable {
-            home::cut_log(dev, &sb, env, &mut repairs)?;
+            home::cut_log(volume, &mut repairs)?;
         } else if found(Code::HomeCopy) {
-            home::mend_copies(dev, &sb, env, &mut repairs)?;
-        } else if found(Code::HomeClaim) && home::move_away(dev, &sb, give_up, env, &mut repairs)? {
+            home::mend_copies(volume, &mut repairs)?;
+        } else if found(Code::HomeClaim) && home::move_away(volume, give_up, &mut repairs)? {
             // What the home map had claimed is the files' alone now.
         } else if !report.clean {
-            structure(dev, &sb, Reading { verify, give_up }, env, &mut repairs)?;
+            structure(volume, Reading { verify, give_up }, &mut repairs)?;
         }
         uncompared |= verify && report.holdings.unclean;
         let readable = !found(Code::HomeStore) && !found(Code::Log) && !unreadable;
         if repairs.count == before && readable && std::mem::take(&mut uncompared) {
-            home::mend_copies(dev, &sb, env, &mut repairs)?;
+            home::mend_copies(volume, &mut repairs)?;
         }
         if let Some(code) = repairs.lost.filter(|_| repairs.count == before && readable) {
-            forget_marks(dev, &sb, env, code, &mut repairs)?;
+            forget_marks(volume, code, &mut repairs)?;
         }
         if repairs.count == before {
             report.repairs = repairs.list;
@@ -123,43 +130,37 @@ fn journal_options(read_only: bool, accept_damage: bool) -> JournalOptions {
 
 /// Opens the journal to be written, when it is known which segments it may take.
 fn open(
-    dev: &Arc<dyn BlockDevice>,
-    sb: &Superblock,
+    Volume { dev, sb, env }: Volume<'_>,
     accept_damage: bool,
-    env: &Env,
 ) -> Result<(Journal, Recovered), VolumeError> {
     let client = Arc::new(Segments::default());
+    let open = |read_only| {
+        let options = journal_options(read_only, accept_damage);
+        Journal::open(dev.clone(), sb.geometry(), options, env.clone(), client.clone())
+    };
     {
-        let options = journal_options(true, accept_damage);
-        let (journal, recovered) =
-            Journal::open(dev.clone(), sb.geometry(), options, env.clone(), client.clone())?;
+        let (journal, recovered) = open(true)?;
         client.learn(dev, sb, &journal, &recovered.home_segments)?;
     }
-    let options = journal_options(false, accept_damage);
-    Ok(Journal::open(dev.clone(), sb.geometry(), options, env.clone(), client)?)
+    Ok(open(false)?)
 }
 
 /// One round of the passes over the keys.
 fn structure(
-    dev: &Arc<dyn BlockDevice>,
-    sb: &Superblock,
+    volume: Volume<'_>,
     reading: Reading,
-    env: &Env,
     repairs: &mut Repairs,
 ) -> Result<(), VolumeError> {
-    let geometry = sb.geometry();
-    let (journal, recovered) = open(dev, sb, false, env)?;
-    let hasher = SipHasher13::new_with_key(&sb.hash_key);
-    let hash = |name: &[u8]| name_hash(&hasher, name);
-    let now = Timestamp(env.clock.wall().as_nanos() as i128);
-    let mut writer = Writer::new(&journal, repairs);
-    inodes::run(&journal, &mut writer, &hash, now)?;
+    let geometry = volume.sb.geometry();
+    let (journal, recovered) = open(volume, false)?;
+    let mut writer = Writer::new(&journal, volume, repairs);
+    inodes::run(&mut writer)?;
     let mut blocks = Blocks::load(&journal, &geometry, &recovered.home_segments)?;
-    let mut reader = Reader::new(dev, reading.verify);
-    extents::run(&journal, &mut writer, &mut blocks, &mut reader, reading)?;
+    let mut reader = Reader::new(volume.dev, reading.verify);
+    extents::run(&mut writer, &mut blocks, &mut reader, reading)?;
     drop((blocks, reader));
-    tree::run(&journal, &mut writer, &hash, now)?;
-    counts::run(&journal, &mut writer, &geometry, &recovered.home_segments)?;
+    tree::run(&mut writer)?;
+    counts::run(&mut writer, &geometry, &recovered.home_segments)?;
     journal.close()?;
     Ok(())
 }
@@ -167,15 +168,9 @@ fn structure(
 /// A mark says that all that a client has changed up to it is there. Where something was lost
 /// (`code` says where) that is not known: the client would hold for made what is gone. Without
 /// marks it makes its changes again, or tells that it cannot.
-fn forget_marks(
-    dev: &Arc<dyn BlockDevice>,
-    sb: &Superblock,
-    env: &Env,
-    code: Code,
-    repairs: &mut Repairs,
-) -> Result<(), VolumeError> {
-    let (journal, _) = open(dev, sb, false, env)?;
-    let mut writer = Writer::new(&journal, repairs);
+fn forget_marks(volume: Volume<'_>, code: Code, repairs: &mut Repairs) -> Result<(), VolumeError> {
+    let (journal, _) = open(volume, false)?;
+    let mut writer = Writer::new(&journal, volume, repairs);
     writer.delete_range(&keys::synced(0), &keys::synced_end())?;
     // One that was removed may be here again, and others may have had the locks since. Who was
     // evicted stays so, whatever was lost.

@@ -1,11 +1,12 @@
 //! All inodes in a compact table (about 60 bytes each), with what their names say of them.
 
+pub(super) use crate::fsck::tree::{DIRECTORY, kind_bits};
 use ferry_fs::api::{Ino, ROOT};
 use ferry_fs::keys::{self, Dentry, InodeRecord, Key};
 use ferry_journal::{Journal, JournalError};
 
 /// What the repair keeps of one inode.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Row {
     pub(super) ino: Ino,
     pub(super) parent: Ino,
@@ -27,21 +28,14 @@ pub(super) struct Row {
     reach: Reach,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Reach {
+    #[default]
     Unknown,
     OnThisWalk,
     /// The root, or a directory without a name.
     Known,
 }
-
-/// The type bits of a mode, as a dentry stores them.
-pub(super) fn kind_bits(mode: u32) -> u8 {
-    ((mode & libc::S_IFMT) >> 12) as u8
-}
-
-/// The type of a directory, as in [`Row::kind`].
-pub(super) const DIRECTORY: u8 = (libc::S_IFDIR >> 12) as u8;
 
 /// The table, ascending by number.
 pub(super) struct Rows(pub(super) Vec<Row>);
@@ -93,15 +87,9 @@ impl Rows {
             ino,
             parent: record.parent,
             size: record.size,
-            up: 0,
             nlink: record.nlink,
-            names: 0,
-            subdirs: 0,
-            entries: 0,
             kind: kind_bits(record.mode),
-            orphan: false,
-            named: false,
-            reach: Reach::Unknown,
+            ..Row::default()
         });
     }
 

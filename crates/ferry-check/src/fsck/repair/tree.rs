@@ -1,25 +1,20 @@
 //! The tree: every name leads to an inode, every directory has one name and hangs from the root,
 //! and what has lost its name is put into `/lost+found`.
 
-use super::edits::{Change, Room, Writer};
+use super::edits::{Change, Room, Writer, each_key};
 use super::rows::{DIRECTORY, Row, Rows, kind_bits};
 use crate::fsck::report::{Code, Repair};
-use ferry_fs::api::{Ino, ROOT, Timestamp};
+use ferry_fs::api::{Ino, ROOT};
 use ferry_fs::keys::{self, Counters, Dentry, INO_END, InodeRecord, Key};
-use ferry_journal::{Journal, JournalError};
+use ferry_journal::JournalError;
 
 /// Where files without a name are put, in the root.
 const LOST_AND_FOUND: &str = "lost+found";
 
 /// Runs the pass over the whole view.
-pub(super) fn run(
-    journal: &Journal,
-    writer: &mut Writer<'_>,
-    hash: &dyn Fn(&[u8]) -> u64,
-    now: Timestamp,
-) -> Result<(), JournalError> {
+pub(super) fn run(writer: &mut Writer<'_>) -> Result<(), JournalError> {
     let mut stray = Vec::new();
-    let mut rows = Rows::load(journal, &mut |ino| stray.push(ino), &mut |_| {})?;
+    let mut rows = Rows::load(writer.journal(), &mut |ino| stray.push(ino), &mut |_| {})?;
     for ino in stray {
         let what =
             format!("removed the mark \"to be reclaimed\" of inode {ino}, which does not exist");
@@ -32,10 +27,10 @@ pub(super) fn run(
         writer.say(repair.then("look into /lost+found and move it to its place"));
     });
     judge_orphans(writer, &mut rows)?;
-    mend_names(journal, writer, &mut rows)?;
+    mend_names(writer, &mut rows)?;
     let lost: Vec<Ino> = rows.0.iter().filter(|row| is_lost(row)).map(|row| row.ino).collect();
     if !lost.is_empty() {
-        find_names(journal, writer, &mut rows, &lost, hash, now)?;
+        find_names(writer, &mut rows, &lost)?;
     }
     writer.flush()
 }
@@ -62,21 +57,16 @@ fn judge_orphans(writer: &mut Writer<'_>, rows: &mut Rows) -> Result<(), Journal
 }
 
 /// Removes names that lead nowhere and names of directories beyond the one; corrects types.
-fn mend_names(
-    journal: &Journal,
-    writer: &mut Writer<'_>,
-    rows: &mut Rows,
-) -> Result<(), JournalError> {
-    let mut result = Ok(());
-    journal.scan(&keys::inode(0), &keys::inode_end(u64::MAX), &mut |key, value| {
-        if let Some(Key::Dentry(dir, _, name)) = keys::parse(key)
-            && let Ok(dentry) = Dentry::decode(value)
-        {
-            result = mend_name(writer, rows, key, dir, name, dentry);
+fn mend_names(writer: &mut Writer<'_>, rows: &mut Rows) -> Result<(), JournalError> {
+    let journal = writer.journal();
+    each_key(journal, &keys::inode(0), &keys::inode_end(u64::MAX), |key, value| {
+        match (keys::parse(key), Dentry::decode(value)) {
+            (Some(Key::Dentry(dir, _, name)), Ok(dentry)) => {
+                mend_name(writer, rows, key, dir, name, dentry)
+            }
+            _ => Ok(()),
         }
-        result.is_ok()
-    })?;
-    result
+    })
 }
 
 fn mend_name(
@@ -121,17 +111,10 @@ fn mend_name(
 }
 
 /// Gives each of `lost` a name in `/lost+found`.
-fn find_names(
-    journal: &Journal,
-    writer: &mut Writer<'_>,
-    rows: &mut Rows,
-    lost: &[Ino],
-    hash: &dyn Fn(&[u8]) -> u64,
-    now: Timestamp,
-) -> Result<(), JournalError> {
-    let Some(dir) = lost_and_found(journal, writer, rows, hash, now)? else { return Ok(()) };
+fn find_names(writer: &mut Writer<'_>, rows: &mut Rows, lost: &[Ino]) -> Result<(), JournalError> {
+    let Some(dir) = lost_and_found(writer, rows)? else { return Ok(()) };
     for &ino in lost.iter().filter(|ino| **ino != dir) {
-        let Some(key) = writer.free_name(dir, hash, &format!("#{ino}"))? else { continue };
+        let Some(key) = writer.free_name(dir, &format!("#{ino}"))? else { continue };
         let Some(value) = writer.get(&keys::inode(ino))? else { continue };
         let Ok(mut record) = InodeRecord::decode(&value) else { continue };
         let kind = record.mode & libc::S_IFMT;
@@ -156,16 +139,10 @@ fn find_names(
 
 /// The directory for what has lost its name, made if there is none. Its own counts are corrected
 /// later, with all others.
-fn lost_and_found(
-    journal: &Journal,
-    writer: &mut Writer<'_>,
-    rows: &mut Rows,
-    hash: &dyn Fn(&[u8]) -> u64,
-    now: Timestamp,
-) -> Result<Option<Ino>, JournalError> {
+fn lost_and_found(writer: &mut Writer<'_>, rows: &mut Rows) -> Result<Option<Ino>, JournalError> {
+    let now = writer.now;
     for name in [LOST_AND_FOUND, "lost+found.ferry"] {
-        let bytes = name.as_bytes();
-        let key = match writer.room_for(ROOT, hash(bytes), bytes)? {
+        let key = match writer.room_for(ROOT, name.as_bytes())? {
             Room::Exists(ino) if rows.get(ino).is_some_and(|row| row.kind == DIRECTORY) => {
                 return Ok(Some(ino));
             }
@@ -173,7 +150,7 @@ fn lost_and_found(
             Room::Free(key) => key,
         };
         let counters =
-            journal.get(&keys::counters())?.and_then(|value| Counters::decode(&value).ok());
+            writer.get(&keys::counters())?.and_then(|value| Counters::decode(&value).ok());
         let stored = counters.map(|counters| counters.next_ino).filter(|next| *next < INO_END);
         let ino = stored.unwrap_or(0).max(rows.last_ino() + 1);
         let record = InodeRecord {

@@ -38,6 +38,7 @@ use super::gather::wait_for;
 use crate::buffer::AlignedBuf;
 use crate::device::{BlockDevice, ComponentState, ComponentStats, Io, check_range};
 use crate::file::on_io_thread;
+use crate::started::{ReadDone, ReadRing};
 use crate::timing::FlushTiming;
 use shared::{Before, Busy, Job, NewSide, Shared};
 use std::io;
@@ -127,6 +128,13 @@ impl BlockDevice for MirrorDevice {
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
         check_range(self.shared.capacity, offset, buf.len() as u64)?;
         self.shared.read(offset, buf)
+    }
+
+    fn start_read(&self, ring: &dyn ReadRing, offset: u64, buf: Arc<AlignedBuf>, done: ReadDone) {
+        match check_range(self.shared.capacity, offset, buf.len() as u64) {
+            Ok(()) => self.shared.start_read(ring, offset, buf, done),
+            Err(error) => done(Err(error)),
+        }
     }
 
     fn read_matching(

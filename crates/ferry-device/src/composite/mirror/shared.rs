@@ -7,6 +7,7 @@ use super::super::header::COMPONENTS_MAX;
 use super::regions::Regions;
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
 use crate::device::{IoDone, check_range};
+use crate::started::{ReadDone, ReadRing};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io;
@@ -297,13 +298,31 @@ impl Shared {
         full.map_or(Ok(()), Err)
     }
 
-    pub fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+    /// The sides to read from, and which of them to ask first.
+    fn readable(&self, offset: u64) -> (Vec<(usize, &Arc<Component>)>, usize) {
         let live = self.live.load(Ordering::SeqCst);
         let trusted = self.trusted(live);
         let sides: Vec<_> = self.those(if trusted == 0 { live } else { trusted }).collect();
         // To read only, the sides may differ where they were not made equal: then all is read from
         // one.
         let first = if self.read_only { 0 } else { (offset / READ_TURN) as usize % sides.len() };
+        (sides, first)
+    }
+
+    /// Asks one side. If it fails, [`Shared::read`] asks the others, and repairs this one.
+    pub fn start_read(
+        &self,
+        ring: &dyn ReadRing,
+        offset: u64,
+        buf: Arc<AlignedBuf>,
+        done: ReadDone,
+    ) {
+        let (sides, first) = self.readable(offset);
+        sides[first].1.start_read(ring, offset, buf, done);
+    }
+
+    pub fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
+        let (sides, first) = self.readable(offset);
         let mut failed = Vec::new();
         let mut last = None;
         for n in 0..sides.len() {

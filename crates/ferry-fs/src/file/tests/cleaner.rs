@@ -183,7 +183,7 @@ fn data_that_cannot_be_mapped_becomes_dirty_again() {
         over_hole: 0,
         size: None,
         next: None,
-        kept_crcs: Vec::new(),
+        retained_crcs: Vec::new(),
     };
     let chunk =
         volume.store.table.allocate(crate::space::segments::Stream::New, 2, &volume.store.space);
@@ -209,9 +209,9 @@ fn entries_too_late_for_a_summary_are_kept_in_memory() {
     table.seal(&first, &[(7, 0, first.len)], &mut buf);
     let next = table.allocate(Stream::New, 1, space).unwrap();
     assert_ne!(next.segment, first.segment);
-    let late: Vec<_> =
+    let entries: Vec<_> =
         table.unsummarized_entries(first.segment).iter().map(|e| (e.ino, e.at, e.len)).collect();
-    assert_eq!(late, [(7, first.at, first.len)]);
+    assert_eq!(entries, [(7, first.at, first.len)]);
 }
 
 /// Between two batches of a file the cleaner holds nothing. If the file is cut off then, its

@@ -39,6 +39,9 @@ pub(crate) struct Inodes {
 }
 
 impl InodeSource for Inodes {
+    fn trim(&self, _most: usize) -> usize {
+        0
+    }
     fn inode(&self, ino: Ino) -> Result<Option<Arc<Inode>>, FsError> {
         if let Some(inode) = self.known.lock().get(&ino) {
             return Ok(Some(Arc::clone(inode)));

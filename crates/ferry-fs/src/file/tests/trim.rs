@@ -50,21 +50,21 @@ fn segments_held(volume: &Volume, held: &Mutex<BTreeSet<u64>>) -> BTreeSet<u32> 
 
 /// Many large files that go, with a small one between each two that stays.
 fn leave_little(volume: &Volume) -> Vec<(Ino, Vec<u8>)> {
-    let mut kept = Vec::new();
+    let mut files = Vec::new();
     for n in 0..20 {
         let (large, small) = (100 + n, 200 + n);
         volume.write(&volume.create(large), 0, &pattern(large, 2 << 20));
-        kept.push((small, pattern(small, 5000)));
-        volume.write(&volume.create(small), 0, &kept[n as usize].1);
+        files.push((small, pattern(small, 5000)));
+        volume.write(&volume.create(small), 0, &files[n as usize].1);
         volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     }
     (0..20).for_each(|n| volume.remove(100 + n));
-    kept
+    files
 }
 
-fn check_kept(volume: &Volume, kept: &[(Ino, Vec<u8>)]) {
+fn check_contents(volume: &Volume, files: &[(Ino, Vec<u8>)]) {
     volume.evict();
-    for (ino, contents) in kept {
+    for (ino, contents) in files {
         let file = volume.inodes.inode(*ino).unwrap().unwrap();
         assert!(volume.read(&file, 0, contents.len()) == *contents, "file {ino}");
     }
@@ -83,12 +83,12 @@ fn free_and_held(volume: &Volume, held: &Mutex<BTreeSet<u64>>) -> usize {
 fn after_an_unmount_the_host_has_all_but_the_reserves() {
     let (volume, held) = hosted();
     let fresh = segments_held(&volume, &held).len();
-    let kept = leave_little(&volume);
+    let files = leave_little(&volume);
     assert!(segments_held(&volume, &held).len() > fresh + 100);
     volume.store.close().unwrap();
     let after = free_and_held(&volume, &held);
     assert!(after <= fresh + 4, "{after} free segments stay; a fresh volume has {fresh}");
-    check_kept(&volume, &kept);
+    check_contents(&volume, &files);
 }
 
 /// The background thread, on a clock of its own.
@@ -106,7 +106,7 @@ fn free_space_goes_back_to_the_host_within_a_minute_of_quiet() {
             volume.journal.force_durable_point().unwrap();
         }
     };
-    let kept = leave_little(&volume);
+    let files = leave_little(&volume);
     volume.journal.force_durable_point().unwrap();
     volume.store.idle_work(&mut Quiet::default(), Duration::ZERO).unwrap();
     let before = segments_held(&volume, &held).len();
@@ -121,14 +121,14 @@ fn free_space_goes_back_to_the_host_within_a_minute_of_quiet() {
     rounds(41);
     let after = free_and_held(&volume, &held);
     assert!(after <= fresh + 4, "{after} free segments stay; a fresh volume has {fresh}");
-    check_kept(&volume, &kept);
+    check_contents(&volume, &files);
 }
 
 #[test]
 fn a_trim_gives_back_what_an_earlier_mount_has_left() {
     let (mut volume, held) = hosted();
     let fresh = segments_held(&volume, &held).len();
-    let kept = leave_little(&volume);
+    let files = leave_little(&volume);
     volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
     // As after a crash: nobody has given anything back.
     volume.journal.force_durable_point().unwrap();
@@ -138,7 +138,7 @@ fn a_trim_gives_back_what_an_earlier_mount_has_left() {
     let after = free_and_held(&volume, &held);
     assert!(after <= fresh + 4, "{after} free segments stay; a fresh volume has {fresh}");
     assert_eq!(volume.store.trim().unwrap(), 0, "nothing is left to give back");
-    check_kept(&volume, &kept);
+    check_contents(&volume, &files);
     // What is taken again may be trimmed at any moment.
     for n in 0..20 {
         let file = volume.create(300 + n);
@@ -149,5 +149,5 @@ fn a_trim_gives_back_what_an_earlier_mount_has_left() {
         assert!(volume.read(&file, 0, 1 << 20) == pattern(n, 1 << 20));
     }
     free_and_held(&volume, &held);
-    check_kept(&volume, &kept);
+    check_contents(&volume, &files);
 }

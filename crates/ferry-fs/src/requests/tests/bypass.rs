@@ -71,8 +71,7 @@ fn a_bypassing_writer_sees_that_pages_were_read() {
     assert!(!w.fs.keeps_pages(other, others.fh));
 
     let (cached, both) = create(&w, "h", libc::O_RDWR);
-    read(&w, cached, both.fh);
-    assert!(!w.fs.keeps_pages(cached, both.fh), "what goes through the cache is never behind it");
+    assert!(w.fs.keeps_pages(cached, both.fh), "a direct write of it is behind the cache");
 
     let w = World::with(FsOptions {
         background: false,
@@ -83,4 +82,42 @@ fn a_bypassing_writer_sees_that_pages_were_read() {
     assert!(!w.fs.keeps_pages(ino, both.fh));
     read(&w, ino, both.fh);
     assert!(w.fs.keeps_pages(ino, both.fh));
+}
+
+#[test]
+fn a_direct_writer_bypasses_the_cache_if_nobody_else_has_the_file_open() {
+    let w = World::new();
+    let (ino, maker) = create(&w, "f", libc::O_RDWR);
+    let beside = open(&w, ino, libc::O_RDWR | libc::O_DIRECT);
+    assert!(!beside.direct_io && beside.keep_cache, "the maker's handle caches");
+    assert!(w.fs.keeps_pages(ino, beside.fh));
+    release(&w, ino, maker);
+    release(&w, ino, beside);
+
+    let alone = open(&w, ino, libc::O_WRONLY | libc::O_DIRECT);
+    assert!(alone.direct_io && !alone.keep_cache, "the kernel drops its pages");
+    assert!(!w.fs.keeps_pages(ino, alone.fh));
+    assert!(open(&w, ino, libc::O_RDONLY).direct_io, "others bypass with it");
+    release(&w, ino, alone);
+    assert!(!open(&w, ino, libc::O_RDONLY).direct_io);
+}
+
+#[test]
+fn a_direct_reader_bypasses_the_cache_alone() {
+    let w = World::new();
+    let (ino, cached) = create(&w, "f", libc::O_RDWR);
+    let direct = open(&w, ino, libc::O_RDONLY | libc::O_DIRECT);
+    assert!(direct.direct_io && !cached.direct_io);
+    assert!(!open(&w, ino, libc::O_RDWR).direct_io, "a reader that bypasses harms nobody");
+
+    let w = World::with(FsOptions {
+        background: false,
+        cache: CacheMode::Writeback,
+        ..FsOptions::default()
+    });
+    let (ino, both) = create(&w, "f", libc::O_RDWR | libc::O_DIRECT);
+    assert!(
+        !both.direct_io && !w.fs.keeps_pages(ino, both.fh),
+        "its direct writes are synchronous"
+    );
 }

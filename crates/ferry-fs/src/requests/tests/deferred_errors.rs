@@ -58,14 +58,14 @@ fn each_writing_descriptor_is_told_of_a_deferred_error_once() {
         assert_eq!(ask(Some(fh)), Err(Errno(libc::ENOSPC)));
         ask(Some(fh)).unwrap();
     }
-    let late = w.open(ino).unwrap();
-    ask(Some(late)).unwrap();
+    let last = w.open(ino).unwrap();
+    ask(Some(last)).unwrap();
     // The next failure is another one.
     fill(&w, ino, first);
-    for fh in [first, second, late] {
+    for fh in [first, second, last] {
         assert_eq!(ask(Some(fh)), Err(Errno(libc::ENOSPC)));
     }
-    for fh in [first, second, reader, late] {
+    for fh in [first, second, reader, last] {
         w.release(ino, fh);
     }
 }

@@ -15,6 +15,7 @@ mod read_pool;
 mod removed;
 mod renames;
 mod reservation;
+mod ring_reads;
 mod rules;
 mod scrub;
 mod session_store;
@@ -57,7 +58,11 @@ impl World {
     }
 
     fn made(bytes: u64, made: &MkfsOptions, options: FsOptions) -> Self {
-        let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(bytes));
+        Self::on(Arc::new(MemDevice::new(bytes)), made, options)
+    }
+
+    /// A new volume on `dev`.
+    fn on(dev: Arc<dyn BlockDevice>, made: &MkfsOptions, options: FsOptions) -> Self {
         mkfs(&dev, made, &Env::real()).unwrap();
         let fs = LocalFs::open(dev.clone(), options.clone(), Env::real()).unwrap();
         Self { dev, fs, me: InProcess::default(), options }

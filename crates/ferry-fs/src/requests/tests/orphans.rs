@@ -268,10 +268,10 @@ fn a_file_being_removed_is_found_by_its_number() {
 fn detach_forgets_all_lookups_and_handles() {
     let world = World::new();
     let (file, _) = world.create(ROOT, "file").unwrap();
-    let (kept, _) = world.create(ROOT, "kept").unwrap();
+    let (retained, _) = world.create(ROOT, "kept").unwrap();
     world.unlink(ROOT, "file").unwrap();
     world.fs.detach();
-    assert!(!world.stored(file) && world.stored(kept));
+    assert!(!world.stored(file) && world.stored(retained));
     assert_eq!(world.fs.handles.len(), 0);
     world.check();
 }

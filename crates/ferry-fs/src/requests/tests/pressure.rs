@@ -261,3 +261,28 @@ fn a_killed_waiting_change_leaves_nothing_behind() {
         }
     });
 }
+
+#[test]
+fn access_times_that_wait_for_a_thread_are_logged_when_the_volume_is_closed() {
+    let mut world = World::with(FsOptions::default());
+    let dir = world.mkdir(ROOT, "dir").unwrap();
+    let names: Vec<String> = (0..FILES).map(|n| format!("file {n}")).collect();
+    for name in &names {
+        world.file(dir, name).unwrap();
+    }
+    // From now on each of its threads' jobs is one that closing drops.
+    world.fs.blocking_changes.stop();
+    let read = |world: &World, name: &str| {
+        let ino = world.ino(dir, name);
+        let fh = world.open(ino).unwrap();
+        world.read(ino, fh, 1).unwrap();
+        world.release(ino, fh);
+        world.attr(ino).atime
+    };
+    let times: Vec<Timestamp> = names.iter().map(|name| read(&world, name)).collect();
+    world.reopen();
+    for (name, time) in names.iter().zip(times) {
+        let attr = world.attr(world.ino(dir, name));
+        assert!(attr.atime == time && time > attr.mtime, "{name}");
+    }
+}

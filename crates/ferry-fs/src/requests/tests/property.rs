@@ -2,6 +2,7 @@
 
 use crate::requests::tests::*;
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
@@ -12,6 +13,10 @@ enum Op {
     Link((usize, usize), (usize, usize)),
     Rename((usize, usize), (usize, usize), u8),
     Attribute(usize, usize, bool),
+    /// A lookup that is not taken back.
+    Know(usize, usize),
+    /// One lookup, or all, of one of those that are known.
+    Forget(usize, bool),
     Reopen,
 }
 
@@ -33,6 +38,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (name(), name()).prop_map(|(a, b)| Op::Link(a, b)),
         6 => (name(), name(), 0..4_u8).prop_map(|(a, b, flags)| Op::Rename(a, b, flags.saturating_sub(1))),
         2 => (name(), any::<bool>()).prop_map(|((d, n), set)| Op::Attribute(d, n, set)),
+        4 => name().prop_map(|(d, n)| Op::Know(d, n)),
+        2 => (0..16_usize, any::<bool>()).prop_map(|(known, all)| Op::Forget(known, all)),
         1 => Just(Op::Reopen),
     ]
 }
@@ -50,12 +57,17 @@ struct Node {
 /// The model: inodes by the numbers that the file system gave them.
 struct Model {
     nodes: BTreeMap<Ino, Node>,
+    /// Lookups that were not taken back.
+    known: BTreeMap<Ino, u64>,
+    /// Those of them that have no name any more.
+    orphans: BTreeSet<Ino>,
 }
 
 impl Model {
     fn new() -> Self {
         let root = Node { kind: libc::S_IFDIR, parent: ROOT, links: 2, ..Node::default() };
-        Self { nodes: BTreeMap::from([(ROOT, root)]) }
+        let nodes = BTreeMap::from([(ROOT, root)]);
+        Self { nodes, known: BTreeMap::new(), orphans: BTreeSet::new() }
     }
 
     fn dirs(&self) -> Vec<Ino> {
@@ -106,6 +118,7 @@ impl Model {
         node.links = if node.kind == libc::S_IFDIR { 0 } else { node.links - 1 };
         if node.links == 0 {
             self.nodes.remove(&ino);
+            self.orphans.extend(self.known.contains_key(&ino).then_some(ino));
         }
     }
 
@@ -130,7 +143,7 @@ impl Model {
         if flags == 2 {
             let target = target.ok_or(libc::ENOENT)?;
             let loops =
-                |moved, place| da != db && self.is_dir(moved) && self.is_below(place, moved);
+                |moved, target| da != db && self.is_dir(moved) && self.is_below(target, moved);
             if loops(source, db) || loops(target, da) {
                 return Err(libc::EINVAL);
             }
@@ -164,7 +177,35 @@ impl Model {
     fn step(&mut self, world: &mut World, op: &Op) {
         let name = |n: usize| NAMES[n];
         match *op {
-            Op::Reopen => world.reopen(),
+            Op::Reopen => {
+                world.reopen();
+                self.known.clear();
+                self.orphans.clear();
+            }
+            Op::Know(d, n) => {
+                let dir = self.dir(d);
+                let found = world.lookup(dir, name(n)).unwrap().map(|attr| attr.ino);
+                assert_eq!(found, self.at(dir, name(n)));
+                if let Some(ino) = found {
+                    *self.known.entry(ino).or_default() += 1;
+                }
+            }
+            Op::Forget(known, all) => {
+                let Some((ino, count)) =
+                    self.known.iter().nth(known).map(|(ino, count)| (*ino, *count))
+                else {
+                    return;
+                };
+                let less = if all { count } else { 1 };
+                world.fs.forget(ino, less);
+                self.known.insert(ino, count - less);
+                if count == less {
+                    self.known.remove(&ino);
+                    if self.orphans.remove(&ino) {
+                        assert!(!world.stored(ino), "nobody knows it any more");
+                    }
+                }
+            }
             Op::Make(d, n, kind) => {
                 let dir = self.dir(d);
                 let made = match kind {
@@ -242,7 +283,27 @@ impl Model {
                 assert_eq!(world.ino(*ino, ".."), node.parent);
             }
         }
-        assert_eq!(world.fs.counters.inodes(), self.nodes.len() as u64);
+        for ino in &self.orphans {
+            assert_eq!(world.attr(*ino).nlink, 0);
+        }
+        let inodes = self.nodes.len() + self.orphans.len();
+        assert_eq!(world.fs.counters.inodes(), inodes as u64);
+    }
+
+    /// Does `ops` in a new world, and looks at what came of them; `between` is called after each.
+    fn run(mut world: World, ops: &[Op], between: fn(&World)) {
+        let mut model = Self::new();
+        for op in ops {
+            model.step(&mut world, op);
+            between(&world);
+        }
+        model.compare(&world);
+        if model.orphans.is_empty() {
+            world.check();
+        }
+        model.step(&mut world, &Op::Reopen);
+        model.compare(&world);
+        world.check();
     }
 }
 
@@ -250,13 +311,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
     #[test]
     fn the_namespace_does_what_the_model_does(ops in proptest::collection::vec(op(), 1..120)) {
-        let (mut world, mut model) = (World::new(), Model::new());
-        for op in &ops {
-            model.step(&mut world, op);
-        }
-        model.compare(&world);
-        world.check();
-        world.reopen();
-        model.compare(&world);
+        Model::run(World::new(), &ops, |_| ());
+    }
+
+    #[test]
+    fn inodes_that_leave_memory_after_each_operation_do_what_the_model_does(
+        ops in proptest::collection::vec(op(), 1..120)
+    ) {
+        Model::run(cold_inodes::none_stays(), &ops, cold_inodes::all_leave);
     }
 }

@@ -84,10 +84,8 @@ fn cold() -> (World, Arc<Stalling>, Ino, u64) {
         serve()
     });
     let dev: Arc<dyn BlockDevice> = Arc::new(device);
-    mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
     let options = FsOptions { cache_bytes: 8 << 20, ..FsOptions::default() };
-    let fs = LocalFs::open(dev.clone(), options.clone(), Env::real()).unwrap();
-    let mut world = World { dev, fs, me: InProcess::default(), options };
+    let mut world = World::on(dev, &MkfsOptions::default(), options);
     let ino = world.file(ROOT, "file").unwrap();
     let fh = world.open(ino).unwrap();
     for number in 0..CHUNKS {

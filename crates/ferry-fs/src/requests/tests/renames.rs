@@ -5,17 +5,17 @@ use crate::requests::tests::*;
 const NO_REPLACE: RenameFlags = RenameFlags { no_replace: true, exchange: false, whiteout: false };
 const EXCHANGE: RenameFlags = RenameFlags { no_replace: false, exchange: true, whiteout: false };
 
-/// A root with a file, an empty and a full directory, and a place to move to.
+/// A root with a file, an empty and a full directory, and a target to move to.
 fn furnished() -> (World, Ino) {
     let world = World::new();
-    let place = world.mkdir(ROOT, "place").unwrap();
-    for dir in [ROOT, place] {
+    let target = world.mkdir(ROOT, "target").unwrap();
+    for dir in [ROOT, target] {
         world.file(dir, "file").unwrap();
         world.mkdir(dir, "empty").unwrap();
         let full = world.mkdir(dir, "full").unwrap();
         world.file(full, "inside").unwrap();
     }
-    (world, place)
+    (world, target)
 }
 
 #[test]
@@ -33,12 +33,12 @@ fn rename_replaces_only_the_same_kind() {
         ("full", "full", ENOTEMPTY),
     ];
     for (from, to, want) in cases {
-        let (world, place) = furnished();
+        let (world, target) = furnished();
         let moved = world.ino(ROOT, from);
-        let got = world.rename((ROOT, from), (place, to)).map_or_else(|e| e.0, |()| 0);
+        let got = world.rename((ROOT, from), (target, to)).map_or_else(|e| e.0, |()| 0);
         assert_eq!(got, want, "{from} over {to}");
         assert_eq!(world.exists(ROOT, from), want != 0);
-        assert_eq!(world.ino(place, to) == moved, want == 0);
+        assert_eq!(world.ino(target, to) == moved, want == 0);
         world.check();
     }
 }
@@ -65,8 +65,8 @@ fn a_directory_does_not_move_below_itself() {
     let a = world.mkdir(ROOT, "a").unwrap();
     let b = world.mkdir(a, "b").unwrap();
     let c = world.mkdir(b, "c").unwrap();
-    for place in [a, b, c] {
-        assert_eq!(code(world.rename((ROOT, "a"), (place, "x"))), libc::EINVAL);
+    for target in [a, b, c] {
+        assert_eq!(code(world.rename((ROOT, "a"), (target, "x"))), libc::EINVAL);
     }
     assert_eq!(code(world.rename((b, "c"), (ROOT, "a"))), libc::ENOTEMPTY);
     assert_eq!(code(world.rename_with((ROOT, "a"), (b, "c"), EXCHANGE)), libc::EINVAL);
@@ -79,19 +79,19 @@ fn a_directory_does_not_move_below_itself() {
 
 #[test]
 fn rename_keeps_no_replace_and_exchange() {
-    let (world, place) = furnished();
+    let (world, target) = furnished();
     for to in ["file", "empty", "full"] {
-        assert_eq!(code(world.rename_with((ROOT, "file"), (place, to), NO_REPLACE)), libc::EEXIST);
+        assert_eq!(code(world.rename_with((ROOT, "file"), (target, to), NO_REPLACE)), libc::EEXIST);
     }
-    world.rename_with((ROOT, "file"), (place, "new"), NO_REPLACE).unwrap();
-    assert_eq!(code(world.rename_with((ROOT, "none"), (place, "new"), EXCHANGE)), libc::ENOENT);
-    assert_eq!(code(world.rename_with((place, "new"), (ROOT, "none"), EXCHANGE)), libc::ENOENT);
-    let (new, full) = (world.ino(place, "new"), world.ino(ROOT, "full"));
-    world.rename_with((place, "new"), (ROOT, "full"), EXCHANGE).unwrap();
-    assert_eq!((world.ino(ROOT, "full"), world.ino(place, "new")), (new, full));
-    assert_eq!(world.ino(full, ".."), place);
+    world.rename_with((ROOT, "file"), (target, "new"), NO_REPLACE).unwrap();
+    assert_eq!(code(world.rename_with((ROOT, "none"), (target, "new"), EXCHANGE)), libc::ENOENT);
+    assert_eq!(code(world.rename_with((target, "new"), (ROOT, "none"), EXCHANGE)), libc::ENOENT);
+    let (new, full) = (world.ino(target, "new"), world.ino(ROOT, "full"));
+    world.rename_with((target, "new"), (ROOT, "full"), EXCHANGE).unwrap();
+    assert_eq!((world.ino(ROOT, "full"), world.ino(target, "new")), (new, full));
+    assert_eq!(world.ino(full, ".."), target);
     world.check();
-    world.rename_with((ROOT, "empty"), (place, "empty"), EXCHANGE).unwrap();
+    world.rename_with((ROOT, "empty"), (target, "empty"), EXCHANGE).unwrap();
     world.rename_with((ROOT, "empty"), (ROOT, "full"), EXCHANGE).unwrap();
     world.check();
     let both = RenameFlags { no_replace: true, exchange: true, whiteout: false };

@@ -271,20 +271,20 @@ fn root_and_the_owner_tune_the_flush_policy() {
         let words = [&what.to_ne_bytes()[..], &policy.to_ne_bytes(), &nanos.to_ne_bytes()].concat();
         world.me.call(|cx| world.fs.ioctl(cx, ROOT, ioctl::TUNE, &words, 0))
     };
-    let shown = |world: &World| {
+    let reported = |world: &World| {
         let flush = world.fs.stats()["flush"].clone();
         (flush["policy"].as_str().unwrap().to_owned(), flush["fast_flush_ns"].as_u64().unwrap())
     };
-    assert_eq!(shown(&world), ("adaptive".into(), 2_000_000));
+    assert_eq!(reported(&world), ("adaptive".into(), 2_000_000));
     tune(&world, ioctl::TUNE_FLUSH, 1, 5).unwrap();
-    assert_eq!(shown(&world), ("delay".into(), 2_000_000), "only what was asked for changes");
+    assert_eq!(reported(&world), ("delay".into(), 2_000_000), "only what was asked for changes");
     tune(&world, ioctl::TUNE_FAST_FLUSH | ioctl::TUNE_RESET_FLUSH_TIME, 0, 5).unwrap();
-    assert_eq!(shown(&world), ("delay".into(), 5));
+    assert_eq!(reported(&world), ("delay".into(), 5));
     assert_eq!(code(tune(&world, ioctl::TUNE_FLUSH, 4, 0)), libc::EINVAL);
     assert_eq!(code(tune(&world, 8, 0, 0)), libc::EINVAL);
     let short = world.me.call(|cx| world.fs.ioctl(cx, ROOT, ioctl::TUNE, &[0; 15], 0));
     assert_eq!(code(short), libc::EINVAL);
     world.me.uid = 1000;
     assert_eq!(code(tune(&world, ioctl::TUNE_FLUSH, 0, 0)), libc::EPERM);
-    assert_eq!(shown(&world), ("delay".into(), 5));
+    assert_eq!(reported(&world), ("delay".into(), 5));
 }

@@ -80,8 +80,9 @@ fn filled(world: &World, dir: Ino, name: &str, blocks: u64) -> Ino {
 fn blocks(damage: &[Damage]) -> Vec<(String, u64)> {
     let mut all = Vec::new();
     for d in damage.iter().filter(|d| d.part == Part::Data) {
-        let (offset, length) = (d.file_offset.unwrap(), d.length.unwrap());
-        let path = d.path.clone().unwrap_or_else(|| format!("inode {}", d.ino.unwrap()));
+        let (offset, length) = (d.location.file_offset.unwrap(), d.location.length.unwrap());
+        let path =
+            d.location.path.clone().unwrap_or_else(|| format!("inode {}", d.location.ino.unwrap()));
         all.extend((offset / BLOCK..(offset + length) / BLOCK).map(|block| (path.clone(), block)));
     }
     all.sort();
@@ -129,7 +130,8 @@ fn a_scrub_finds_exactly_what_is_damaged() {
         assert_eq!(report.damaged_blocks, 6);
         assert_eq!(report.damage.len(), 5, "neighbours are one place: {:#?}", report.damage);
         assert_eq!(report.verified.data_bytes, 722 * BLOCK);
-        let mut offsets: Vec<_> = report.damage.iter().map(|d| d.device_offset.unwrap()).collect();
+        let mut offsets: Vec<_> =
+            report.damage.iter().map(|d| d.location.device_offset.unwrap()).collect();
         let mut starts = at.clone();
         starts.remove(2);
         offsets.sort_unstable();
@@ -173,7 +175,7 @@ fn a_scrub_finds_damage_outside_contents() {
     let geometry = world.fs.superblock().geometry();
     spoil(&world, geometry.home_map_offsets[1]);
     let parts = |report: &ScrubReport| {
-        report.damage.iter().map(|d| (d.part, d.device_offset)).collect::<Vec<_>>()
+        report.damage.iter().map(|d| (d.part, d.location.device_offset)).collect::<Vec<_>>()
     };
     let expected = vec![
         (Part::Superblock, Some(SUPERBLOCK_OFFSETS[1])),
@@ -191,7 +193,7 @@ fn a_scrub_finds_damage_outside_contents() {
     world.fs.start_scrub(ScrubOptions::default()).unwrap();
     let found = world.fs.scrub_found(0, 10);
     let log = found.iter().find(|d| d.part == Part::Log).unwrap_or_else(|| panic!("{found:#?}"));
-    assert!(log.device_offset.unwrap() == first, "{log}");
+    assert!(log.location.device_offset.unwrap() == first, "{log}");
     assert_eq!(found.len(), 3);
     // A checkpoint needs it no more, and the scrub neither.
     world.fs.journal.checkpoint().unwrap();
@@ -220,7 +222,10 @@ fn keys_that_make_no_sense_are_found() {
         world.fs.start_scrub(ScrubOptions::default()).unwrap();
         world.fs.scrub_found(0, 10)
     };
-    let found: Vec<_> = report.iter().map(|d| (d.part, d.path.as_deref(), d.file_offset)).collect();
+    let found: Vec<_> = report
+        .iter()
+        .map(|d| (d.part, d.location.path.as_deref(), d.location.file_offset))
+        .collect();
     let of_file = |block| (Part::Keys, Some("/file"), Some(block * BLOCK));
     assert_eq!(found, [of_file(8), of_file(16), (Part::Keys, None, None)], "{report:#?}");
 }

@@ -160,7 +160,7 @@ fn the_last_applied_sequence_number_follows_each_change() {
     world.with_ack(acked(SESSION, 5), |w| w.rename((ROOT, "a"), (ROOT, "b")).unwrap());
     world.with_ack(acked(SESSION + 1, 1), |w| w.link(file, ROOT, "c").unwrap());
     assert_eq!((mark(&world), world.fs.last_applied(SESSION + 1)), (Some(5), Ok(Some(1))));
-    // It can be made again, so it needs none; and it must not say of what came before it that it is
+    // It can be replayed, so it needs none; and it must not say of what came before it that it is
     // durable.
     world.with_ack(acked(SESSION, 6), |w| w.write(file, fh, 0, b"contents").unwrap());
     assert_eq!(mark(&world), Some(5));

@@ -37,6 +37,7 @@ impl Bench {
             slot: 0,
             form: AnswerForm { opcode: op::FSYNC, size: 0 },
             pid,
+            reads: None,
             parked: AtomicBool::new(false),
         };
         parker.park(interrupt)

@@ -8,7 +8,7 @@ use crate::rt::collections::{HashMap, HashSet};
 
 use ferry_fs::Ino;
 
-use crate::message::Place;
+use crate::message::DirName;
 
 /// Beyond so many nothing is taken from the answer.
 const STALE_MAX: usize = 1 << 16;
@@ -21,7 +21,7 @@ pub(super) struct UnderWay {
     /// Inodes that were changed here since.
     pub(super) changed: HashSet<Ino>,
     /// What was asked for; whether the directory was leased then.
-    pub(super) places: Vec<(Place, bool)>,
+    pub(super) names: Vec<(DirName, bool)>,
 }
 
 /// Walks in flight; `None`: nothing is taken from its answer.

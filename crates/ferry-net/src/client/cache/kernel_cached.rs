@@ -32,7 +32,7 @@ pub(in crate::client) const ATTR_VALID_MAX: Duration = Duration::from_secs(1);
 pub(in crate::client) const NAME_VALID_MAX: Duration = Duration::from_millis(100);
 /// The kernel counts from the time at which it processes an answer, in ticks. So an entry expires
 /// here this much later.
-const LATE: Duration = Duration::from_millis(500);
+const EXPIRY_SLACK: Duration = Duration::from_millis(500);
 /// If other clients wanted a directory, its name and the names in it are not reported to the kernel
 /// for this time (KERNEL-CACHE-1).
 const CALM: Duration = Duration::from_secs(10);
@@ -87,7 +87,7 @@ impl KernelCached {
             self.names.retain(|_, (until, _, _)| *until > now);
             self.thin_at = (self.seen.len() * 2).max(ENTRIES_MIN);
         }
-        let until = |valid: Duration| now + valid + LATE;
+        let until = |valid: Duration| now + valid + EXPIRY_SLACK;
         let seen = self.seen.entry(ino).or_default();
         *seen = until(valid).max(*seen);
         let Some((parent, name)) = name else { return };

@@ -70,6 +70,9 @@ pub(in crate::client) struct State {
     pub(super) walks: Walks,
     pub(super) kernel_cached: KernelCached,
     pub(super) clock: ServerClock,
+    /// Changes are acknowledged early, where that is possible. They are decided under this lock: once
+    /// it is switched off, no more are.
+    pub(in crate::client) asynchronous: bool,
 }
 
 impl State {
@@ -80,7 +83,8 @@ impl State {
 
     /// Whether leases last.
     pub(in crate::client) fn is_valid(&self, now: ClockReading) -> bool {
-        self.valid_from.is_some_and(|from| now.since(from) < self.term || is_planted(Bug::LateTerm))
+        self.valid_from
+            .is_some_and(|from| now.since(from) < self.term || is_planted(Bug::EndlessTerm))
     }
 
     pub(super) fn drop_node(&mut self, ino: Ino) {
@@ -233,6 +237,7 @@ impl Cache {
             walks: Walks::default(),
             kernel_cached: KernelCached::default(),
             clock: ServerClock::default(),
+            asynchronous: false,
         };
         Self { state: Mutex::new(state), clock }
     }

@@ -43,7 +43,7 @@ fn dir(ino: Ino) -> Attr {
 }
 
 fn known(ino: Ino) -> Known {
-    Known { attr: attr(ino, 0), stamp: 1, ticket: 1 }
+    Known { attr: attr(ino, 0), stamp: 1, capability: 1 }
 }
 
 fn cache() -> (Arc<Cache>, Arc<Hands>) {
@@ -424,26 +424,26 @@ fn contents_that_are_read_under_a_write_lease_are_kept_unless_they_are_changed_m
 /// is now.
 #[test]
 fn walked_inodes_get_the_names_that_the_server_found() {
-    use crate::message::{Found, Listed, Place, Purpose, Seen};
+    use crate::message::{DirName, Found, Listed, Purpose, Seen};
     let (cache, _hands) = cache();
     assert!(cache.learn_attr(cache.version(), &dir(5)).is_empty());
-    let places = [b"x", b"b"].map(|name| Place { parent: 5, name: name.to_vec() });
-    let walk = cache.lock().begin_walk(&places);
+    let names = [b"x", b"b"].map(|name| DirName { parent: 5, name: name.to_vec() });
+    let walk = cache.lock().begin_walk(&names);
     let seen = [7, 8].map(|ino| {
-        let known = Known { attr: dir(ino), stamp: 1, ticket: 0 };
+        let known = Known { attr: dir(ino), stamp: 1, capability: 0 };
         Seen { known, writes: false, plain: false }
     });
     let y = crate::message::Name { name: b"y".to_vec(), ino: 7, kind: libc::S_IFDIR, cookie: 1 };
     let listed = [Listed { ino: 8, names: crate::codec::List(vec![y]) }];
-    let found = [Found { place: 1, ino: 8 }];
-    let (kept, _) =
+    let found = [Found { index: 1, ino: 8 }];
+    let (fresh, _) =
         cache.lock().learn_walk((walk, Purpose::List {}), (&seen, &listed, &found), cache.now());
-    assert_eq!(kept, [true, true]);
+    assert_eq!(fresh, [true, true]);
     assert_eq!(cache.lookup(5, b"x"), None, "nobody has found it there");
     assert_eq!(cache.lookup(5, b"b").flatten().map(|attr| attr.ino), Some(8));
     // Whatever a server says of what was not asked for.
-    let walk = cache.lock().begin_walk(&places[..1]);
-    let found = [Found { place: 1, ino: 7 }];
+    let walk = cache.lock().begin_walk(&names[..1]);
+    let found = [Found { index: 1, ino: 7 }];
     cache.lock().learn_walk((walk, Purpose::List {}), (&seen, &[], &found), cache.now());
     assert_eq!(cache.lookup(5, b"x"), None);
 }

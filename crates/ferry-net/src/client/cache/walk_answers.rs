@@ -7,7 +7,7 @@ use super::ahead::UnderWay;
 use super::state::State;
 use crate::client::clock_reading::ClockReading;
 use crate::client::names::{Name, Whole};
-use crate::message::{Found, Listed, Place, Purpose, Seen};
+use crate::message::{DirName, Found, Listed, Purpose, Seen};
 
 /// A directory that a walk passes.
 pub(in crate::client) struct Stage {
@@ -18,13 +18,13 @@ pub(in crate::client) struct Stage {
 }
 impl State {
     /// A walk is about to be asked for, by these names; gives its number.
-    pub(in crate::client) fn begin_walk(&mut self, places: &[Place]) -> u64 {
+    pub(in crate::client) fn begin_walk(&mut self, names: &[DirName]) -> u64 {
         self.walks.next += 1;
         self.walks.asked += 1;
-        let leased = |place: &Place| place.name != b"." && self.is_leased(place.parent);
-        let places = places.iter().map(|place| (place.clone(), leased(place))).collect();
+        let leased = |name: &DirName| name.name != b"." && self.is_leased(name.parent);
+        let names = names.iter().map(|name| (name.clone(), leased(name))).collect();
         let number = self.walks.next;
-        self.walks.under_way.insert(number, Some(UnderWay { places, ..UnderWay::default() }));
+        self.walks.under_way.insert(number, Some(UnderWay { names, ..UnderWay::default() }));
         number
     }
 
@@ -42,7 +42,7 @@ impl State {
     ) -> (Vec<bool>, Vec<Ino>) {
         let under_way = self.walks.under_way.remove(&walk).flatten();
         let under_way = under_way.filter(|_| self.blind == 0 && self.is_valid(now));
-        let (mut kept, mut back) = (Vec::new(), Vec::new());
+        let (mut are_fresh, mut back) = (Vec::new(), Vec::new());
         let fresh: HashSet<Ino> = seen
             .iter()
             .map(|seen| seen.known.attr.ino)
@@ -56,7 +56,7 @@ impl State {
         for Seen { known, writes, plain } in seen {
             let ino = known.attr.ino;
             let is_fresh = fresh.contains(&ino);
-            kept.push(is_fresh);
+            are_fresh.push(is_fresh);
             if self.model.holds(ino) {
                 continue;
             }
@@ -79,8 +79,8 @@ impl State {
         // The server has found these inodes under these names, in directories that nobody else has
         // changed meanwhile. Names that were changed here since are known.
         if let Some(walk) = under_way {
-            for Found { place, ino } in found {
-                let Some((Place { parent, name }, true)) = walk.places.get(*place as usize) else {
+            for Found { index, ino } in found {
+                let Some((DirName { parent, name }, true)) = walk.names.get(*index as usize) else {
                     continue;
                 };
                 let still = !walk.stale.contains(parent)
@@ -93,7 +93,7 @@ impl State {
         self.walks.brought += fresh.len() as u64;
         back.extend(self.surplus());
         back.extend(self.model.surplus());
-        (kept, back)
+        (are_fresh, back)
     }
 
     /// A directory, if all is known of it that somebody with this purpose will ask for.

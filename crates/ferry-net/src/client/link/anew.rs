@@ -61,7 +61,7 @@ fn sort(state: &mut State, welcomed: &Welcomed, unlocked: bool) -> Sorted {
             // The new session knows nothing yet that could be forgotten.
             Op::Forget { .. } => ended.fail(change, eio),
             // Nor has it given any space.
-            Op::Spare { .. } => ended.add(change, Stage::Withdrawn),
+            Op::Remaining { .. } => ended.add(change, Stage::Withdrawn),
             _ if is_abandoned || change.pending.role.restores() => {
                 ended.add(change, Stage::Withdrawn);
             }
@@ -127,7 +127,7 @@ pub(super) fn begin_anew(state: &mut State, welcomed: &Welcomed, restore: &dyn R
     let claims_first = first.iter().filter(|pending| matches!(pending.op, Op::Claim { .. }));
     state.unclaimed = Unclaimed::new(rest, claims_first.count());
     first.into_iter().for_each(|pending| state.push_restoring(pending));
-    (state.requests.after, state.requests.spare) = (state.changes.last(), 0);
+    (state.requests.after, state.requests.remaining) = (state.changes.last(), 0);
     state.log.keep_claims(claims, state.requests.after);
     // They were requested from a server that has ended.
     let requests = &mut state.requests.by_id;

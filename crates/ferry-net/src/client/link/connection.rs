@@ -124,7 +124,7 @@ impl Link {
             retry = most.min(retry * 2);
             greeted = crate::rt::select! {
                 result = self.greet() => result.inspect_err(|error| tracing::debug!(%error, "no connection")).ok(),
-                () = self.late() => None,
+                () = self.overdue() => None,
                 () = self.closed.notified() => return,
             };
         }
@@ -137,10 +137,10 @@ impl Link {
         loop {
             let over = crate::rt::select! {
                 () = &mut wait => Some(false),
-                () = self.late() => None,
+                () = self.overdue() => None,
                 () = self.closed.notified() => Some(true),
             };
-            self.give_up_if_late();
+            self.give_up_if_overdue();
             if let Some(over) = over {
                 return over;
             }
@@ -148,7 +148,7 @@ impl Link {
     }
 
     /// When operations have waited long enough.
-    pub(super) async fn late(&self) {
+    pub(super) async fn overdue(&self) {
         let at = self.state.lock().phase.disconnected_since().map(|since| since + self.timeout);
         let now = self.clock.monotonic();
         match at {
@@ -206,7 +206,7 @@ impl Link {
                     }
                     self.kernel.forget_unasked(self.cache.over());
                     line.send_first(flow.ping(), ());
-                    self.spare();
+                    self.return_unneeded();
                     restore.tick();
                 }
             }
@@ -244,7 +244,7 @@ impl Link {
                 durable,
                 read_only,
                 term_ms,
-                series: epoch,
+                epoch,
                 now,
                 mark: last_applied,
                 ..
@@ -317,7 +317,7 @@ impl Link {
                 }
             }
             ToClient::Durable { seq } => self.durable(seq),
-            ToClient::Pong { number, renewed, series: epoch, durable, now } => {
+            ToClient::Pong { number, renewed, epoch, durable, now } => {
                 let flow = self.state.lock().flow.clone();
                 let sent = flow.as_ref().and_then(|flow| flow.ponged(number));
                 if let Some(ping) = flow.and_then(|flow| flow.follow_up())
@@ -336,7 +336,7 @@ impl Link {
                 restore.given_up(Some(&inodes.0));
             }
             ToClient::Synced { ino, seq } => self.state.lock().log.synced(ino, seq),
-            ToClient::Gone { names } => {
+            ToClient::Removed { names } => {
                 let removed =
                     names.0.into_iter().map(|name| (name.parent, name.name.into())).collect();
                 self.kernel.forget_unasked(ToForget { removed, ..ToForget::default() });
@@ -391,7 +391,7 @@ impl Link {
 
     /// If operations have waited long enough, they fail. Changes keep their numbers, and are not
     /// applied if they were not applied yet.
-    pub(super) fn give_up_if_late(&self) {
+    pub(super) fn give_up_if_overdue(&self) {
         let (waiters, held): (Vec<Arc<dyn Waiter>>, _) = {
             let mut state = self.state.lock();
             if self.errno(&state).is_none() {

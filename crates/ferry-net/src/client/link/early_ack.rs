@@ -12,7 +12,7 @@
 //!   fenced, the leases are lost, and all unanswered early-acknowledged changes are lost.
 //! * EARLY-ACK-4: no more changes are unanswered than the window holds, and no more are in the
 //!   replay log than fit. Beyond that, a program gets its answer when there is room again.
-//! * EARLY-ACK-5: the client says in the stream how much of its reservation is left (`Spare`),
+//! * EARLY-ACK-5: the client says in the stream how much of its reservation is left (`Remaining`),
 //!   numbered under the same lock under which it finds out. It asks for space behind that. Each
 //!   connection begins with it: the answer to such a question may be lost with the connection
 //!   before.
@@ -42,7 +42,7 @@ const COMPANY_TIME: Duration = Duration::from_millis(3);
 pub(in crate::client) struct EarlyAcks<'l>(MutexGuard<'l, State>);
 
 impl EarlyAcks<'_> {
-    /// Promised changes were lost, once at least.
+    /// Early-acknowledged changes were lost, at least once.
     pub(in crate::client) fn is_lossy(&self) -> bool {
         self.0.lossy
     }
@@ -65,11 +65,11 @@ impl Link {
     }
 
     /// Gives back space that was not needed.
-    pub(super) fn spare(&self) {
+    pub(super) fn return_unneeded(&self) {
         let mut cache = self.cache.lock();
         let mut state = self.state.lock();
         if state.phase.is_connected()
-            && let Some(op) = cache.reservation.spare()
+            && let Some(op) = cache.reservation.unneeded()
         {
             state.say_what_is_left(op);
             state.pump();
@@ -382,7 +382,7 @@ impl Link {
             }
             crate::rt::select! {
                 () = drained => {}
-                () = self.late() => {}
+                () = self.overdue() => {}
             }
         }
     }

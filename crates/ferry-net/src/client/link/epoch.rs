@@ -50,7 +50,7 @@ pub(super) fn begin_epoch(
         if change.pending.role.is_acknowledged() && depends {
             lost_inodes.extend(touched.iter().copied());
             ended.add(change, Stage::Lost);
-        } else if matches!(change.pending.op, Op::Spare { .. }) {
+        } else if matches!(change.pending.op, Op::Remaining { .. }) {
             // It was true under its number only.
             ended.add(change, Stage::Withdrawn);
         } else {
@@ -80,7 +80,7 @@ pub(super) fn begin_epoch(
     for request in requests.by_id.values_mut() {
         (request.after, request.covers) = (behind(request.after), request.covers.min(sent));
     }
-    (requests.after, requests.spare) = (behind(requests.after), requests.spare.min(newest));
+    (requests.after, requests.remaining) = (behind(requests.after), requests.remaining.min(newest));
     state.see_restored();
     // Changes that are sent again are applied under the leases.
     (ended, if why == End::Refused { newest } else { sent })

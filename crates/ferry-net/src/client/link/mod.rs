@@ -224,6 +224,16 @@ impl Link {
         self.state.lock().read_only
     }
 
+    /// The early-acknowledged changes that are not answered; an error if operations fail now.
+    pub(super) fn early(&self) -> Result<usize, Errno> {
+        let state = self.state.lock();
+        match (state.changes.early(), self.errno(&state)) {
+            (0, _) => Ok(0),
+            (_, Some(errno)) => Err(errno),
+            (early, None) => Ok(early),
+        }
+    }
+
     /// For `ferry stats`.
     pub(super) fn json(&self) -> Value {
         let state = self.state.lock();

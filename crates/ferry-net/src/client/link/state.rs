@@ -51,7 +51,7 @@ pub(super) struct Requests {
     pub(super) after: u64,
     /// Requests for space are answered behind this change, which says how much of the reservation
     /// is left. What they add is not counted there.
-    pub(super) spare: u64,
+    pub(super) remaining: u64,
 }
 
 pub(super) struct State {
@@ -92,7 +92,7 @@ impl State {
             unclaimed: Unclaimed::default(),
             held: Vec::new(),
             returned: 0,
-            requests: Requests { next: 1, by_id, delayed, after: 0, spare: 0 },
+            requests: Requests { next: 1, by_id, delayed, after: 0, remaining: 0 },
             window: Window::default(),
             flow: None,
             outbox: Outbox::default(),
@@ -158,11 +158,11 @@ impl State {
     }
 
     /// Says in the stream how much of the reservation is left.
-    pub(super) fn say_what_is_left(&mut self, spare: Op) {
-        let seq = self.push(Pending::unattended(spare));
-        self.requests.spare = seq;
+    pub(super) fn say_what_is_left(&mut self, remaining: Op) {
+        let seq = self.push(Pending::unattended(remaining));
+        self.requests.remaining = seq;
         let requests = self.requests.by_id.values_mut();
-        for request in requests.filter(|r| matches!(r.pending.op, Op::Credit { .. })) {
+        for request in requests.filter(|r| matches!(r.pending.op, Op::Reserve { .. })) {
             request.after = seq;
         }
     }
@@ -211,7 +211,7 @@ impl State {
             Stream::Requests(Behind::Inodes) => newest(),
             Stream::Requests(Behind::Early) => newest().max(self.changes.newest_early()),
             Stream::Requests(Behind::All) => self.changes.last(),
-            Stream::Requests(Behind::Spare) => self.requests.spare,
+            Stream::Requests(Behind::Remaining) => self.requests.remaining,
             Stream::Changes => 0,
         }
     }

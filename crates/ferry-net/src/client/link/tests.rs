@@ -10,7 +10,7 @@ use super::*;
 use crate::client::cache::{ATTR_VALID_MAX, NAME_VALID_MAX};
 use crate::codec::{List, decode};
 use crate::lanes;
-use crate::message::{Claim, Outcome, Promised, ToClient, WINDOW_OPS};
+use crate::message::{Acknowledged, Claim, Outcome, ToClient, WINDOW_OPS};
 use crate::transport::Connecting;
 
 struct Nowhere;
@@ -65,9 +65,9 @@ fn connect_with(
         applied: 0,
         durable: 0,
         read_only: false,
-        promises: true,
+        early_acks: true,
         term_ms: 1000,
-        series: 0,
+        epoch: 0,
         now: ferry_fs::Timestamp(0),
         mark: None,
     };
@@ -97,12 +97,12 @@ fn link() -> Arc<Link> {
 
 fn link_by(clock: Arc<dyn Clock>) -> Arc<Link> {
     let names = (b"/".to_vec(), b"test".to_vec());
-    let kept = (Arc::new(Cache::new(Arc::clone(&clock))), Arc::default());
-    Link::new(Arc::new(Nowhere), clock, names, Duration::ZERO, kept)
+    let caches = (Arc::new(Cache::new(Arc::clone(&clock))), Arc::default());
+    Link::new(Arc::new(Nowhere), clock, names, Duration::ZERO, caches)
 }
 
-fn pong(series: u32) -> ToClient {
-    ToClient::Pong { number: 1, renewed: true, series, durable: 0, now: ferry_fs::Timestamp(0) }
+fn pong(epoch: u32) -> ToClient {
+    ToClient::Pong { number: 1, renewed: true, epoch, durable: 0, now: ferry_fs::Timestamp(0) }
 }
 
 fn answer(seq: u64) -> ToClient {
@@ -138,7 +138,7 @@ fn restoring_and_releasing_changes_are_never_abandoned() {
     link.abandon(abandoned);
     link.abandon(unlocking);
     assert!(!link.leave());
-    link.give_up_if_late();
+    link.give_up_if_overdue();
     let mut line = connect(&link, 2, true);
     assert_eq!(changes(sent(&link, &mut line)), [open(), Op::Nothing {}, unlock]);
 }
@@ -213,7 +213,7 @@ fn mkdir(name: &str) -> Op {
 
 fn acknowledged(op: Op, ino: Ino) -> Pending {
     let Pending { caller, waiter, .. } = pending(Op::Nothing {});
-    Pending::acknowledged(caller, op, waiter, Promised { at: ferry_fs::Timestamp(1), ino })
+    Pending::acknowledged(caller, op, waiter, Acknowledged { at: ferry_fs::Timestamp(1), ino })
 }
 
 /// `true`: there is no more room.
@@ -265,8 +265,8 @@ fn a_refused_change_loses_only_its_dependents() {
     let mut returned_behind = Vec::new();
     for message in sent(&link, &mut line) {
         match message {
-            ToServer::Change { seq, series, op, promised, .. } => {
-                again.push((seq, series, op, promised.map(|promised| promised.ino)));
+            ToServer::Change { seq, epoch, op, acknowledged, .. } => {
+                again.push((seq, epoch, op, acknowledged.map(|acknowledged| acknowledged.ino)));
             }
             ToServer::Returned { after, .. } => returned_behind.push(after),
             _ => {}
@@ -299,15 +299,15 @@ fn a_fenced_session_loses_all_unanswered_early_acknowledged_changes() {
 
 /// More operations restore a session than the window holds; the last ones are not acknowledged.
 struct Much {
-    promised: u64,
+    acknowledged: u64,
     others: u64,
 }
 
 impl Restore for Much {
     fn restore(&self, _before: Before) -> Restored {
-        let promised = (0..self.promised)
+        let acknowledged = (0..self.acknowledged)
             .map(|n| Pending { touched: vec![1], ..acknowledged(mkdir("again"), 100 + n) });
-        let first = promised.chain((0..self.others).map(|_| pending(open()))).collect();
+        let first = acknowledged.chain((0..self.others).map(|_| pending(open()))).collect();
         Restored { first, rest: Vec::new() }
     }
     fn claimed(&self, _inos: &[Claim], _stamp: u64) {}
@@ -342,7 +342,7 @@ fn an_epoch_ends_while(much: &Much) -> Vec<ToServer> {
 
 #[test]
 fn requests_continue_when_an_epoch_ends_during_restoring() {
-    let much = Much { promised: 3 * WINDOW_OPS as u64, others: 0 };
+    let much = Much { acknowledged: 3 * WINDOW_OPS as u64, others: 0 };
     let asked: Vec<Op> = (an_epoch_ends_while(&much).into_iter())
         .filter_map(|m| if let ToServer::Request { op, .. } = m { Some(op) } else { None })
         .collect();
@@ -351,7 +351,7 @@ fn requests_continue_when_an_epoch_ends_during_restoring() {
 
 #[test]
 fn requests_stay_behind_restoring_changes_when_an_epoch_ends() {
-    let much = Much { promised: 10, others: 100 };
+    let much = Much { acknowledged: 10, others: 100 };
     let messages = an_epoch_ends_while(&much);
     let asked = messages.iter().position(|m| matches!(m, ToServer::Request { .. })).expect("sent");
     let opens = |m: &&ToServer| matches!(m, ToServer::Change { op: Op::Open { .. }, .. });
@@ -585,7 +585,7 @@ const KNOWN: std::ops::Range<Ino> = 100..1600;
 
 impl Restore for Knowing {
     fn restore(&self, _before: Before) -> Restored {
-        let rest = KNOWN.rev().map(|ino| Claim { ino, ticket: ino.into() }).collect();
+        let rest = KNOWN.rev().map(|ino| Claim { ino, capability: ino.into() }).collect();
         Restored { first: vec![pending(open())], rest }
     }
     fn claimed(&self, inos: &[Claim], stamp: u64) {
@@ -605,7 +605,7 @@ impl Restore for Knowing {
 fn claims(messages: &[ToServer]) -> Vec<(u64, Vec<Ino>)> {
     let claim = |message: &ToServer| match message {
         ToServer::Change { seq, op: Op::Claim { inodes }, .. } => {
-            assert!(inodes.0.iter().all(|claim| claim.ticket == claim.ino.into()));
+            assert!(inodes.0.iter().all(|claim| claim.capability == claim.ino.into()));
             Some((*seq, inodes.0.iter().map(|claim| claim.ino).collect()))
         }
         _ => None,
@@ -682,10 +682,10 @@ fn an_inode_is_claimed_before_its_first_operation() {
 fn an_inode_forgotten_before_its_claim_is_never_claimed() {
     let knowing = Knowing::default();
     let (link, mut line) = anew(&knowing);
-    assert!(!link.remember(Claim { ino: 300, ticket: 300 }), "the session does not know it");
-    assert!(link.remember(Claim { ino: 5, ticket: 5 }), "it may know this one");
+    assert!(!link.remember(Claim { ino: 300, capability: 300 }), "the session does not know it");
+    assert!(link.remember(Claim { ino: 5, capability: 5 }), "it may know this one");
     link.request(pending(Op::Getattr { ino: 301 })).expect("connected");
-    assert!(link.remember(Claim { ino: 301, ticket: 301 }), "it is on its way");
+    assert!(link.remember(Claim { ino: 301, capability: 301 }), "it is on its way");
     let all = claims(&answer_all(&link, &mut line, &knowing));
     assert_eq!(all.iter().filter(|(_, inos)| inos.contains(&300)).count(), 0);
     assert_eq!(all.iter().filter(|(_, inos)| inos.contains(&301)).count(), 1);
@@ -724,7 +724,7 @@ fn changes_of_a_new_session_belong_to_its_first_epoch() {
     link.change(pending(Op::Release { fh: 7 })).expect("connected");
     let mut line = connect(&link, 2, false);
     let epochs = sent(&link, &mut line).into_iter().filter_map(|message| match message {
-        ToServer::Change { series, .. } => Some(series),
+        ToServer::Change { epoch, .. } => Some(epoch),
         _ => None,
     });
     assert_eq!(epochs.collect::<Vec<_>>(), [0, 0], "what restores the session, and the release");

@@ -148,7 +148,7 @@ impl World {
     fn real(
         &self,
         op: &Op,
-        caller: &Who,
+        caller: &Caller,
         open: Option<(u64, Ino)>,
     ) -> Result<(Option<Attr>, Option<u64>), Errno> {
         let me = InProcess {
@@ -232,7 +232,7 @@ impl World {
             return;
         }
         let at = format!("{at}: {op:?}");
-        let caller = Who {
+        let caller = Caller {
             uid: self.random.one(&[0, 1000]),
             gid: self.random.one(&[0, 100]),
             pid: 1,
@@ -373,7 +373,7 @@ fn the_model_decides_nothing_about_unknown_inodes() {
     let mut model = Model::default();
     // It has entries of which nothing is known.
     model.enter(Attr { size: 3, ..held(ROOT, libc::S_IFDIR | 0o755) }, true, Names::default());
-    let (caller, at) = (Who::default(), Timestamp(9));
+    let (caller, at) = (Caller::default(), Timestamp(9));
     let make = |model: &mut Model, mut op: Op| {
         model.make(&mut op, &caller, at, Some(10), None).unwrap_err()
     };
@@ -414,7 +414,7 @@ fn the_model_decides_nothing_about_unknown_inodes() {
 fn contents_of_small_new_files_are_cached() {
     let mut model = Model::default();
     model.enter(held(ROOT, libc::S_IFDIR | 0o755), true, Names::default());
-    let (caller, at) = (Who::default(), Timestamp(9));
+    let (caller, at) = (Caller::default(), Timestamp(9));
     let write = |model: &mut Model, offset, data| {
         let mut write = Op::Write { fh: 1, offset, data, append: false, kill_suidgid: false };
         model.make(&mut write, &caller, at, None, Some(10)).unwrap();
@@ -447,7 +447,7 @@ fn least_recently_used_leases_are_returned_first() {
         model.enter(held(ino + 10, libc::S_IFREG), true, Names::default());
     }
     let mut used = Op::Setattr { ino: 10, fh: None, set: SetAttr::default() };
-    model.make(&mut used, &Who::default(), Timestamp(1), None, None).unwrap();
+    model.make(&mut used, &Caller::default(), Timestamp(1), None, None).unwrap();
     let surplus = model.surplus();
     assert_eq!(surplus.len(), HELD_INODES_MAX / 2);
     assert!(!surplus.contains(&10) && model.holds(10) && !model.holds(11));

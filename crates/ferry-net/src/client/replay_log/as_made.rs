@@ -1,10 +1,10 @@
 //! How the server has applied a change that it has decided itself: what a replay needs to know.
 
-use crate::message::{Effect, Known, Made, Naming, Op, Outcome, Promised, Replay};
+use crate::message::{Acknowledged, Effect, Known, Made, Naming, Op, Outcome, Replay};
 
 /// The time of the change, and the inode number of what it has made. `None`: the change cannot be
 /// replayed. An append becomes a write at its offset.
-pub(super) fn as_made(op: &mut Op, outcome: &Outcome, made: &Made) -> Option<Promised> {
+pub(super) fn as_made(op: &mut Op, outcome: &Outcome, made: &Made) -> Option<Acknowledged> {
     match (&mut *op, outcome) {
         (Op::Write { offset, data, append, .. }, Outcome::Count { count }) => {
             data.truncate(*count as usize);
@@ -29,7 +29,7 @@ pub(super) fn as_made(op: &mut Op, outcome: &Outcome, made: &Made) -> Option<Pro
         }
         _ => return None,
     };
-    Some(Promised { at: made.at, ino })
+    Some(Acknowledged { at: made.at, ino })
 }
 
 /// Whether the change has made the inode. It may have opened an older one.

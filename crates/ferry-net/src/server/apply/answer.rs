@@ -52,7 +52,7 @@ impl Applying<'_> {
                 Ok(Found::Entry(outcome, leased)) => Ok((outcome, leased)),
                 Err(errno) => Err(errno),
             },
-            Op::Credit { bytes, inodes } => {
+            Op::Reserve { bytes, inodes } => {
                 self.reserve_space(connection, (bytes, inodes)).map(|outcome| (outcome, 0))
             }
             op => self.answer(op),
@@ -149,7 +149,7 @@ impl Applying<'_> {
                 let range = self.session.reservations.add_numbers(fs)?;
                 let (first, count) = (range.start, (range.end - range.start) as u32);
                 let capability = capability::of_numbers(&self.core.key, &self.session.path, &range);
-                Ok(Outcome::Numbers { numbers: Numbers { first, count, ticket: capability } })
+                Ok(Outcome::Numbers { numbers: Numbers { first, count, capability } })
             }
             _ => Err(Errno(libc::EINVAL)),
         }

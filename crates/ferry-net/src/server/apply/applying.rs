@@ -9,7 +9,7 @@ use ferry_fs::{
     ROOT, Reply, SessionStore, Stop,
 };
 
-use crate::message::{Known, Name, Outcome, Who};
+use crate::message::{Caller, Known, Name, Outcome};
 use crate::server::capability;
 use crate::server::core::Core;
 use crate::server::session::{Open, Session};
@@ -26,7 +26,7 @@ pub(in crate::server) type Respond = Box<dyn FnOnce(Outcome, u8) + Send>;
 pub(in crate::server) struct Applying<'a> {
     pub(in crate::server) core: &'a Arc<Core>,
     pub(in crate::server) session: &'a Session,
-    pub(in crate::server) caller: Who,
+    pub(in crate::server) caller: Caller,
     /// What the client has acknowledged to programs already.
     pub(in crate::server) early: Option<EarlyAck>,
     /// What the client learns with the answer, and puts into its replay log.
@@ -38,7 +38,7 @@ impl Core {
     pub(in crate::server) fn applying<'a>(
         self: &'a Arc<Self>,
         session: &'a Session,
-        caller: Who,
+        caller: Caller,
         early: Option<EarlyAck>,
     ) -> Applying<'a> {
         Applying { core: self, session, caller, early, decided: None }
@@ -51,7 +51,7 @@ impl Applying<'_> {
     }
 
     fn in_process(&self) -> InProcess {
-        let Who { uid, gid, umask, pid } = self.caller;
+        let Caller { uid, gid, umask, pid } = self.caller;
         InProcess { uid, gid, umask: umask & 0o777, caller: pid, ack: self.early.or(self.decided) }
     }
 
@@ -92,7 +92,7 @@ impl Applying<'_> {
             let stamp = self.session.learn(self.fs(), attr.ino, dir);
             let capability =
                 capability::of_inode(&self.core.key, &self.session.path, attr.ino, dir);
-            Known { attr: self.attr(attr), stamp, ticket: capability }
+            Known { attr: self.attr(attr), stamp, capability }
         });
         Outcome::Entry { known }
     }
@@ -116,7 +116,7 @@ impl Applying<'_> {
     ) {
         let complete: Complete = Box::new(move |result| respond(outcome(result), 0));
         let parking = Parking(Mutex::new(Some(complete)));
-        let Who { uid, gid, umask, pid } = self.caller;
+        let Caller { uid, gid, umask, pid } = self.caller;
         let cx = Cx { uid, gid, pid, umask, park: &parking };
         let result = match request(&cx) {
             Ok(answer) => Ok(answer.into()),

@@ -52,7 +52,7 @@ impl Applying<'_> {
             Location::Changeable => Ok(()),
             Location::ReadOnly => Err(READ_ONLY),
         };
-        let keeps_place = |dir: Ino, name: &[u8]| {
+        let not_pinned = |dir: Ino, name: &[u8]| {
             let moves = |ino: Ino| bounds.pinned.contains(&ino);
             let meant = || self.core.named(self.session.volume_ino(dir)?, name);
             let pinned = !bounds.pinned.is_empty() && meant().is_some_and(|attr| moves(attr.ino));
@@ -73,6 +73,6 @@ impl Applying<'_> {
             info.inodes_with(Use::Opened).try_for_each(|ino| location(ino).map(drop))?;
         }
         let mut taken = info.names().filter(|_| info.naming.takes_names());
-        taken.try_for_each(|(dir, name)| keeps_place(dir, name))
+        taken.try_for_each(|(dir, name)| not_pinned(dir, name))
     }
 }

@@ -3,7 +3,7 @@
 use ferry_fs::{Attr, Errno, Ino, ROOT};
 
 use super::applying::Applying;
-use crate::message::{LEASED, LEASED_FOUND, Naming, Op, Outcome, Place, Use};
+use crate::message::{DirName, LEASED, LEASED_FOUND, Naming, Op, Outcome, Use};
 
 /// What became of a lookup.
 pub(super) enum Found {
@@ -96,24 +96,24 @@ impl Applying<'_> {
 
     /// The names that a change takes away from inodes that are no directories; the new name of a
     /// rename comes last.
-    pub(super) fn names_taken(&self, op: &Op) -> Vec<Place> {
+    pub(super) fn names_taken(&self, op: &Op) -> Vec<DirName> {
         let info = op.info();
         let taken =
             matches!(info.naming, Naming::Removes | Naming::Moves | Naming::MovesLeavingWhiteout);
         if !taken || self.core.is_alone() {
             return Vec::new();
         }
-        let place = |(dir, name): (Ino, &[u8])| {
-            Some(Place { parent: self.session.volume_ino(dir)?, name: name.to_vec() })
+        let dir_name = |(dir, name): (Ino, &[u8])| {
+            Some(DirName { parent: self.session.volume_ino(dir)?, name: name.to_vec() })
         };
-        info.names().filter_map(place).collect()
+        info.names().filter_map(dir_name).collect()
     }
 
     /// The names were taken from these inodes (their directories are among them). Sessions that
     /// know them are told with their next ping. Not for directories: programs in a directory that
     /// was moved find it by what their kernel knows.
-    pub(super) fn names_lost(&self, inos: &[Ino], names: &[Place]) {
-        let is_dir = |Place { parent, name }: &Place| {
+    pub(super) fn names_lost(&self, inos: &[Ino], names: &[DirName]) {
+        let is_dir = |DirName { parent, name }: &DirName| {
             self.core
                 .named(*parent, name)
                 .is_some_and(|attr| attr.mode & libc::S_IFMT == libc::S_IFDIR)

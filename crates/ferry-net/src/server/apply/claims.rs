@@ -14,13 +14,13 @@ impl Applying<'_> {
         if inodes.0.len() > BATCH_MAX {
             return Err(Errno(libc::EINVAL));
         }
-        let place_of = |claim: &Claim| {
+        let with_dir = |claim: &Claim| {
             let dir = capability::found_in(&self.core.key, &self.session.path, claim)
                 .ok_or(Errno(libc::EPERM))?;
             Ok((claim.ino, dir))
         };
         let claims = inodes.0.iter().filter(|claim| claim.ino != ROOT);
-        let claims = claims.map(place_of).collect::<Result<Vec<(Ino, Ino)>, Errno>>()?;
+        let claims = claims.map(with_dir).collect::<Result<Vec<(Ino, Ino)>, Errno>>()?;
         let mut found = Vec::with_capacity(claims.len());
         for (ino, dir) in claims {
             if let Ok(Some(attr)) =
@@ -49,7 +49,8 @@ impl Applying<'_> {
         if made.0.len() > BATCH_MAX || !self.session.is_replaying() {
             return Err(Errno(libc::EINVAL));
         }
-        if numbers.ticket != capability::of_numbers(&self.core.key, &self.session.path, &range) {
+        if numbers.capability != capability::of_numbers(&self.core.key, &self.session.path, &range)
+        {
             return Err(Errno(libc::EPERM));
         }
         if !self.session.reservations.add_former(range.clone()) {
@@ -60,7 +61,7 @@ impl Applying<'_> {
             if let Some(stamp) = self.find_again(*ino, 0) {
                 newest = stamp;
                 let capability = capability::of_inode(&self.core.key, &self.session.path, *ino, 0);
-                claims.push(Claim { ino: *ino, ticket: capability });
+                claims.push(Claim { ino: *ino, capability });
             }
         }
         Ok(Outcome::Claimed { claims: List(claims), stamp: newest })

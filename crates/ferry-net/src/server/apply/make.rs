@@ -115,8 +115,8 @@ impl Applying<'_> {
             }
             Op::Claim { inodes } => self.claim(&inodes),
             Op::Numbered { numbers, made } => self.numbered(&numbers, &made),
-            Op::Redone {} => self.end_replay(),
-            Op::Spare { bytes, inodes } => {
+            Op::Replayed {} => self.end_replay(),
+            Op::Remaining { bytes, inodes } => {
                 self.session.reservations.keep_only(bytes, inodes);
                 Ok(Outcome::Done {})
             }

@@ -21,11 +21,11 @@
 //! again that were open: the daemon may do what any user of the certificate may. If root (user 0)
 //! is among the users, it may do everything that RIGHTS-1 allows.
 
-use ferry_fs::{Attr, Errno, InProcess, Ino, SessionStore, SetAttr, SetTime};
+use ferry_fs::{Attr, Errno, InProcess, Ino, SessionStore, SetAttr, SetTime, posix};
 
 use super::applying::Applying;
 use crate::limits::Limits;
-use crate::message::{Check, Op, Who};
+use crate::message::{Caller, Check, Op};
 use crate::server::session::Open;
 
 const READ: u32 = 4;
@@ -48,7 +48,7 @@ type Done = Result<(), Errno>;
 /// The user that asks, and as which users it may act.
 struct Rights<'a> {
     limits: &'a Limits,
-    caller: Who,
+    caller: Caller,
     /// The client's daemon, for itself.
     daemon: bool,
 }
@@ -135,7 +135,7 @@ fn allowed(fs: &dyn SessionStore, rights: &Rights<'_>, attr: &Attr) -> Result<u3
 /// Whether some user of a certificate may search a directory, which lies on the way to what its
 /// client mounts.
 pub(in crate::server) fn may_search(fs: &dyn SessionStore, limits: &Limits, dir: &Attr) -> bool {
-    let rights = Rights { limits, caller: Who::default(), daemon: true };
+    let rights = Rights { limits, caller: Caller::default(), daemon: true };
     allowed(fs, &rights, dir).is_ok_and(|allowed| allowed & EXECUTE != 0)
 }
 
@@ -144,7 +144,7 @@ impl Applying<'_> {
     /// certificate without limits nothing is checked.
     pub(super) fn permit(&self, op: &mut Op) -> Done {
         let Some(limits) = &self.session.peer.limits else { return Ok(()) };
-        let Who { uid, gid, pid, .. } = self.caller;
+        let Caller { uid, gid, pid, .. } = self.caller;
         let daemon = (uid, gid, pid) == (0, 0, 0);
         let rights = Rights { limits, caller: self.caller, daemon };
         match op.info().check {
@@ -197,8 +197,8 @@ impl Applying<'_> {
         let Some(Open { ino, fh, writes: true, .. }) = self.session.handle(fh) else {
             return Ok(());
         };
-        let set_ids = self.inside(ino)?.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
-        if rights.is_root() || (!set_ids && self.fs().is_plain(ino)?) {
+        let has_set_ids = posix::has_set_ids(self.inside(ino)?.mode);
+        if rights.is_root() || (!has_set_ids && self.fs().is_plain(ino)?) {
             return Ok(());
         }
         let set = SetAttr { kill_suidgid: true, ..SetAttr::default() };
@@ -225,8 +225,8 @@ impl Applying<'_> {
             Op::Create { parent, name, mode, flags, .. } => match self.named(*parent, name)? {
                 Some(attr) if *flags & libc::O_EXCL == 0 => {
                     self.may(rights, *parent, EXECUTE)?;
-                    let set_ids = attr.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
-                    if set_ids && *flags & libc::O_TRUNC != 0 && !rights.is_root() {
+                    let truncates = *flags & libc::O_TRUNC != 0 && !rights.is_root();
+                    if truncates && posix::has_set_ids(attr.mode) {
                         return Err(NOT_ALLOWED); // RIGHTS-3: it could not be taken away here
                     }
                     self.may_open(rights, attr.ino, *flags)

@@ -12,7 +12,7 @@ use std::time::Duration;
 use ferry_fs::Ino;
 
 use super::state::LeaseState;
-use super::table::{Coarse, Hold, Progress, Recalls, SessionId, Table, Wants};
+use super::table::{Coarse, Hold, Progress, Recalls, SessionId, Table};
 
 impl Table {
     /// Whether there is nothing left to wait for. In both cases some leases may not be available.
@@ -41,14 +41,6 @@ impl Table {
             }
         }
         if waits { Progress::Waits(recalls, None) } else { Progress::Begun(Vec::new()) }
-    }
-
-    /// Another session waits for it, or is about to change it.
-    fn is_wanted(&self, ino: Ino) -> bool {
-        let queue = self.queues.get(&ino).into_iter().flatten();
-        queue
-            .filter_map(|waiter| self.waiting.get(waiter))
-            .any(|w| !matches!(w.wants, Wants::Walk { .. }))
     }
 
     /// A recall would bring it back soon.

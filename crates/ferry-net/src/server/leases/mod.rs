@@ -7,14 +7,18 @@
 //!   no two waiters wait for each other.
 //! * LEASE-3: a change begins when no other session has a read lease on what it touches: each has
 //!   returned it, or its term is over. A client returns a read lease without waiting for any other
-//!   operation. So the ordered stream waits for others no longer than a term, and then for a sync,
-//!   which waits for no client. A change never waits for a write lease, nor for a session that
-//!   waits for one: the answer is `Busy`.
+//!   operation. So a change waits for a session's read lease a term after its recall at most, or
+//!   less than three terms if changes of that session arrive meanwhile (LEASE-4). Then it waits for
+//!   a sync, which waits for no client. Before that it waits for the changes in front of it in its
+//!   queues, each with the same bound. A change never waits for a write lease, nor for a session
+//!   that waits for one: the answer is `Busy`.
 //! * LEASE-4: each sign of life renews a session's term. If the session owes an answer to a recall,
-//!   the term counts from the oldest such recall, so nobody waits longer than a term for the answer.
-//!   A sign of life that comes much later than that recall renews nothing. Then only changes that
-//!   arrive renew the term, however slowly, and for two terms at most. A session that has returned
-//!   leases behind changes that have not arrived must send those changes.
+//!   the term counts from the oldest such recall, and a sign of life more than a ninth of a term
+//!   after it renews nothing, unless it answers an older one. Changes that arrive, however slowly, renew the whole term until two
+//!   terms after that recall. So others wait for the answer a term at most, or less than three if
+//!   changes arrive. A new connection renews the term in the same way as changes: until two terms
+//!   after the oldest recall without an answer, over whatever connections. A session that has returned leases behind changes that have not arrived must send those changes;
+//!   while they arrive, its term goes on.
 //! * LEASE-5: a write lease is the only lease on its inode. Its session's changes of the inode wait
 //!   for no session. A write lease that the client returns is free when the server has applied all
 //!   changes that came before.
@@ -31,6 +35,9 @@
 //!   client gets no lease for a while, each time for twice as long. An answer in time, in the same
 //!   session, ends the count. A new session of the same client (certificate, or address without
 //!   one) continues the count.
+//! * LEASE-10: a request for write leases waits for everything that makes a change of the same
+//!   inodes `Busy`, whether its session may get the leases or not. So a client that sends a change
+//!   again after such a request does so after an event, and never in a circle.
 //!
 //! Leases that a client asks for ahead, while it walks through a tree, have rules of their own:
 //! `ahead`.
@@ -68,8 +75,6 @@ struct Shared {
 pub(super) struct Leases {
     shared: Mutex<Shared>,
     clock: Arc<dyn Clock>,
-    /// How long a lease lasts after the last sign of life.
-    term: Duration,
     /// No change begins before this time: clients may rely on leases of the previous server.
     held_until: Duration,
     /// Called for each session that loses its write leases without having returned them, before
@@ -116,7 +121,7 @@ impl Leases {
         shared.table.term = term;
         shared.table.in_use_time = in_use;
         let shared = Mutex::new(shared);
-        Self { shared, clock, term, held_until, on_fence: OnceLock::new() }
+        Self { shared, clock, held_until, on_fence: OnceLock::new() }
     }
 
     /// `told` is called for each session that loses its write leases without having returned them.
@@ -155,8 +160,8 @@ impl Leases {
 
     /// A session has a new connection, which knows of no leases. Returns the current epoch.
     pub(super) fn begin(&self, session: SessionId, client: ClientId) -> u32 {
-        let until = self.clock.monotonic() + self.term;
-        self.with(|table| table.begin(session, client, until))
+        let now = self.clock.monotonic();
+        self.with(|table| table.begin(session, client, now))
     }
 
     /// A sign of life. Returns whether it renews the term, and the epoch that began with the
@@ -181,7 +186,7 @@ impl Leases {
     /// answer to a recall.
     pub(super) fn makes_progress(&self, session: SessionId) {
         let now = self.clock.monotonic();
-        self.with(|table| table.makes_progress(session, now, self.term));
+        self.with(|table| table.makes_progress(session, now));
     }
 
     /// The current epoch of a session's changes.
@@ -215,7 +220,8 @@ impl Leases {
     /// A session has returned these leases. Write leases end when the change `after` has been
     /// applied (`None`: at once).
     pub(super) fn give_back(&self, session: SessionId, inos: &[Ino], after: Option<u64>) {
-        self.with(|table| table.give_back(session, inos, after));
+        let now = self.clock.monotonic();
+        self.with(|table| table.give_back(session, inos, after, now));
     }
 
     /// A session has ended and relies on no lease.
@@ -325,10 +331,33 @@ impl Leases {
         wants: Wants,
         inos: Vec<Ino>,
     ) -> QueuePosition {
+        self.enter_queue(session, wants, inos.clone(), |table| table.ask(session, wants, inos))
+    }
+
+    /// Enters the queue for write leases. What may make a change of the session `Busy` is what
+    /// this waits for (LEASE-10). The session gets no lease on `without`.
+    pub(super) fn ask_for_leases(
+        self: &Arc<Self>,
+        session: SessionId,
+        inos: Vec<Ino>,
+        without: Vec<Ino>,
+    ) -> QueuePosition {
+        self.enter_queue(session, Wants::Lease, inos.clone(), |table| {
+            table.ask_for_leases(session, inos, without)
+        })
+    }
+
+    fn enter_queue(
+        self: &Arc<Self>,
+        session: SessionId,
+        wants: Wants,
+        inos: Vec<Ino>,
+        enter: impl FnOnce(&mut Table) -> WaiterId,
+    ) -> QueuePosition {
         let wakeup = Arc::new(Notify::new());
         let waiter = {
             let mut shared = self.shared.lock();
-            let waiter = shared.table.ask(session, wants, inos.clone());
+            let waiter = enter(&mut shared.table);
             shared.wakeups.insert(waiter, Arc::clone(&wakeup));
             waiter
         };

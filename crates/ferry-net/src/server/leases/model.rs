@@ -123,7 +123,7 @@ enum Event {
     NotTold(usize),
     /// A walk looks again, or has waited long enough.
     Walk(usize),
-    Late(usize),
+    TimedOut(usize),
     Walked(usize),
     NotWalked(usize),
     /// The volume has recorded a fence.
@@ -138,8 +138,9 @@ const LATER: Duration = Duration::from_secs(3);
 impl World {
     fn new(scripts: &[&[Act]], failures: usize) -> Self {
         let mut world = World { failures, ..World::default() };
+        world.table.term = TERM;
         for (client, script) in scripts.iter().enumerate() {
-            world.table.begin(client as SessionId, 0, TERM);
+            world.table.begin(client as SessionId, 0, NOW);
             world
                 .clients
                 .push(Client { script: script.iter().cloned().collect(), ..Client::default() });
@@ -178,7 +179,7 @@ impl World {
                 events.extend((self.failures > 0).then_some(Event::NotTold(at)));
             }
             if let Some((waiter, ..)) = client.walk {
-                events.push(Event::Late(at));
+                events.push(Event::TimedOut(at));
                 if runs(Some(waiter)) {
                     events.push(Event::Walk(at));
                 }
@@ -223,7 +224,7 @@ impl World {
                 self.table.fenced(session);
             }
             Event::Walk(at) => self.walk(at, false),
-            Event::Late(at) => self.walk(at, true),
+            Event::TimedOut(at) => self.walk(at, true),
             Event::Walked(at) => {
                 let (leased, held) = self.clients[at].walked.take().expect("to be told");
                 self.clients[at].down.push_back(Down::Walked(leased, held.clone()));
@@ -235,11 +236,11 @@ impl World {
         self.check();
     }
 
-    fn walk(&mut self, at: usize, late: bool) {
+    fn walk(&mut self, at: usize, overdue: bool) {
         let session = at as SessionId;
         let (waiter, inos, writes) = self.clients[at].walk.clone().expect("it walks");
         self.woken.remove(&waiter);
-        if !late && let Progress::Waits(recalls, _) = self.table.progress(waiter, LATER) {
+        if !overdue && let Progress::Waits(recalls, _) = self.table.progress(waiter, LATER) {
             return self.recall(recalls);
         }
         self.table.leave(waiter);
@@ -313,7 +314,7 @@ impl World {
                 (client.vanished, client.script) = (true, VecDeque::new());
                 client.holds.clear();
                 // Its acknowledged changes are dropped if they have not been applied by then.
-                let late = client.up.iter().filter_map(|up| match up {
+                let overdue = client.up.iter().filter_map(|up| match up {
                     Up::Change { is_early: true, inos, .. } => Some(inos),
                     _ => None,
                 });
@@ -324,7 +325,7 @@ impl World {
                     .map(|(_, _, inos)| inos);
                 let under =
                     client.under.iter().filter(|under| under.is_early).map(|under| &under.inos);
-                for ino in late.chain(queued).chain(under).flatten() {
+                for ino in overdue.chain(queued).chain(under).flatten() {
                     *self.owed.get_mut(ino).expect("acknowledged") -= 1;
                 }
                 self.table.holders.get_mut(&(at as SessionId)).expect("there").until =
@@ -345,7 +346,7 @@ impl World {
             }
             Up::Returned { inos } => {
                 let after = (client.received > client.applied).then_some(client.received);
-                self.table.give_back(session, &inos, after);
+                self.table.give_back(session, &inos, after, NOW);
             }
             Up::Lease(inos) => {
                 let waiter = self.table.ask(session, Wants::Lease, inos.clone());
@@ -488,10 +489,10 @@ impl World {
     fn end(&mut self, at: usize) {
         let Under { seq, is_early, inos, waiter, .. } =
             self.clients[at].under.take().expect("a change");
-        let late = self.clients[at].vanished;
+        let overdue = self.clients[at].vanished;
         for ino in &inos {
             *self.applied.entry(*ino).or_default() += 1;
-            if !is_early || late {
+            if !is_early || overdue {
                 *self.owed.entry(*ino).or_default() += 1;
             }
             for (other, client) in self.clients.iter().enumerate().filter(|(other, _)| *other != at)
@@ -637,7 +638,7 @@ impl Table {
             assert_eq!(own.iter().map(|(ino, _)| *ino).collect::<HashSet<_>>(), holder.inos);
             assert_eq!(
                 (count(&|h| h.writes), count(&|h| h.state == LeaseState::Recalled)),
-                (holder.writes, holder.recalled)
+                (holder.writes, holder.recalled.len())
             );
         }
     }

@@ -32,8 +32,23 @@ impl Table {
         for ino in &inos {
             self.queues.entry(*ino).or_default().push_back(self.last_waiter);
         }
-        self.waiting.insert(self.last_waiter, Waiting { session, wants, inos, begun: false });
+        let waiting = Waiting { session, wants, inos, without: Vec::new(), begun: false };
+        self.waiting.insert(self.last_waiter, waiting);
         self.last_waiter
+    }
+
+    /// The same for a waiter for leases. It waits for all of `inos`, and gets none on `without`.
+    pub(super) fn ask_for_leases(
+        &mut self,
+        session: SessionId,
+        inos: Vec<Ino>,
+        without: Vec<Ino>,
+    ) -> WaiterId {
+        let waiter = self.ask(session, Wants::Lease, inos);
+        if let Some(waiting) = self.waiting.get_mut(&waiter) {
+            waiting.without = without;
+        }
+        waiter
     }
 
     /// Removes a waiter: it is done, or does not wait any more.
@@ -108,7 +123,9 @@ impl Table {
 
     /// Lets a waiter go on, if it can.
     pub(super) fn progress(&mut self, waiter: WaiterId, now: Duration) -> Progress {
-        let Some(Waiting { session, wants, inos, .. }) = self.waiting.get(&waiter).cloned() else {
+        let Some(Waiting { session, wants, mut inos, without, .. }) =
+            self.waiting.get(&waiter).cloned()
+        else {
             return Progress::Dropped;
         };
         let progress = match wants {
@@ -126,6 +143,7 @@ impl Table {
             return not_yet;
         }
         if wants == Wants::Lease {
+            inos.retain(|ino| !without.contains(ino));
             let granted = self.take(session, inos, now);
             self.leave(waiter);
             return Progress::Begun(granted);

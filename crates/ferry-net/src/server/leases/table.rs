@@ -60,12 +60,14 @@ pub(super) struct Holder {
     pub(super) inos: HashSet<Ino>,
     /// The number of its write leases.
     pub(super) writes: usize,
-    /// The number of its leases that are recalled and not returned.
-    pub(super) recalled: usize,
-    /// These recalls, the oldest first, with the time of each; among them some that were answered.
+    /// Its leases that are recalled and not returned, with the time of each recall.
+    pub(super) recalled: HashMap<Ino, Duration>,
+    /// These recalls, the oldest first. Behind the oldest that is open there may be any number of
+    /// others that were answered; they go when it is answered, or when its session is fenced.
     pub(super) recalls: VecDeque<(Duration, Ino)>,
-    /// When the server first noted progress while the session owed such an answer.
-    owing_since: Option<Duration>,
+    /// Recalls of earlier connections that nothing has answered, with the time of the first. They
+    /// count as long as somebody waits for the inode: who waits recalls it again.
+    owed: HashMap<Ino, Duration>,
     /// Write leases that end when the change with this number has been applied, in this order.
     pub(super) returning: VecDeque<(u64, Vec<Ino>)>,
     /// The current epoch. Early-acknowledged changes of older ones are dropped.
@@ -126,6 +128,8 @@ pub(super) struct Waiting {
     pub(super) session: SessionId,
     pub(super) wants: Wants,
     pub(super) inos: Vec<Ino>,
+    /// A waiter for leases waits for these as for the others, and gets no lease on them.
+    pub(super) without: Vec<Ino>,
     /// Its turn has come.
     pub(super) begun: bool,
 }
@@ -172,7 +176,22 @@ pub(super) struct Table {
     pub(super) in_use_time: Duration,
 }
 
+/// Whether another session waits for an inode, or is about to change it.
+fn is_wanted(
+    queues: &HashMap<Ino, VecDeque<WaiterId>>,
+    waiting: &HashMap<WaiterId, Waiting>,
+    ino: Ino,
+) -> bool {
+    let waiters = queues.get(&ino).into_iter().flatten().filter_map(|waiter| waiting.get(waiter));
+    waiters.into_iter().any(|waiter| !matches!(waiter.wants, Wants::Walk { .. }))
+}
+
 impl Table {
+    /// Whether another session waits for an inode, or is about to change it. Walks do not count.
+    pub(super) fn is_wanted(&self, ino: Ino) -> bool {
+        is_wanted(&self.queues, &self.waiting, ino)
+    }
+
     pub(super) fn wake(&mut self, ino: Ino) {
         if let Some(queue) = self.queues.get(&ino) {
             self.woken.extend(queue);
@@ -203,8 +222,9 @@ impl Table {
     /// vain.
     pub(super) fn count_silence(&mut self, session: SessionId, now: Duration) {
         let term = self.term;
+        let owes = self.oldest_recall(session).is_some();
         let Some(holder) = self.holders.get_mut(&session) else { return };
-        if holder.recalled == 0 || holder.ignored == holder.until {
+        if !owes || holder.ignored == holder.until {
             return;
         }
         holder.ignored = holder.until;
@@ -229,17 +249,24 @@ impl Table {
         silence.is_some_and(|silence| silence.barred_until > now)
     }
 
-    /// The only function in which a lease that stays changes its state. It keeps the number of
-    /// recalls that the session has not answered.
+    /// The only function in which a lease that stays changes its state. It removes a recall that
+    /// was answered.
     fn transition(&mut self, session: SessionId, ino: Ino, event: LeaseEvent) {
         let Some(hold) = self.hold_mut(session, ino) else { return };
         let before = hold.state;
         let after = before.after(event);
         let after = after.unwrap_or_else(|| panic!("{event:?} of a lease that is {before:?}"));
         hold.state = after;
-        if let Some(holder) = self.holders.get_mut(&session) {
-            holder.recalled += usize::from(after == LeaseState::Recalled);
-            holder.recalled -= usize::from(before == LeaseState::Recalled);
+        let Some(holder) = self.holders.get_mut(&session) else { return };
+        let recalled = if before == LeaseState::Recalled && after != LeaseState::Recalled {
+            holder.recalled.remove(&ino)
+        } else {
+            None
+        };
+        match event {
+            LeaseEvent::Reconnected => holder.owed.extend(recalled.map(|at| (ino, at))),
+            LeaseEvent::Granted | LeaseEvent::Returned => drop(holder.owed.remove(&ino)),
+            LeaseEvent::GrantSent | LeaseEvent::Recalled => {}
         }
     }
 
@@ -278,7 +305,8 @@ impl Table {
         if let Some(holder) = self.holders.get_mut(&session) {
             holder.inos.remove(&ino);
             holder.writes -= usize::from(hold.writes);
-            holder.recalled -= usize::from(hold.state == LeaseState::Recalled);
+            holder.recalled.remove(&ino);
+            holder.owed.remove(&ino);
         }
         self.wake(ino);
     }
@@ -298,15 +326,22 @@ impl Table {
     }
 
     /// A session has a new connection, which knows of no leases: its read leases end. Its write
-    /// leases stay until another session wants them. Returns the current epoch.
-    pub(super) fn begin(&mut self, session: SessionId, client: ClientId, until: Duration) -> u32 {
+    /// leases stay until another session wants them. Its term begins anew, unless it has owed the
+    /// answer to one recall for too long, over whatever connections. Then it gets no lease before
+    /// it has answered. Returns the current epoch.
+    pub(super) fn begin(&mut self, session: SessionId, client: ClientId, now: Duration) -> u32 {
         self.remove_all(session, true);
+        let term = self.term;
         let holder = self.holders.entry(session).or_default();
-        (holder.until, holder.client) = (until, client);
+        holder.client = client;
         let (epoch, inos) = (holder.epoch, holder.inos.iter().copied().collect::<Vec<_>>());
         for ino in inos {
             self.transition(session, ino, LeaseEvent::Reconnected);
             self.wake(ino);
+        }
+        let is_overdue = self.owes_for_too_long(session, now);
+        if let Some(holder) = self.holders.get_mut(&session) {
+            holder.until = if is_overdue { now } else { now + term };
         }
         epoch
     }
@@ -321,33 +356,41 @@ impl Table {
             return false;
         }
         holder.until = holder.until.max(from + self.term);
-        if oldest.is_none() {
-            holder.owing_since = None;
-        }
         true
     }
 
     /// When the oldest recall was sent that the session has not answered.
     fn oldest_recall(&mut self, session: SessionId) -> Option<Duration> {
-        loop {
-            let (at, ino) = *self.holders.get(&session)?.recalls.front()?;
-            if self.hold(session, ino).is_some_and(|hold| hold.state == LeaseState::Recalled) {
-                return Some(at);
+        let Self { holders, queues, waiting, .. } = self;
+        let holder = holders.get_mut(&session)?;
+        holder.owed.retain(|ino, _| is_wanted(queues, waiting, *ino));
+        while let Some((at, ino)) = holder.recalls.front() {
+            if holder.recalled.get(ino) == Some(at) {
+                break;
             }
-            self.holders.get_mut(&session)?.recalls.pop_front();
+            holder.recalls.pop_front();
         }
+        let newer = holder.recalls.front().map(|(at, _)| *at);
+        holder.owed.values().copied().chain(newer).min()
     }
 
-    /// A session sends changes: its term is renewed for those that wait for it. The session does
-    /// not hear of that, and relies on its pings alone.
-    pub(super) fn makes_progress(&mut self, session: SessionId, now: Duration, term: Duration) {
-        let Some(holder) = self.holders.get_mut(&session) else { return };
-        if holder.recalled == 0 {
-            holder.owing_since = None;
-        } else if now.saturating_sub(*holder.owing_since.get_or_insert(now)) >= OWING_TERMS * term {
+    /// Whether the session owes the answer to one recall for so long that nothing but this answer
+    /// renews its term.
+    fn owes_for_too_long(&mut self, session: SessionId, now: Duration) -> bool {
+        let oldest = self.oldest_recall(session);
+        oldest.is_some_and(|oldest| now.saturating_sub(oldest) >= OWING_TERMS * self.term)
+    }
+
+    /// A session sends changes: its term is renewed for those that wait for it, unless it owes the
+    /// answer to one recall for too long. The session does not hear of that, and relies on its
+    /// pings alone.
+    pub(super) fn makes_progress(&mut self, session: SessionId, now: Duration) {
+        if self.owes_for_too_long(session, now) {
             return;
         }
-        holder.until = holder.until.max(now + term);
+        if let Some(holder) = self.holders.get_mut(&session) {
+            holder.until = holder.until.max(now + self.term);
+        }
     }
 
     /// Grants a read lease, if this returns true. The caller reads the inode after this.
@@ -406,16 +449,23 @@ impl Table {
     /// A session has returned these leases. A write lease ends when the change `after` has been
     /// applied (`None`: at once). So does one that an earlier change brings with the inode that it
     /// makes.
-    pub(super) fn give_back(&mut self, session: SessionId, inos: &[Ino], after: Option<u64>) {
+    pub(super) fn give_back(
+        &mut self,
+        session: SessionId,
+        inos: &[Ino],
+        after: Option<u64>,
+        now: Duration,
+    ) {
         if self.is_fenced(session) {
             // The lease goes with all the others when the fence is recorded, and not before.
             return;
         }
-        let (mut later, mut returning) =
-            (Vec::new(), self.holders.get(&session).map_or(0, Holder::returning));
+        let (mut later, mut has_answered, mut returning) =
+            (Vec::new(), false, self.holders.get(&session).map_or(0, Holder::returning));
         for ino in inos {
             let state = self.hold(session, *ino).map(|hold| hold.state);
             let answers = state == Some(LeaseState::Recalled);
+            has_answered |= answers;
             if let Some(holder) = self.holders.get(&session).filter(|_| answers)
                 && let Some(silence) = self.silences.get_mut(&holder.client)
                 && silence.session == session
@@ -447,6 +497,22 @@ impl Table {
                 _ => holder.returning.push_back((after, later)),
             }
         }
+        if has_answered {
+            self.has_answered(session, now);
+        }
+    }
+
+    /// A session has answered a recall: its term counts from the oldest of those that are left. A
+    /// client on a slow line may always owe some answer, so that no ping renews anything. If changes
+    /// are still to come, only these renew it.
+    fn has_answered(&mut self, session: SessionId, now: Duration) {
+        let (oldest, term) = (self.oldest_recall(session), self.term);
+        if let (Some(oldest), Some(holder)) = (oldest, self.holders.get_mut(&session))
+            && holder.until > now
+            && holder.returning.is_empty()
+        {
+            holder.until = holder.until.max(oldest + term);
+        }
     }
 
     /// A session has ended and relies on no lease.
@@ -461,10 +527,10 @@ impl Table {
     pub(super) fn expire(&mut self, alive: &HashSet<SessionId>, now: Duration) {
         let forgiven = self.term * FORGIVEN_TERMS;
         self.silences.retain(|_, silence| now.saturating_sub(silence.at) < forgiven);
-        let late =
+        let expired =
             self.holders.iter().filter(|(_, holder)| holder.until <= now && !holder.applying);
-        let late: Vec<SessionId> = late.map(|(session, _)| *session).collect();
-        for session in late {
+        let expired: Vec<SessionId> = expired.map(|(session, _)| *session).collect();
+        for session in expired {
             self.count_silence(session, now);
             if alive.contains(&session) {
                 self.remove_all(session, true);
@@ -508,11 +574,14 @@ impl Table {
 
     /// The caller asks the session's client to return the lease.
     pub(super) fn recall(&mut self, session: SessionId, ino: Ino, now: Duration) {
-        // Removes what was answered, so that no more is kept than the session has leases.
+        // Removes what was answered before the oldest recall that is open.
         self.oldest_recall(session);
         self.transition(session, ino, LeaseEvent::Recalled);
         if let Some(holder) = self.holders.get_mut(&session) {
-            holder.recalls.push_back((now, ino));
+            let at = holder.owed.remove(&ino).unwrap_or(now);
+            holder.recalled.insert(ino, at);
+            let index = holder.recalls.partition_point(|(other, _)| *other <= at);
+            holder.recalls.insert(index, (at, ino));
         }
     }
 

@@ -127,22 +127,50 @@ fn a_change_waits_for_returned_read_leases_and_no_lease_is_granted_meanwhile() {
     );
 }
 
-#[test]
-fn a_client_that_answers_recalls_keeps_its_leases_however_many_there_are() {
+/// Each second client 2 is sent a recall, shows a sign of life while it owes the answer, and answers.
+/// Its leases stay.
+fn recalled_all_the_time(sign_of_life: impl Fn(&Leases, u64)) -> Arc<Leases> {
     let (leases, hand) = leases();
     let inos: Vec<Ino> = (100..140).collect();
     assert!(inos.iter().all(|ino| leases.grant(2, *ino)));
-    // At every sign of life it owes the answer to a recall that it has just been sent.
     for (secs, pair) in (0..).zip(inos.windows(2)) {
         hand.set(secs);
         leases.renew(1);
         let position = leases.queued(1, &[pair[0]]);
-        assert!(leases.renew(2).0, "at {secs}");
+        sign_of_life(&leases, secs);
         leases.give_back(2, &[pair[0]], None);
         drop(position.into_guard());
         assert!(leases.grant(2, pair[1]), "at {secs}");
     }
+    leases
+}
+
+#[test]
+fn a_client_that_answers_recalls_keeps_its_leases_however_many_there_are() {
+    let leases = recalled_all_the_time(|leases, secs| assert!(leases.renew(2).0, "at {secs}"));
     assert!(leases.shared.lock().table.holders[&2].recalls.len() <= 1, "answered ones go");
+}
+
+#[test]
+fn a_client_that_answers_recalls_keeps_its_leases_though_only_its_changes_arrive() {
+    recalled_all_the_time(|leases, _| leases.makes_progress(2));
+}
+
+#[test]
+fn an_answered_recall_does_not_count_when_the_lease_is_recalled_again() {
+    let (leases, hand) = leases();
+    assert!(leases.grant(2, 10) && leases.grant(2, 11));
+    let [other, first] = [10, 11].map(|ino| leases.queued(1, &[ino]));
+    leases.give_back(2, &[11], None);
+    drop(first.into_guard());
+    hand.set(4);
+    leases.renew(1);
+    assert!(leases.grant(2, 11));
+    let _second = leases.queued(1, &[11]);
+    assert!(!leases.renew(2).0, "it owes the answer to the other recall");
+    leases.give_back(2, &[10], None);
+    assert!(leases.renew(2).0, "it has just been asked");
+    drop(other.into_guard());
 }
 
 #[test]
@@ -291,6 +319,18 @@ fn a_change_under_another_sessions_write_lease_is_busy() {
 }
 
 #[test]
+fn a_waiter_for_leases_waits_for_those_too_that_it_does_not_get() {
+    let (leases, _) = leases();
+    assert_eq!(leases.lease(1, &[11]), [11]);
+    let asking = leases.ask_for_leases(2, vec![10, 11], vec![11]);
+    assert_eq!(leases.recalls(&asking), Some(Recalls::from_iter([(1, vec![11])])));
+    assert_eq!(leases.refusal(3, false, &[11]), Progress::Busy);
+    leases.give_back(1, &[11], None);
+    assert_eq!(leases.progress(asking.waiter), Progress::Begun(vec![10]));
+    assert_eq!(leases.held_by(2), (1, 1));
+}
+
+#[test]
 fn a_recall_never_overtakes_the_answer_that_grants() {
     let (leases, _) = leases();
     let asking = leases.ask(1, Wants::Lease, vec![10]);
@@ -306,6 +346,71 @@ fn a_recall_never_overtakes_the_answer_that_grants() {
     assert!(leases.recalls(&again).is_some(), "behind the other");
     leases.give_back(1, &[10], None);
     assert_eq!(leases.progress(other.waiter), Progress::Begun(vec![10]));
+}
+
+#[test]
+fn a_slow_client_that_answers_and_always_owes_something_is_not_fenced() {
+    let (leases, hand) = leases();
+    let inos: Vec<Ino> = (10..40).collect();
+    assert_eq!(leases.lease(1, &inos), inos);
+    let mut readers = Vec::new();
+    for (secs, ino) in (0..).zip(&inos) {
+        hand.set(secs);
+        leases.renew(2);
+        readers.push((*ino, leases.ask(2, Wants::Read, vec![*ino])));
+        assert!(leases.recalls(&readers.last().unwrap().1).is_some());
+        // A term has five seconds. Each answer takes two, and each ping comes between two recalls.
+        if secs >= 2 {
+            assert!(!leases.renew(1).0, "no ping renews anything");
+            let (ino, reader) = readers.remove(0);
+            leases.give_back(1, &[ino], None);
+            assert!(leases.recalls(&reader).is_none());
+        }
+        assert!(readers.iter().all(|(_, reader)| leases.recalls(reader).is_some()), "{secs}");
+    }
+    assert_eq!(leases.epoch(1), 0, "it has lost nothing");
+    // Once it is silent, others wait for a term.
+    hand.set(34);
+    let reader = leases.ask(3, Wants::Read, vec![39]);
+    assert!(leases.recalls(&reader).is_none());
+    assert_eq!((leases.held_by(1), leases.epoch(1)), ((0, 0), 1));
+}
+
+#[test]
+fn a_session_that_reconnects_and_never_answers_a_recall_is_fenced() {
+    let (leases, hand) = leases();
+    assert_eq!(leases.lease(1, &[10, 11]), [10, 11]);
+    let reader = leases.ask(2, Wants::Read, vec![10]);
+    // A term has five seconds. It connects again within each, and a waiter recalls again.
+    for secs in [0, 4, 8] {
+        hand.set(secs);
+        leases.begin(1, 1);
+        leases.begin(2, 2);
+        assert_eq!(leases.recalls(&reader), Some(Recalls::from_iter([(1, vec![10])])), "{secs}");
+    }
+    hand.set(12);
+    leases.begin(1, 1);
+    assert!(!leases.grant(1, 20), "it must not rely on a lease of a term that is over");
+    leases.begin(2, 2);
+    assert!(leases.recalls(&reader).is_none(), "not for ever");
+    assert_eq!((leases.held_by(1), leases.epoch(1)), ((0, 0), 1));
+}
+
+#[test]
+fn a_recall_that_nobody_waits_for_any_more_is_not_owed_over_a_new_connection() {
+    let (leases, hand) = leases();
+    assert_eq!(leases.lease(1, &[10]), [10]);
+    let reader = leases.ask(2, Wants::Read, vec![10]);
+    assert!(leases.recalls(&reader).is_some());
+    leases.begin(1, 1);
+    drop(reader);
+    hand.set(4);
+    assert!(leases.renew(1).0, "no recall is open");
+    hand.set(100);
+    leases.begin(1, 1);
+    leases.begin(2, 2);
+    let reader = leases.ask(2, Wants::Read, vec![10]);
+    assert_eq!(leases.recalls(&reader), Some(Recalls::from_iter([(1, vec![10])])));
 }
 
 #[test]
@@ -376,12 +481,12 @@ fn a_server_that_stops_knows_whether_it_has_all_leases_back() {
 #[test]
 fn repeated_returns_behind_one_change_are_one_entry() {
     let mut table = Table::default();
-    table.begin(1, 1, Duration::from_secs(5));
+    table.begin(1, 1, Duration::ZERO);
     for ino in 0..1000 {
-        table.give_back(1, &[10 + ino], Some(7));
+        table.give_back(1, &[10 + ino], Some(7), Duration::ZERO);
     }
     assert_eq!(table.holders[&1].returning.len(), 1);
-    table.give_back(1, &[9], Some(8));
+    table.give_back(1, &[9], Some(8), Duration::ZERO);
     assert_eq!(table.holders[&1].returning.len(), 2);
     table.end_change(1, Some(8));
     assert!(table.holders[&1].returning.is_empty());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ferry_fs::{Attr, Errno, Ino};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::message::{Made, Op, Outcome, Promised, Who};
+use crate::message::{Acknowledged, Caller, Made, Op, Outcome};
 
 /// Room in the window. An operation has it from the arrival of its message until its answer is
 /// sent.
@@ -62,11 +62,11 @@ impl Applied {
 pub(in crate::server) struct Change {
     pub(in crate::server) seq: u64,
     pub(in crate::server) epoch: u32,
-    pub(in crate::server) early: Option<Promised>,
+    pub(in crate::server) early: Option<Acknowledged>,
     /// When its message arrived, and the bytes of that.
     pub(in crate::server) arrived: Duration,
     pub(in crate::server) bytes: usize,
-    pub(in crate::server) caller: Who,
+    pub(in crate::server) caller: Caller,
     pub(in crate::server) op: Op,
     pub(in crate::server) room: Room,
 }

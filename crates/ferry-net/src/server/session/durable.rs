@@ -8,7 +8,7 @@ use super::change::one_of;
 use super::link::{removed_names, send};
 use super::state::{Registration, Session};
 use crate::frame;
-use crate::message::{Place, ToClient};
+use crate::message::{DirName, ToClient};
 
 /// So many changes of a session, or so many bytes, are synced at once.
 const URGENT_CHANGES: u64 = 16_384;
@@ -110,7 +110,7 @@ impl Session {
             return;
         }
         let Some(room) = one_of(&self.notices) else { return };
-        let names: Vec<Place> = std::mem::take(&mut state.removed_names).0.into();
+        let names: Vec<DirName> = std::mem::take(&mut state.removed_names).0.into();
         let frames = [removed_names(&names), frame::encode(&ToClient::Lack {})].concat();
         send(&mut state, frames, Some(room));
     }

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use crate::rt::collections::HashSet;
 use ferry_fs::{Errno, Filesystem, Ino};
 
 use super::change::Open;
 use super::link::removed_names;
 use super::state::Session;
-use crate::message::{OPEN_MAX, Place};
+use crate::message::{DirName, OPEN_MAX};
 
 /// The server tells a client of the newest names that others have removed between two pings, up to
 /// so many bytes.
@@ -78,17 +79,17 @@ impl Session {
     }
 
     /// Another client has removed these names of some of these inodes.
-    pub(in crate::server) fn names_removed(&self, inos: &[Ino], names: &[Place]) {
+    pub(in crate::server) fn names_removed(&self, inos: &[Ino], names: &[DirName]) {
         let mut state = self.state.lock();
         let knows = |ino: &Ino| self.knows(&state, *ino);
         let is_dir = |ino: &Ino| names.iter().any(|name| name.parent == *ino);
         if self.is_over() || !inos.iter().any(|ino| !is_dir(ino) && knows(ino)) {
             return;
         }
-        let known: Vec<&Place> = names.iter().filter(|name| knows(&name.parent)).collect();
-        for Place { parent, name } in known {
+        let known: Vec<&DirName> = names.iter().filter(|name| knows(&name.parent)).collect();
+        for DirName { parent, name } in known {
             let (names, bytes) = &mut state.removed_names;
-            names.push_back(Place { parent: self.client_ino(*parent), name: name.clone() });
+            names.push_back(DirName { parent: self.client_ino(*parent), name: name.clone() });
             *bytes += REMOVED_NAME_BYTES + name.len();
             while *bytes > REMOVED_NAMES_BYTES_MAX
                 && let Some(oldest) = names.pop_front()
@@ -100,7 +101,7 @@ impl Session {
 
     /// The messages about names that others have removed since the last such messages.
     pub(in crate::server) fn take_removed_names(&self) -> Vec<u8> {
-        let names: Vec<Place> = std::mem::take(&mut self.state.lock().removed_names).0.into();
+        let names: Vec<DirName> = std::mem::take(&mut self.state.lock().removed_names).0.into();
         removed_names(&names)
     }
 
@@ -141,6 +142,16 @@ impl Session {
 
     pub(in crate::server) fn handle(&self, number: u64) -> Option<Open> {
         self.state.lock().handles.get(&number).copied()
+    }
+
+    /// Those of these inodes of which the client has files open.
+    pub(in crate::server) fn open_among(&self, mut inos: Vec<Ino>) -> Vec<Ino> {
+        if !inos.is_empty() {
+            let open: HashSet<Ino> =
+                self.state.lock().handles.values().map(|open| open.ino).collect();
+            inos.retain(|ino| open.contains(ino));
+        }
+        inos
     }
 
     /// The file system's number of a file that the client has open on this inode.

@@ -14,7 +14,7 @@ use super::phase::{CloseReason, Event};
 use super::state::{Greeting, Link, Session, State};
 use crate::codec::List;
 use crate::frame;
-use crate::message::{BATCH_MAX, Outcome, Place, ToClient};
+use crate::message::{BATCH_MAX, DirName, Outcome, ToClient};
 use crate::server::leases::Leases;
 use crate::server::locks::Locks;
 
@@ -50,7 +50,7 @@ impl Session {
         let Greeting { boot, term_ms, clock } = greeting;
         let (boot, term_ms) = (*boot, *term_ms);
         let now = wall(&**clock);
-        let promises = self.peer.limits.is_none();
+        let early_acks = self.peer.limits.is_none();
         let welcome = ToClient::Welcome {
             session,
             boot,
@@ -58,9 +58,9 @@ impl Session {
             applied,
             durable: state.durable,
             read_only,
-            promises,
+            early_acks,
             term_ms,
-            series: epoch,
+            epoch,
             now,
             mark,
         };
@@ -211,9 +211,9 @@ impl Session {
 }
 
 /// The messages that tell which names were removed.
-pub(in crate::server) fn removed_names(names: &[Place]) -> Vec<u8> {
+pub(in crate::server) fn removed_names(names: &[DirName]) -> Vec<u8> {
     let messages =
-        names.chunks(BATCH_MAX).map(|batch| ToClient::Gone { names: List(batch.to_vec()) });
+        names.chunks(BATCH_MAX).map(|batch| ToClient::Removed { names: List(batch.to_vec()) });
     messages.flat_map(|message| frame::encode(&message)).collect()
 }
 

@@ -203,8 +203,9 @@ mod tests {
             let events = [before, &[Close(CloseReason::Left)]].concat();
             assert_eq!(after(&events), Some(closed), "{before:?}");
         }
-        let late = [ReplayFailed, Replayed, GivenUp, Settled, Drain, Close(CloseReason::Away)];
-        assert!(late.iter().all(|event| closed.after(*event) == Some(closed)));
+        let afterwards =
+            [ReplayFailed, Replayed, GivenUp, Settled, Drain, Close(CloseReason::Away)];
+        assert!(afterwards.iter().all(|event| closed.after(*event) == Some(closed)));
         assert!(closed.after(Welcomed).is_none() && closed.after(TakenUp).is_none());
     }
 }

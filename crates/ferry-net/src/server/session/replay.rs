@@ -13,6 +13,10 @@ const RESTORING_KIB_MAX: u64 = 1 << 20;
 /// So many bytes that have arrived are progress, too: the next message may be long, on a slow line.
 const PROGRESS_BYTES: u64 = 4 << 10;
 
+/// A replay waits for so many syncs that fail. Then the server waits no longer for a device that
+/// makes nothing durable.
+const FAILED_SYNCS_MAX: u32 = 30;
+
 impl Session {
     /// This is the session of a server that has crashed. `mark` is its last-applied sequence
     /// number, `durable` its durable watermark.
@@ -42,6 +46,14 @@ impl Session {
             (progress.at, progress.counted) = (now, heard);
         }
         now.saturating_sub(progress.at) > most
+    }
+
+    /// A sync has failed. Whether the client replays, and its change waits for another one.
+    pub(in crate::server) fn waits_for_another_sync(&self) -> bool {
+        let mut state = self.state.lock();
+        let waits = self.is_replaying() && state.progress.failed_syncs < FAILED_SYNCS_MAX;
+        state.progress.failed_syncs += u32::from(waits);
+        waits
     }
 
     /// Whether the client may still replay changes.

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use super::change::{Change, Line, Open, Room};
 use super::phase::{Event, Phase};
 use crate::limits::Peer;
-use crate::message::{Made, Outcome, Place};
+use crate::message::{DirName, Made, Outcome};
 use crate::server::exports::Bounds;
 use crate::server::reservations::Reservations;
 
@@ -118,6 +118,8 @@ pub(in crate::server) struct RestoreProgress {
     pub(in crate::server) changes_left: u64,
     /// Bytes that had arrived at the last progress.
     pub(in crate::server) counted: u64,
+    /// So many syncs have failed for which a change has waited.
+    pub(in crate::server) failed_syncs: u32,
 }
 
 #[derive(Default)]
@@ -136,7 +138,7 @@ pub(in crate::server) struct State {
     pub(in crate::server) queued: usize,
     pub(in crate::server) delayed: Vec<Delayed>,
     /// Names of inodes in `known` that others have removed since the last ping, and their bytes.
-    pub(in crate::server) removed_names: (VecDeque<Place>, usize),
+    pub(in crate::server) removed_names: (VecDeque<DirName>, usize),
     /// The session was taken up with this last-applied number, and no change has arrived since: the
     /// client may not have seen the `Welcome` that says so. No part of the phase, because that
     /// answer may be lost and sent again in each phase.

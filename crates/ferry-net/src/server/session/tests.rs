@@ -7,13 +7,13 @@ use tokio::sync::Semaphore;
 
 use super::*;
 use crate::limits::Peer;
-use crate::message::{Op, Outcome, Who};
+use crate::message::{Caller, Op, Outcome};
 use crate::server::leases::Leases;
 use crate::server::locks::Locks;
 
 fn change(seq: u64) -> Change {
     let permit = || Arc::new(Semaphore::new(1)).try_acquire_owned().expect("one is free");
-    let (epoch, early, caller, op) = (0, None, Who::default(), Op::Nothing {});
+    let (epoch, early, caller, op) = (0, None, Caller::default(), Op::Nothing {});
     let (arrived, bytes) = (Duration::ZERO, 1);
     Change { seq, epoch, early, arrived, bytes, caller, op, room: (permit(), permit()) }
 }

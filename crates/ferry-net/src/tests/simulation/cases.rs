@@ -17,7 +17,7 @@ const CASE: Plan = Plan {
 struct Lab {
     sim: Arc<Sim>,
     random: SimRng,
-    _news: UnboundedReceiver<News>,
+    _from: UnboundedReceiver<Event>,
 }
 
 struct Mounted {
@@ -39,13 +39,13 @@ impl Lab {
 
     fn with(seed: u64, plan: Plan) -> Self {
         let (to, from) = unbounded_channel();
-        Self { sim: Sim::new(seed, plan, &to, Env::real()), random: SimRng::new(seed), _news: from }
+        Self { sim: Sim::new(seed, plan, &to, Env::real()), random: SimRng::new(seed), _from: from }
     }
 
     fn mount(&self, asynchronous: bool) -> Mounted {
-        let who = self.sim.whos.fetch_add(1, Ordering::SeqCst);
-        let way = Way::new(&self.sim.net, who);
-        let client = mount(&way, who, asynchronous, &self.sim.env);
+        let id = self.sim.next_id.fetch_add(1, Ordering::SeqCst);
+        let way = Way::new(&self.sim.net, id);
+        let client = mount(&way, id, asynchronous, &self.sim.env);
         Mounted { way, client }
     }
 
@@ -91,8 +91,8 @@ impl Mounted {
     }
 
     /// What it was told is made, or that it is lost is told, once; `true`: it is made.
-    fn is_kept(&self) -> bool {
-        let kept = match self.sync() {
+    fn is_intact(&self) -> bool {
+        let is_intact = match self.sync() {
             Ok(()) => true,
             Err(error) => {
                 assert_eq!(error, Errno(libc::EIO));
@@ -100,7 +100,7 @@ impl Mounted {
             }
         };
         assert_eq!(self.sync(), Ok(()), "told once");
-        kept
+        is_intact
     }
 
     fn fdatasync(&self, ino: Ino, fh: u64) -> Done {
@@ -111,9 +111,9 @@ impl Mounted {
 /// An event that must come.
 fn until(what: &str, mut has_come: impl FnMut() -> bool) {
     let clock = Env::real().clock;
-    let late = clock.monotonic() + ANSWER_TIME_MAX / 2;
+    let deadline = clock.monotonic() + ANSWER_TIME_MAX / 2;
     while !has_come() {
-        assert!(clock.monotonic() < late, "{what}: never");
+        assert!(clock.monotonic() < deadline, "{what}: never");
         std::thread::yield_now();
     }
 }
@@ -145,12 +145,12 @@ fn what_is_done_to_a_file_whose_create_is_not_confirmed_is_done_once() {
     }
     let attr = client.lookup(dir, "b").unwrap().unwrap();
     assert_eq!((attr.ino, attr.mode & 0o7777, attr.nlink, attr.size), (ino, 0o600, 2, 7));
-    assert!(client.is_kept(), "all of it was durable");
+    assert!(client.is_intact(), "all of it was durable");
     assert_eq!(client.append(ino, fh, b"."), Ok(1), "and it is open");
 }
 
 #[test]
-fn a_name_that_is_removed_and_made_again_unconfirmed_means_the_second_file() {
+fn an_unconfirmed_name_that_replaces_a_removed_one_means_the_second_file() {
     let mut lab = Lab::new(501);
     let (client, dir) = lab.alone("d");
     for (round, confirmed) in [false, true].into_iter().enumerate() {
@@ -172,12 +172,12 @@ fn a_name_that_is_removed_and_made_again_unconfirmed_means_the_second_file() {
         assert_eq!(other.ino(ROOT, "d"), dir);
         assert_eq!(other.ino(dir, &name), second);
         assert_eq!(client.read(first, old, 100).unwrap(), b"first file, open");
-        assert!(client.is_kept());
+        assert!(client.is_intact());
         other.fs.close();
         lab.crash();
         assert_eq!(lab.found(dir, &name), Some((second, b"second".to_vec())));
         // Files without names went with the server.
-        let _told = client.is_kept();
+        let _told = client.is_intact();
         client.close(first, old);
         client.close(second, new);
     }
@@ -215,7 +215,7 @@ fn a_session_that_is_lost_before_anything_was_answered_leaves_nobody_waiting() {
     let fh = client.open(first).unwrap();
     client.sync().unwrap();
     client.way.silence();
-    let made = client.create(dir, "promised").unwrap();
+    let made = client.create(dir, "told").unwrap();
     client.write(first, fh, 0, b"FIRST").unwrap();
     let (waits, asks, syncs, locks) = std::thread::scope(|scope| {
         let waits = scope.spawn(|| {
@@ -233,10 +233,10 @@ fn a_session_that_is_lost_before_anything_was_answered_leaves_nobody_waiting() {
     assert!(matches!(waits, Ok(()) | Err(Errno(libc::EIO))), "{waits:?}");
     assert_eq!(asks.unwrap(), ["d", "d0", "d1", "d2"]);
     assert_eq!(locks, Ok(()));
-    let kept = syncs.is_ok() & client.is_kept();
-    let there = lab.found(dir, "promised").is_some();
-    assert!(there || !kept, "lost, and nobody was told");
-    if kept {
+    let is_intact = syncs.is_ok() & client.is_intact();
+    let there = lab.found(dir, "told").is_some();
+    assert!(there || !is_intact, "lost, and nobody was told");
+    if is_intact {
         assert_eq!(lab.found(dir, "first").unwrap().1, b"FIRST");
     }
     client.close(made.0, made.1);
@@ -254,23 +254,23 @@ fn a_session_that_is_lost_before_anything_was_answered_leaves_nobody_waiting() {
 fn a_number_that_was_shown_is_nobody_elses_after_a_crash() {
     let mut lab = Lab::new(504);
     let (client, dir) = lab.alone("d");
-    let mut shown = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     for round in 0..3 {
         client.warm(dir, &format!("warm {round}"));
         client.way.silence();
         for i in 0..20 {
             let (ino, fh) = client.create(dir, &format!("{round}-{i}")).unwrap();
-            assert!(shown.insert(ino), "{ino} a second time");
+            assert!(reported.insert(ino), "{ino} a second time");
             client.close(ino, fh);
         }
         lab.crash();
         let other = lab.client();
         for i in 0..50 {
             let (ino, fh) = other.create(ROOT, &format!("other {round}-{i}")).unwrap();
-            assert!(shown.insert(ino), "{ino} was shown as another file");
+            assert!(reported.insert(ino), "{ino} was shown as another file");
             other.close(ino, fh);
         }
-        let _told = client.is_kept();
+        let _told = client.is_intact();
     }
 }
 
@@ -363,7 +363,7 @@ fn a_recall_while_the_log_is_full_waits_and_nothing_is_lost() {
                 made.fetch_add(1, Ordering::SeqCst);
             }
         });
-        // On a busy machine the client promises no more because of the age of what is not answered,
+        // On a busy machine the client acknowledges no more because of the age of what is not answered,
         // before there is so much of it.
         let is_stuck = || {
             lab.figure("unanswered") >= 800 || client.figures("connection", "unanswered_ms") >= 3000
@@ -378,7 +378,7 @@ fn a_recall_while_the_log_is_full_waits_and_nothing_is_lost() {
             seen
         });
         until("others ask", || other.fs.connection()["unanswered_requests"].as_u64() >= Some(1));
-        assert!(!wanting.is_finished(), "what was promised is not made");
+        assert!(!wanting.is_finished(), "an acknowledged change is not made");
         until("all go on", || {
             well.release();
             making.is_finished() && wanting.is_finished()
@@ -386,13 +386,13 @@ fn a_recall_while_the_log_is_full_waits_and_nothing_is_lost() {
         making.join().unwrap();
         assert!(wanting.join().unwrap() as u64 >= least);
     });
-    assert!(client.is_kept());
+    assert!(client.is_intact());
     assert_eq!(client.figures("connection", "lost_changes"), 0);
     assert_eq!(other.list(dir).unwrap().len(), FILES + 2);
 }
 
 #[test]
-fn what_was_promised_fits_though_others_have_filled_the_volume() {
+fn early_acknowledged_changes_fit_though_others_have_filled_the_volume() {
     let lab = Lab::with(507, Plan { device: 32 << 20, ..CASE });
     let (client, dir) = lab.alone("d");
     let filler = lab.mount(false);
@@ -417,9 +417,9 @@ fn what_was_promised_fits_though_others_have_filled_the_volume() {
         }
         told.push((name, i, ino));
     }
-    assert!(client.is_kept(), "none of it has failed afterwards");
+    assert!(client.is_intact(), "none of it has failed afterwards");
     assert_eq!(client.figures("connection", "lost_changes"), 0);
-    assert!(told.len() > 10, "{}: what was set aside for it was its own", told.len());
+    assert!(told.len() > 10, "{}: its reservation was its own", told.len());
     for (name, i, ino) in told {
         assert_eq!(lab.found(dir, &name), Some((ino, i.to_le_bytes().repeat(1000))), "{name}");
     }
@@ -436,10 +436,10 @@ fn a_client_that_returns_after_its_lease_was_given_away_is_fenced_and_told() {
     let other = lab.client();
     away.way.silence();
     // Its own leases are good for a while, and nobody else knows.
-    let late = away.create(dir, "late").map(|(ino, fh)| away.close(ino, fh));
+    let created = away.create(dir, "late").map(|(ino, fh)| away.close(ino, fh));
     let written = std::thread::scope(|scope| {
         let writing = scope.spawn(|| away.write(ino, fh, 0, b"LATE"));
-        // Whoever wants them waits for the end of the term.
+        // Others that want them wait for the end of the term.
         assert_eq!(other.ino(ROOT, "d"), dir);
         assert_eq!(other.ino(dir, "f"), ino);
         let theirs = other.open(ino).unwrap();
@@ -450,8 +450,8 @@ fn a_client_that_returns_after_its_lease_was_given_away_is_fenced_and_told() {
         writing.join().unwrap()
     });
     let told = away.fsync(ino, fh);
-    let promised = late.is_ok();
-    assert!(!(promised && away.is_kept()) || told.is_err(), "its changes were worth nothing");
+    let acknowledged = created.is_ok();
+    assert!(!(acknowledged && away.is_intact()) || told.is_err(), "its changes were worth nothing");
     let (_, bytes) = lab.found(dir, "f").unwrap();
     match (written, told) {
         // Made behind the other's, when it was back.
@@ -467,10 +467,10 @@ fn a_client_that_returns_after_its_lease_was_given_away_is_fenced_and_told() {
     assert!(away.create(dir, "again").is_ok());
 }
 
-/// Its answer is lost with a connection, and the series that it was in has ended before the next
+/// Its answer is lost with a connection, and the epoch that it was in has ended before the next
 /// one.
 #[test]
-fn a_change_that_was_made_is_not_made_again_because_its_series_has_ended() {
+fn an_applied_change_is_not_repeated_because_its_epoch_has_ended() {
     let lab = Lab::with(509, Plan { term: Duration::from_millis(700), ..CASE });
     let (away, dir) = lab.alone("d");
     let (ino, _) = away.create(dir, "f").unwrap();

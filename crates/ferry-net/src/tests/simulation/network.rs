@@ -32,7 +32,7 @@ const HOLD_TIME_MAX_MS: u64 = 15;
 
 enum Fate {
     Arrives,
-    Late(Duration),
+    Delayed(Duration),
     Cut,
     Swallowed(Duration),
 }
@@ -134,7 +134,7 @@ impl Net {
                 Fate::Swallowed(Duration::from_millis(random.below(self.swallow_ms.max(1))))
             }
             n if n < cut + swallow + hold => {
-                Fate::Late(Duration::from_millis(random.below(HOLD_TIME_MAX_MS)))
+                Fate::Delayed(Duration::from_millis(random.below(HOLD_TIME_MAX_MS)))
             }
             _ => Fate::Arrives,
         }
@@ -151,7 +151,7 @@ impl Net {
 /// One client's way.
 pub(super) struct Way {
     net: Arc<Net>,
-    who: u64,
+    id: u64,
     connections: AtomicU64,
     vanished: watch::Sender<bool>,
     /// Connections before this one carry nothing until they are cut, and nobody is told.
@@ -161,11 +161,11 @@ pub(super) struct Way {
 }
 
 impl Way {
-    pub(super) fn new(net: &Arc<Net>, who: u64) -> Arc<Self> {
+    pub(super) fn new(net: &Arc<Net>, id: u64) -> Arc<Self> {
         let (net, connections, vanished) =
             (Arc::clone(net), AtomicU64::new(0), watch::Sender::new(false));
         let (silent_below, deaf_below) = (watch::Sender::new(0), watch::Sender::new(0));
-        Arc::new(Self { net, who, connections, vanished, silent_below, deaf_below })
+        Arc::new(Self { net, id, connections, vanished, silent_below, deaf_below })
     }
 
     /// The connection that there is carries nothing any more. The next one does, when this one is
@@ -201,7 +201,7 @@ impl Connector for Way {
             server.serve_stream(Box::new(far));
             let number = self.connections.fetch_add(1, Ordering::Relaxed);
             let random =
-                |direction| SimRng::new(net.seed << 24 ^ self.who << 16 ^ number << 1 ^ direction);
+                |direction| SimRng::new(net.seed << 24 ^ self.id << 16 ^ number << 1 ^ direction);
             let (vanished, silent_below) =
                 (self.vanished.subscribe(), [self.silent_below.subscribe()].to_vec());
             let up = Ends { cuts, vanished, number, silent_below };
@@ -240,7 +240,7 @@ async fn relay(a: DuplexStream, b: DuplexStream, [up, down]: [(SimRng, Ends); 2]
             }
             match net.fate(&mut random) {
                 Fate::Arrives => net.arrive(&mut random).await,
-                Fate::Late(time) => time::sleep(time).await,
+                Fate::Delayed(time) => time::sleep(time).await,
                 Fate::Cut => return,
                 Fate::Swallowed(time) => {
                     let nowhere =

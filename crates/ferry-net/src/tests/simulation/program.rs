@@ -12,7 +12,7 @@ use ferry_sim::device::SimRng;
 
 use super::super::*;
 use super::network::Way;
-use super::{Ledger, PLACES, Sim, State, records};
+use super::{DIRS, Ledger, Sim, State, records};
 use crate::rt::thread;
 
 /// Names of a program's own in each directory.
@@ -26,7 +26,7 @@ type Slot = (usize, u64);
 
 pub(super) struct Program {
     sim: Arc<Sim>,
-    who: u64,
+    id: u64,
     random: SimRng,
     way: Arc<Way>,
     client: Client,
@@ -46,27 +46,27 @@ pub(super) struct Program {
 
 /// What is left of a program that has gone without a word.
 pub(super) struct Left {
-    who: u64,
+    id: u64,
     names: BTreeMap<Slot, Vec<Held>>,
     durable: BTreeSet<String>,
 }
 
-fn name(who: u64, slot: Slot) -> String {
-    format!("p{who}.{}", slot.1)
+fn name(id: u64, slot: Slot) -> String {
+    format!("p{id}.{}", slot.1)
 }
 
 impl Program {
-    pub(super) fn new(sim: &Arc<Sim>, who: u64, random: SimRng) -> Self {
-        let way = Way::new(&sim.net, who);
+    pub(super) fn new(sim: &Arc<Sim>, id: u64, random: SimRng) -> Self {
+        let way = Way::new(&sim.net, id);
         let waiting_of = sim.plan.waiting_of;
         let client =
-            super::mount(&way, who, waiting_of == 0 || !who.is_multiple_of(waiting_of), &sim.env);
+            super::mount(&way, id, waiting_of == 0 || !id.is_multiple_of(waiting_of), &sim.env);
         let names =
-            (0..PLACES).flat_map(|dir| (0..NAMES).map(move |n| ((dir, n), vec![None]))).collect();
+            (0..DIRS).flat_map(|dir| (0..NAMES).map(move |n| ((dir, n), vec![None]))).collect();
         let (sim, next, done) = (Arc::clone(sim), 0, String::new());
         let mut program = Self {
             sim,
-            who,
+            id,
             random,
             way,
             client,
@@ -85,7 +85,7 @@ impl Program {
                 return program;
             }
         }
-        panic!("{who}: nothing can be opened");
+        panic!("{id}: nothing can be opened");
     }
 
     /// Looks up the directories, and opens the shared files.
@@ -94,8 +94,8 @@ impl Program {
             self.client.close(ino, fh);
         }
         self.dirs.clear();
-        for place in 0..PLACES {
-            let dir = self.client.lookup(ROOT, &format!("d{place}"))?.expect("it is durable").ino;
+        for index in 0..DIRS {
+            let dir = self.client.lookup(ROOT, &format!("d{index}"))?.expect("it is durable").ino;
             let log = self.client.lookup(dir, "log")?.expect("it is durable").ino;
             self.dirs.push(dir);
             self.logs.push((log, self.client.open(log)?));
@@ -106,12 +106,12 @@ impl Program {
     }
 
     fn say(&mut self, what: String) {
-        self.sim.say(self.who, what.clone());
+        self.sim.say(self.id, what.clone());
         self.done = what;
     }
 
     fn at(&self) -> String {
-        format!("seed {}, program {}: {}", self.sim.seed, self.who, self.done)
+        format!("seed {}, program {}: {}", self.sim.seed, self.id, self.done)
     }
 
     /// What was told of an operation; `None`: of a loss, too, and it has been looked what is left.
@@ -130,7 +130,7 @@ impl Program {
         if so {
             return true;
         }
-        self.sim.say(self.who, format!("{}: {what}", self.done));
+        self.sim.say(self.id, format!("{}: {what}", self.done));
         let told = self.client.sync();
         assert_eq!(
             told,
@@ -149,7 +149,7 @@ impl Program {
             return self.unknown();
         }
         assert!(self.sim.is_rough(), "{}: nothing may be lost", self.at());
-        self.sim.say(self.who, format!("{}: looks what is left", self.done));
+        self.sim.say(self.id, format!("{}: looks what is left", self.done));
         self.sim.losses.fetch_add(1, Ordering::SeqCst);
         for _ in 0..TRIES_MAX {
             if self.client.sync().is_err() || self.open_all().is_err() {
@@ -158,7 +158,7 @@ impl Program {
             let Ok(left) = self.look() else { continue };
             // Nothing was lost while it looked.
             if self.client.sync().is_ok() {
-                self.sim.ledger.lock().doubt(self.who);
+                self.sim.ledger.lock().doubt(self.id);
                 return self.believe(&left);
             }
         }
@@ -166,10 +166,10 @@ impl Program {
     }
 
     /// A crash came before the answer: whether this one was made nobody knows. All that was
-    /// answered is there, or is made again.
+    /// answered is there, or is replayed.
     fn unknown(&mut self) {
         assert_eq!(self.client.sync(), Ok(()), "{}: nothing else may be lost", self.at());
-        self.sim.ledger.lock().synced(self.who, None);
+        self.sim.ledger.lock().synced(self.id, None);
         for _ in 0..TRIES_MAX {
             if self.open_all().is_ok()
                 && let Ok(left) = self.look()
@@ -190,7 +190,7 @@ impl Program {
     }
 
     fn held(&self, slot: Slot) -> Done<Held> {
-        let Some(attr) = self.client.lookup(self.dirs[slot.0], &name(self.who, slot))? else {
+        let Some(attr) = self.client.lookup(self.dirs[slot.0], &name(self.id, slot))? else {
             return Ok(None);
         };
         let fh = self.client.open(attr.ino)?;
@@ -225,7 +225,7 @@ impl Program {
     }
 
     fn slot(&mut self) -> Slot {
-        (self.random.below(PLACES as u64) as usize, self.random.below(NAMES))
+        (self.random.below(DIRS as u64) as usize, self.random.below(NAMES))
     }
 
     pub(super) fn step(&mut self) {
@@ -241,7 +241,7 @@ impl Program {
             15..16 => self.remove(),
             16..17 => self.look_at_one(),
             17..18 => self.sync(),
-            // Whoever wants a lock after a crash waits until the grace period is over.
+            // A client that wants a lock after a crash waits until the grace period is over.
             18..19 if !self.sim.all_come_back() => self.lock(),
             19..21 => self.walk(),
             21..22 => self.list(),
@@ -277,14 +277,14 @@ impl Program {
     }
 
     fn append(&mut self) {
-        let place = self.random.index(PLACES);
+        let index = self.random.index(DIRS);
         let number = self.next;
         self.next += 1;
-        self.say(format!("appends {number} to {place}"));
-        let record = (place, self.who, number);
+        self.say(format!("appends {number} to {index}"));
+        let record = (index, self.id, number);
         self.sim.ledger.lock().states.insert(record, State::Doubtful);
-        let (ino, fh) = self.logs[place];
-        let done = self.client.append(ino, fh, records::bytes(self.who, number).as_bytes());
+        let (ino, fh) = self.logs[index];
+        let done = self.client.append(ino, fh, records::bytes(self.id, number).as_bytes());
         if let Some(count) = self.told(done) {
             assert_eq!(count, records::LEN, "{}", self.at());
             self.sim.ledger.lock().states.insert(record, State::Acknowledged);
@@ -292,37 +292,40 @@ impl Program {
     }
 
     fn read_log(&mut self) {
-        let place = self.random.index(PLACES);
-        self.say(format!("reads {place}"));
-        let before = self.sim.ledger.lock().acknowledged(place);
-        let (ino, fh) = self.logs[place];
+        let index = self.random.index(DIRS);
+        self.say(format!("reads {index}"));
+        let before = self.sim.ledger.lock().acknowledged(index);
+        let (ino, fh) = self.logs[index];
         let read = self.client.read(ino, fh, 1 << 20);
         if let Some(bytes) = self.told(read) {
-            self.sim.ledger.lock().seen(place, &bytes, &before, &self.at());
+            self.sim.ledger.lock().seen(index, &bytes, &before, &self.at());
         }
     }
 
     fn sync_log(&mut self) {
-        let place = self.random.index(PLACES);
-        self.say(format!("syncs {place}"));
-        let (ino, fh) = self.logs[place];
+        let index = self.random.index(DIRS);
+        self.say(format!("syncs {index}"));
+        let (ino, fh) = self.logs[index];
         let data_only = self.random.chance(1, 2);
         let done = self.client.me.call(|cx| self.client.fs.fsync(cx, ino, fh, data_only));
         if self.told(done).is_some() {
-            self.sim.ledger.lock().synced(self.who, Some(place));
+            self.sim.ledger.lock().synced(self.id, Some(index));
         }
     }
 
     fn make(&mut self) {
         let slot = self.slot();
-        let tag = format!("{}:{}", self.who, self.next);
+        let tag = format!("{}:{}", self.id, self.next);
         self.next += 1;
         self.say(format!("makes {slot:?} {tag}"));
         let is_there = self.newest(slot).is_some();
-        match self.client.create(self.dirs[slot.0], &name(self.who, slot)) {
+        match self.client.create(self.dirs[slot.0], &name(self.id, slot)) {
             Ok((ino, fh)) => {
-                self.must(!is_there, "made, though it was there");
+                // If what was there is lost, this is what is left of it.
                 self.becomes(slot, Some(String::new()));
+                if !self.must(!is_there, "made, though it was there") {
+                    self.becomes(slot, Some(String::new()));
+                }
                 let done = self.client.write(ino, fh, 0, tag.as_bytes());
                 if self.told_of_file(slot, &tag, done).is_none() {
                     return self.client.close(ino, fh);
@@ -362,7 +365,7 @@ impl Program {
         // A loss that nobody was told of yet may have brought back what was there before.
         let may_be_moved: Vec<Held> =
             self.names[&from].iter().filter(|state| state.is_some()).cloned().collect();
-        let (old, new) = (name(self.who, from), name(self.who, to));
+        let (old, new) = (name(self.id, from), name(self.id, to));
         let done = self.client.move_to(self.dirs[from.0], &old, self.dirs[to.0], &new);
         match done {
             Err(Errno(libc::ENOENT)) => {
@@ -395,7 +398,7 @@ impl Program {
         if let Some(tag) = &was {
             self.durable.remove(tag);
         }
-        match self.client.unlink(self.dirs[slot.0], &name(self.who, slot)) {
+        match self.client.unlink(self.dirs[slot.0], &name(self.id, slot)) {
             Err(Errno(libc::ENOENT)) => {
                 self.must(was.is_none(), "not there to be removed");
             }
@@ -419,17 +422,17 @@ impl Program {
     }
 
     fn list(&mut self) {
-        let place = self.random.index(PLACES);
-        self.say(format!("lists {place}"));
-        let listed = self.client.list(self.dirs[place]);
+        let index = self.random.index(DIRS);
+        self.say(format!("lists {index}"));
+        let listed = self.client.list(self.dirs[index]);
         if let Some(listed) = self.told(listed) {
-            let mine = format!("p{}.", self.who);
+            let mine = format!("p{}.", self.id);
             let found: Vec<&String> =
                 listed.iter().filter(|name| name.starts_with(&mine)).collect();
             let there = self.names.iter().filter(|((dir, _), states)| {
-                *dir == place && states.last().is_some_and(Option::is_some)
+                *dir == index && states.last().is_some_and(Option::is_some)
             });
-            let expected: Vec<String> = there.map(|(slot, _)| name(self.who, *slot)).collect();
+            let expected: Vec<String> = there.map(|(slot, _)| name(self.id, *slot)).collect();
             let so = found.len() == expected.len()
                 && found.iter().zip(&expected).all(|(a, b)| **a == *b);
             self.must(so, &format!("{found:?} instead of {expected:?}"));
@@ -445,15 +448,15 @@ impl Program {
             return;
         }
         let removes = self.random.chance(1, 2);
-        for place in 0..PLACES {
-            self.say(format!("walks, and has come to {place}"));
-            let dir = self.dirs[place];
+        for index in 0..DIRS {
+            self.say(format!("walks, and has come to {index}"));
+            let dir = self.dirs[index];
             let listed = self.client.list(dir);
             let Some(listed) = self.told(listed) else { return };
             for n in 0..NAMES {
-                let slot = (place, n);
+                let slot = (index, n);
                 let expected = self.newest(slot);
-                let is_listed = listed.contains(&name(self.who, slot));
+                let is_listed = listed.contains(&name(self.id, slot));
                 self.must(is_listed == expected.is_some(), "listed or not");
                 // Something may have been lost, and told, just now.
                 let expected = self.newest(slot);
@@ -461,8 +464,8 @@ impl Program {
                 let Some(held) = self.told(held) else { return };
                 self.must(held == expected, &format!("{held:?} instead of {expected:?}"));
             }
-            if removes && let Some(n) = (0..NAMES).find(|n| self.newest((place, *n)).is_some()) {
-                self.remove_one((place, n));
+            if removes && let Some(n) = (0..NAMES).find(|n| self.newest((index, *n)).is_some()) {
+                self.remove_one((index, n));
             }
         }
     }
@@ -471,7 +474,7 @@ impl Program {
         self.say("syncs all".into());
         let done = self.client.sync();
         if self.told(done).is_some() {
-            self.sim.ledger.lock().synced(self.who, None);
+            self.sim.ledger.lock().synced(self.id, None);
             self.all_durable();
         }
     }
@@ -480,10 +483,10 @@ impl Program {
     fn lock(&mut self) {
         self.say("locks".into());
         let (ino, fh) = self.logs[0];
-        let locked = self.client.lock(ino, fh, self.who, libc::F_WRLCK, true);
+        let locked = self.client.lock(ino, fh, self.id, libc::F_WRLCK, true);
         let opened = self.told(locked);
         // A lock may be held though taking it was told to have failed: its owner gives it back.
-        let unlocked = self.client.lock(ino, fh, self.who, libc::F_UNLCK, false);
+        let unlocked = self.client.lock(ino, fh, self.id, libc::F_UNLCK, false);
         if opened.is_some() {
             self.told(unlocked);
         }
@@ -494,10 +497,10 @@ impl Program {
     fn write_locked(&mut self) {
         self.say("locks, to write".into());
         let (ino, fh) = self.locked.expect("it is open");
-        let locked = self.client.lock(ino, fh, self.who, libc::F_WRLCK, true);
+        let locked = self.client.lock(ino, fh, self.id, libc::F_WRLCK, true);
         if self.told(locked).is_some() {
             for _ in 0..3 {
-                let tag = format!("{:>8}:{:>8}", self.who, self.next);
+                let tag = format!("{:>8}:{:>8}", self.id, self.next);
                 self.next += 1;
                 self.say(format!("writes {tag} under the lock"));
                 let done = self.client.write(ino, fh, 0, tag.as_bytes());
@@ -514,23 +517,23 @@ impl Program {
             }
         }
         let (ino, fh) = self.locked.expect("it is open");
-        let unlocked = self.client.lock(ino, fh, self.who, libc::F_UNLCK, false);
+        let unlocked = self.client.lock(ino, fh, self.id, libc::F_UNLCK, false);
         self.told(unlocked);
     }
 
     /// Goes without a word.
     pub(super) fn vanish(self) -> Left {
-        self.say_gone();
-        self.sim.ledger.lock().doubt(self.who);
-        let Self { sim, who, names, durable, way, client, .. } = self;
+        self.say_vanished();
+        self.sim.ledger.lock().doubt(self.id);
+        let Self { sim, id, names, durable, way, client, .. } = self;
         way.vanish();
         // It would say goodbye, which nobody hears.
         sim.ending.lock().push(thread::spawn(move || drop(client)));
-        Left { who, names, durable }
+        Left { id, names, durable }
     }
 
-    fn say_gone(&self) {
-        self.sim.say(self.who, "has gone without a word".into());
+    fn say_vanished(&self) {
+        self.sim.say(self.id, "has gone without a word".into());
     }
 
     /// The network is well: all is made durable, and is as it should be.
@@ -542,7 +545,7 @@ impl Program {
             if self.told(done).is_none() {
                 continue;
             }
-            self.sim.ledger.lock().synced(self.who, None);
+            self.sim.ledger.lock().synced(self.id, None);
             self.all_durable();
             let left = self.look();
             if let Some(left) = self.told(left) {
@@ -552,8 +555,8 @@ impl Program {
         let so = left.iter().all(|(slot, held)| self.newest(*slot) == *held);
         assert!(so, "{}: {left:?} instead of {:?}", self.at(), self.names);
         self.client.fs.close();
-        self.sim.say(self.who, "has ended".into());
-        Left { who: self.who, names: self.names, durable: self.durable }
+        self.sim.say(self.id, "has ended".into());
+        Left { id: self.id, names: self.names, durable: self.durable }
     }
 }
 
@@ -591,26 +594,26 @@ impl Left {
     pub(super) fn check(&self, fs: &LocalFs, at: &str) {
         let left = self.names.keys().map(|slot| {
             let dir = super::inode(fs, ROOT, &format!("d{}", slot.0)).expect("it is durable");
-            let held = super::inode(fs, dir, &name(self.who, *slot));
+            let held = super::inode(fs, dir, &name(self.id, *slot));
             (*slot, held.map(|ino| String::from_utf8_lossy(&super::contents(fs, ino)).into_owned()))
         });
-        check(&format!("{at}, program {}", self.who), &self.names, &self.durable, &left.collect());
+        check(&format!("{at}, program {}", self.id), &self.names, &self.durable, &left.collect());
     }
 }
 
 impl Ledger {
     /// Whether it is durable is not known of what was not synced.
-    fn doubt(&mut self, who: u64) {
+    fn doubt(&mut self, id: u64) {
         for ((_, by, _), state) in &mut self.states {
-            if *by == who && *state == State::Acknowledged {
+            if *by == id && *state == State::Acknowledged {
                 *state = State::Doubtful;
             }
         }
     }
 
-    fn synced(&mut self, who: u64, place: Option<usize>) {
+    fn synced(&mut self, id: u64, index: Option<usize>) {
         for ((at, by, _), state) in &mut self.states {
-            if *by == who && *state == State::Acknowledged && place.is_none_or(|place| place == *at)
+            if *by == id && *state == State::Acknowledged && index.is_none_or(|index| index == *at)
             {
                 *state = State::Durable;
             }

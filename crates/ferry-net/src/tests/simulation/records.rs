@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 pub(super) const LEN: u64 = 14;
 
-pub(super) fn bytes(who: u64, number: u64) -> String {
-    format!("<{who:03}-{number:08}>")
+pub(super) fn bytes(program: u64, number: u64) -> String {
+    format!("<{program:03}-{number:08}>")
 }
 
 /// Those that are whole, in order: a crash may leave parts of others.
 pub(super) fn all(bytes: &[u8]) -> Vec<(u64, u64)> {
     let one = |window: &[u8]| {
         let text = std::str::from_utf8(window).ok()?.strip_prefix('<')?.strip_suffix('>')?;
-        let (who, number) = text.split_once('-')?;
-        (who.len() == 3).then_some(())?;
-        Some((who.parse().ok()?, number.parse().ok()?))
+        let (program, number) = text.split_once('-')?;
+        (program.len() == 3).then_some(())?;
+        Some((program.parse().ok()?, number.parse().ok()?))
     };
     bytes.windows(LEN as usize).filter_map(one).collect()
 }
@@ -23,10 +23,10 @@ pub(super) fn all(bytes: &[u8]) -> Vec<(u64, u64)> {
 pub(super) fn count(bytes: &[u8], at: &str) -> BTreeMap<(u64, u64), u64> {
     let mut counts = BTreeMap::new();
     let mut newest = BTreeMap::new();
-    for (who, number) in all(bytes) {
-        *counts.entry((who, number)).or_default() += 1;
-        if let Some(before) = newest.insert(who, number) {
-            assert!(before < number, "{at}: {number} of {who} is there behind {before}");
+    for (program, number) in all(bytes) {
+        *counts.entry((program, number)).or_default() += 1;
+        if let Some(before) = newest.insert(program, number) {
+            assert!(before < number, "{at}: {number} of {program} is there behind {before}");
         }
     }
     counts

@@ -6,11 +6,31 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::super::*;
 use crate::rt::sim;
 
-pub(super) struct Undivided(pub(super) Arc<LocalFs>);
+pub(in crate::tests) struct Undivided {
+    fs: Arc<LocalFs>,
+    /// So many syncs fail from now on.
+    failing_syncs: AtomicU32,
+}
+
+impl Undivided {
+    pub(in crate::tests) fn new(fs: Arc<LocalFs>) -> Self {
+        Self::failing(fs, 0)
+    }
+
+    /// One whose first syncs fail.
+    pub(in crate::tests) fn failing(fs: Arc<LocalFs>, syncs: u32) -> Self {
+        Self { fs, failing_syncs: AtomicU32::new(syncs) }
+    }
+
+    pub(in crate::tests) fn failing_syncs(&self) -> u32 {
+        self.failing_syncs.load(Ordering::SeqCst)
+    }
+}
 
 type Outcome = Result<Reply, Errno>;
 
@@ -56,7 +76,7 @@ macro_rules! requests {
     ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
         $(fn $name(&self, cx: &Cx, $($arg: $type),*) -> $out {
             let Cx { uid, gid, pid, umask, park } = *cx;
-            undivided(|| self.0.$name(&Cx { uid, gid, pid, umask, park: &Later(park) }, $($arg),*))
+            undivided(|| self.fs.$name(&Cx { uid, gid, pid, umask, park: &Later(park) }, $($arg),*))
         })*
     };
 }
@@ -64,7 +84,7 @@ macro_rules! requests {
 macro_rules! calls {
     ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
         $(fn $name(&self, $($arg: $type),*) -> $out {
-            undivided(|| self.0.$name($($arg),*))
+            undivided(|| self.fs.$name($($arg),*))
         })*
     };
 }
@@ -117,12 +137,19 @@ impl Filesystem for Undivided {
         loses_privileges(ino: Ino) -> bool;
         keeps_pages(ino: Ino, fh: u64) -> bool;
         is_shared() -> bool;
-        kernel_caches() -> bool;
         writeback_cache() -> bool;
     }
 }
 
 impl SessionStore for Undivided {
+    fn sync_sessions(&self, upto: &[SessionSeq]) -> Result<(), Errno> {
+        let fewer = |syncs: u32| syncs.checked_sub(1);
+        match self.failing_syncs.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer) {
+            Ok(_) => Err(Errno(libc::EIO)),
+            Err(_) => undivided(|| self.fs.sync_sessions(upto)),
+        }
+    }
+
     calls! {
         reserve_numbers(count: u32) -> Result<Range<Ino>, Errno>;
         reserve_space(bytes: u64, inodes: u64) -> Result<Box<dyn Reservation>, Errno>;
@@ -130,7 +157,6 @@ impl SessionStore for Undivided {
         remove_session(session: u128) -> ();
         sessions() -> Result<Vec<u128>, Errno>;
         last_applied(session: u128) -> Result<Option<u64>, Errno>;
-        sync_sessions(upto: &[SessionSeq]) -> Result<(), Errno>;
         durable_watermark(session: u128) -> Result<u64, Errno>;
         add_lock_holder(session: u128) -> Result<(), Errno>;
         lock_holders() -> Result<Vec<u128>, Errno>;

@@ -7,7 +7,7 @@
 
 use ferry_fs::{Ino, XATTR_SIZE_MAX, target_cost, write_cost};
 
-use super::types::{ANSWER_MIN, LISTING_MAX, Op, Place, WALK_BYTES_MAX};
+use super::types::{ANSWER_MIN, DirName, LISTING_MAX, Op, WALK_BYTES_MAX};
 
 /// The stream that carries an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub(crate) enum Behind {
     /// nobody can name yet, and what was removed before `Statfs` is free.
     All,
     /// The newest that says how much of the reservation is left.
-    Spare,
+    Remaining,
 }
 
 /// What an operation does with the inodes that it names.
@@ -56,7 +56,7 @@ pub(crate) enum Use {
 pub(crate) enum Inodes<'op> {
     Few([Option<Ino>; 2]),
     List(&'op [Ino]),
-    Directories(&'op [Place]),
+    Directories(&'op [DirName]),
 }
 
 /// What a change does with the names that it looks up.
@@ -348,7 +348,7 @@ impl Op {
                 ..REQUEST
             },
             Op::Numbers {} => REQUEST,
-            Op::Credit { .. } => Info { stream: Stream::Requests(Behind::Spare), ..REQUEST },
+            Op::Reserve { .. } => Info { stream: Stream::Requests(Behind::Remaining), ..REQUEST },
             Op::Walk { dirs, .. } => Info {
                 stream: BEHIND_ALL,
                 inodes: Inodes::Directories(&dirs.0),
@@ -459,14 +459,14 @@ impl Op {
             Op::Forget { .. } => {
                 Info { restores: true, is_always_made: true, is_awaited: false, ..SESSION }
             }
-            Op::Claim { .. } | Op::Numbered { .. } | Op::Redone {} => {
+            Op::Claim { .. } | Op::Numbered { .. } | Op::Replayed {} => {
                 Info { restores: true, ..SESSION }
             }
             Op::Nothing {} => SESSION,
             Op::Reclaim { ino, .. } => {
                 Info { inodes: one(ino), restores: true, is_always_made: true, ..SESSION }
             }
-            Op::Spare { .. } => Info { is_awaited: false, ..SESSION },
+            Op::Remaining { .. } => Info { is_awaited: false, ..SESSION },
         }
     }
 
@@ -479,7 +479,7 @@ impl Op {
 impl<'op> Info<'op> {
     /// The inodes that it names, whatever it does with them.
     pub(crate) fn inodes(&self) -> impl Iterator<Item = Ino> + use<'op> {
-        let (few, list, dirs): ([Option<Ino>; 2], &[Ino], &[Place]) = match self.inodes {
+        let (few, list, dirs): ([Option<Ino>; 2], &[Ino], &[DirName]) = match self.inodes {
             Inodes::Few(few) => (few, &[], &[]),
             Inodes::List(list) => ([None, None], list, &[]),
             Inodes::Directories(dirs) => ([None, None], &[], dirs),

@@ -38,9 +38,9 @@ pub const LEASED_FOUND: u8 = 2;
 /// What an answer takes beside its data, roughly: an entry with its attributes.
 pub(crate) const ANSWER_MIN: usize = 256;
 
-/// On whose behalf.
+/// The thread on whose behalf an operation is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Who {
+pub struct Caller {
     /// User.
     pub uid: u32,
     /// Group.
@@ -60,7 +60,7 @@ pub struct Known {
     /// the client has seen.
     pub stamp: u64,
     /// Proves to a server that was restarted that the client may use the inode.
-    pub ticket: u128,
+    pub capability: u128,
 }
 
 /// An inode that a client knew in a session that is gone.
@@ -69,7 +69,7 @@ pub struct Claim {
     /// Its number.
     pub ino: Ino,
     /// What the server had given with it.
-    pub ticket: u128,
+    pub capability: u128,
 }
 
 /// An inode that a client forgets.
@@ -81,10 +81,10 @@ pub struct Forgotten {
     pub stamp: u64,
 }
 
-/// What a client has shown already of a change that it answered itself, under write leases on all
-/// that the change touches.
+/// What a client has told a program of a change that it acknowledged early, under write leases on
+/// all that the change touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Promised {
+pub struct Acknowledged {
     /// The time that the change sets.
     pub at: Timestamp,
     /// The number of what is made, out of those that [`Op::Numbers`] gave to the session; 0:
@@ -120,7 +120,7 @@ pub struct Numbers {
     /// How many.
     pub count: u32,
     /// Proves to a server that was restarted that they are the client's.
-    pub ticket: u128,
+    pub capability: u128,
 }
 
 /// An entry of a listing.
@@ -138,7 +138,7 @@ pub struct Name {
 
 /// A name in a directory that the session knows; `.`: the directory itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct DirName {
     /// The directory.
     pub parent: Ino,
     /// The name.
@@ -160,7 +160,7 @@ pub struct Seen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Which of those that were asked for.
-    pub place: u32,
+    pub index: u32,
     /// What it means.
     pub ino: Ino,
 }
@@ -194,18 +194,18 @@ impl Default for Purpose {
 }
 
 wire_fields! {
-    Who { uid, gid, pid, umask }
-    Known { attr, stamp, ticket }
-    Claim { ino, ticket }
+    Caller { uid, gid, pid, umask }
+    Known { attr, stamp, capability }
+    Claim { ino, capability }
     Forgotten { ino, stamp }
-    Promised { at, ino }
+    Acknowledged { at, ino }
     Made { at, size, touched }
     Held { attr, plain }
-    Numbers { first, count, ticket }
+    Numbers { first, count, capability }
     Name { name, ino, kind, cookie }
-    Place { parent, name }
+    DirName { parent, name }
     Seen { known, writes, plain }
-    Found { place, ino }
+    Found { index, ino }
     Listed { ino, names }
 }
 
@@ -239,10 +239,10 @@ wire_enum! {
         17 => Numbers {},
         /// Asks for space that early-acknowledged changes draw from, beside what is left of what
         /// was given before.
-        18 => Credit { bytes: u64, inodes: u64 },
+        18 => Reserve { bytes: u64, inodes: u64 },
         /// Asks for directories before anybody looks at them, with what is below them: what others
         /// use is left out.
-        19 => Walk { dirs: List<Place>, purpose: Purpose },
+        19 => Walk { dirs: List<DirName>, purpose: Purpose },
 
         32 => Setattr { ino: Ino, fh: Option<u64>, set: SetAttr },
         33 => Mknod { parent: Ino, name: Vec<u8>, mode: u32, rdev: u32 },
@@ -273,11 +273,11 @@ wire_enum! {
         /// To a server that has taken the place of one that crashed: these numbers were given to
         /// the client, and these inodes made under them.
         54 => Numbered { numbers: Numbers, made: List<Ino> },
-        /// All that the client had promised has been replayed, or is given up. The answer, that
-        /// it is durable, counts the changes of the session that are.
-        55 => Redone {},
-        /// So much is left here of what `Credit` has given: the rest is returned.
-        56 => Spare { bytes: u64, inodes: u64 },
+        /// All changes that the client had acknowledged early are replayed or given up. The answer
+        /// says that they are durable, and counts the durable changes of the session.
+        55 => Replayed {},
+        /// So much is left here of what `Reserve` has given: the rest is returned.
+        56 => Remaining { bytes: u64, inodes: u64 },
         /// The client has heard that: others may change what it has replayed. Not ordered.
         57 => Settled {},
     }
@@ -315,7 +315,7 @@ wire_enum! {
         13 => Dropped {},
         /// Inodes that are there and that the client may use.
         14 => Claimed { claims: List<Claim>, stamp: u64 },
-        /// So much was set aside: what was asked for, or less.
+        /// So much was reserved: what was asked for, or less.
         15 => Space { bytes: u64, inodes: u64 },
         /// What a walk has come by, each inode leased and each directory whole; what it was asked
         /// for; and what of that had no room.
@@ -346,8 +346,8 @@ wire_enum! {
             id: u64,
             /// It is made when this change has been applied.
             after: u64,
-            /// Who asks.
-            who: Who,
+            /// The caller.
+            caller: Caller,
             /// What.
             op: Op,
         },
@@ -359,11 +359,11 @@ wire_enum! {
             answered: u64,
             /// The epoch that it belongs to: each ends with an early-acknowledged change that
             /// fails.
-            series: u32,
-            /// What the client has shown already; `None`: it waits for the answer.
-            promised: Option<Promised>,
-            /// Who asks.
-            who: Who,
+            epoch: u32,
+            /// What the client has told the program already; `None`: it waits for the answer.
+            acknowledged: Option<Acknowledged>,
+            /// The caller.
+            caller: Caller,
             /// What.
             op: Op,
         },
@@ -407,18 +407,18 @@ wire_enum! {
             durable: u64,
             /// Nothing can be changed.
             read_only: bool,
-            /// The client may promise changes. Else it waits for the answer to each, as one must
-            /// whose certificate limits it.
-            promises: bool,
+            /// The client may acknowledge changes early. Otherwise it waits for the answer to each:
+            /// so must one whose certificate limits it.
+            early_acks: bool,
             /// Leases last for so many milliseconds after the last ping that was answered was sent.
             term_ms: u32,
             /// The epoch of changes that goes on.
-            series: u32,
+            epoch: u32,
             /// The server's clock.
             now: Timestamp,
-            /// The server has taken the place of one that crashed, and waits for what the client
-            /// had promised. Of the changes up to this one those that are no writes and no changes
-            /// of attributes are there.
+            /// The server is the successor of one that crashed, and waits for the client's replay.
+            /// Of the changes up to this one, those that are neither writes nor changes of
+            /// attributes are there.
             mark: Option<u64>,
         },
         /// The connection ends, and why.
@@ -444,7 +444,8 @@ wire_enum! {
             after: List<Attr>,
             /// The directory that was made is empty, and may be kept so.
             empty: bool,
-            /// Of a change that was not promised, in a session that keeps what is not durable.
+            /// Of a change that was not acknowledged early, in a session whose client keeps a replay
+            /// log.
             made: Option<Made>,
             /// How it ended.
             outcome: Outcome,
@@ -457,7 +458,7 @@ wire_enum! {
             renewed: bool,
             /// The epoch of changes that goes on. It may have ended without a change that says so:
             /// with the leases of a client of which nothing was heard.
-            series: u32,
+            epoch: u32,
             /// Changes of the session up to this one are durable.
             durable: u64,
             /// The server's clock.
@@ -466,8 +467,8 @@ wire_enum! {
         /// The server stops. What it has answered is durable, what it has not answered was not
         /// applied.
         6 => Goodbye {},
-        /// Somebody has ended this session for good (`ferry evict`): whoever goes on with it does
-        /// not know what was done meanwhile.
+        /// An administrator has ended this session for good (`ferry evict`). A client that goes on
+        /// with it does not know what was done meanwhile.
         7 => Evicted {
             /// For a person.
             reason: Vec<u8>,
@@ -485,9 +486,9 @@ wire_enum! {
         },
         /// Before `Pong`: names of inodes that the client knows and that other clients have taken
         /// away. While its kernel keeps them, what has no other name takes space.
-        10 => Gone {
+        10 => Removed {
             /// Which, [`BATCH_MAX`] at most.
-            names: List<Place>,
+            names: List<DirName>,
         },
         /// Another client finds no space: what this one has and does not need is to be returned
         /// at once.

@@ -537,7 +537,7 @@ fn a_block_that_is_not_what_was_written_is_marked_as_lost_if_one_wants() {
     assert!(without.clean && without.repaired == 0, "nothing is read that need not be");
     let report = volume.repaired("checksum");
     assert_eq!(report.repairs[0].code, Code::Checksum);
-    assert_eq!(report.repairs[0].path.as_deref(), Some("/e"));
+    assert_eq!(report.repairs[0].location.path.as_deref(), Some("/e"));
     assert_eq!(report.holdings.lost_bytes, BLOCK);
     let again = volume.check();
     assert_eq!((again.lost[0].file_offset, again.lost[0].bytes), (7 * BLOCK, BLOCK));

@@ -93,7 +93,7 @@ fn one_bad_copy_of_a_page_is_found_and_written_anew() {
         }
         found += 1;
         assert_eq!(volume.codes(), BTreeSet::from([Code::HomeCopy]));
-        assert_eq!(report.findings[0].device_offset, Some(at));
+        assert_eq!(report.findings[0].location.device_offset, Some(at));
         let report = volume.repaired("one copy");
         assert_eq!(
             report.repairs.iter().map(|r| (r.code, r.lost.is_some())).collect::<Vec<_>>(),
@@ -115,7 +115,7 @@ fn one_bad_slot_of_the_home_map_is_found_and_written_anew() {
             volume.spoil(offset + part);
             let report = volume.check();
             assert_eq!(volume.codes(), BTreeSet::from([Code::HomeMap]));
-            assert_eq!(report.findings[0].device_offset, Some(offset));
+            assert_eq!(report.findings[0].location.device_offset, Some(offset));
             assert_eq!(volume.snapshot(), before);
             let report = volume.repaired("a slot of the home map");
             assert_eq!(report.repairs.iter().map(|r| r.code).collect::<Vec<_>>(), [Code::HomeMap]);
@@ -244,7 +244,7 @@ fn a_copy_that_cannot_be_written_anew_is_damage_that_is_left() {
     let report =
         repair(&worn, FsckOptions { verify_data: true, ..FsckOptions::default() }, &env()).unwrap();
     assert_eq!(
-        report.findings.iter().map(|f| (f.code, f.device_offset)).collect::<Vec<_>>(),
+        report.findings.iter().map(|f| (f.code, f.location.device_offset)).collect::<Vec<_>>(),
         [(Code::HomeCopy, Some(copies[0]))]
     );
     assert!(!report.clean && report.repairs.is_empty(), "{:#?}", report.repairs);

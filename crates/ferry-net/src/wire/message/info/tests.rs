@@ -46,9 +46,9 @@ fn samples() -> Vec<Op> {
         Op::Stats {},
         Op::Lease { inodes: List(vec![1, 2, 3]) },
         Op::Numbers {},
-        Op::Credit { bytes: 1, inodes: 1 },
+        Op::Reserve { bytes: 1, inodes: 1 },
         Op::Walk {
-            dirs: List(vec![Place { parent: 1, name: name("a") }]),
+            dirs: List(vec![DirName { parent: 1, name: name("a") }]),
             purpose: Purpose::List {},
         },
         Op::Settled {},
@@ -79,12 +79,15 @@ fn samples() -> Vec<Op> {
         Op::Removexattr { ino: 1, name: name("a") },
         Op::Unlock { ino: 1, lock: LOCK },
         Op::Forget { inodes: List(vec![Forgotten { ino: 1, stamp: 1 }]) },
-        Op::Claim { inodes: List(vec![Claim { ino: 1, ticket: 1 }]) },
+        Op::Claim { inodes: List(vec![Claim { ino: 1, capability: 1 }]) },
         Op::Nothing {},
         Op::Reclaim { ino: 1, lock: LOCK },
-        Op::Numbered { numbers: Numbers { first: 1, count: 1, ticket: 1 }, made: List(vec![1]) },
-        Op::Redone {},
-        Op::Spare { bytes: 1, inodes: 1 },
+        Op::Numbered {
+            numbers: Numbers { first: 1, count: 1, capability: 1 },
+            made: List(vec![1]),
+        },
+        Op::Replayed {},
+        Op::Remaining { bytes: 1, inodes: 1 },
     ]
 }
 
@@ -145,7 +148,7 @@ const TABLE: [&str; 53] = [
     "Stats, request: behind-Inodes parks",
     "Lease, request: behind-Inodes Known[1, 2, 3] answer-768 shows",
     "Numbers, request: behind-Inodes",
-    "Credit, request: behind-Spare",
+    "Reserve, request: behind-Remaining",
     "Walk, request: behind-All Known[1] checks-Permission answer-262144 shows",
     "Settled, request: behind-Inodes",
     "Setattr, attributes: change Written[1] Metadata-Again early writable checks-Permission",
@@ -179,8 +182,8 @@ const TABLE: [&str; 53] = [
     "Nothing, change: change",
     "Reclaim, change: change Known[1] restores always-made",
     "Numbered, change: change restores",
-    "Redone, change: change restores",
-    "Spare, change: change not-awaited",
+    "Replayed, change: change restores",
+    "Remaining, change: change not-awaited",
 ];
 
 #[test]

@@ -1,0 +1,27 @@
+//! Owners of a volume in an object store, and a store that answers late, twice or never.
+//!
+//! Each owner is a thread, and one of them runs at a time: it hands the turn on at each request to
+//! the store. Time is virtual. So a run is a function of its seed ([`run`]).
+//!
+//! Each module uses those below it:
+//!
+//! ```text
+//! volume    a whole file system whose machine crashes at every request
+//! run       owners that write, flush, read, sleep, crash and take over
+//! history   what each owner wrote and was told, and what the next one may find
+//! executor  one owner's requests, in any order
+//! store     the objects, and what can go wrong with a request
+//! turns     whose turn it is; virtual time; what happens late
+//! ```
+
+mod executor;
+mod history;
+mod run;
+mod store;
+#[cfg(test)]
+mod tests;
+mod turns;
+mod volume;
+
+pub use run::{Outcome, Plan};
+pub use volume::{VolumePlan, VolumeTally};

@@ -1,0 +1,553 @@
+//! A run: owners that write, flush, read, sleep, crash and take the volume over.
+
+use super::executor::SimExecutor;
+use super::history::{BLOCKS, Change, History, Image};
+use super::store::{Faults, SimStore};
+use super::turns::{Crashed, Turns, World};
+use crate::device::SimRng;
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Io, LockHolder};
+use ferry_env::{Clock, Entropy, Env};
+use ferry_object::{
+    Claimant, Executor, Limits, Locks, ObjectDevice, ObjectError, Owner, VolumeOptions,
+};
+use parking_lot::Mutex;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// What a seed stands for.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    seed: u64,
+    owners: usize,
+    /// Lives of each owner: each ends with a crash, with a close, or when another one took over.
+    lives: u32,
+    /// Operations in a life, at most.
+    ops_max: u64,
+    limits: Limits,
+    window: u32,
+    faults: Faults,
+    /// How long an owner thinks between two operations, at most, in milliseconds.
+    think_max: u64,
+    /// Machines crash early and are back at once, and the store answers soon: many owners come
+    /// within one term.
+    hurried: bool,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What must not happen, and did.
+    pub violation: Option<String>,
+    /// Requests to the store.
+    pub requests: u64,
+    /// Machines that crashed, each at one of these requests.
+    pub crashes: u64,
+    /// Volumes that were opened.
+    pub opened: u64,
+    /// A number that depends on all that happened, in its order.
+    pub digest: u64,
+    /// What happened, if it was asked for.
+    pub trace: Vec<String>,
+}
+
+/// The locks of a machine on which one process runs: the one that asks.
+struct OneProcess;
+
+impl Locks for OneProcess {
+    fn hold(&self, _epoch: u64, _alone: bool) -> Result<Option<LockHolder>, ObjectError> {
+        Ok(None)
+    }
+    fn holder(&self, _epoch: u64) -> Result<Option<LockHolder>, ObjectError> {
+        Ok(None)
+    }
+}
+
+struct SimClock(Arc<Turns>);
+
+impl Clock for SimClock {
+    fn monotonic(&self) -> Duration {
+        self.0.world().now
+    }
+    fn wall(&self) -> Duration {
+        self.0.world().now + Duration::from_secs(1_800_000_000)
+    }
+}
+
+struct SimEntropy(Arc<Turns>);
+
+impl Entropy for SimEntropy {
+    fn next_u64(&self) -> u64 {
+        self.0.world().rng.next_u64()
+    }
+}
+
+struct Run {
+    plan: Plan,
+    turns: Arc<Turns>,
+    history: Mutex<History>,
+    /// The number of the last write.
+    writes: AtomicU64,
+    crashes: AtomicU64,
+    opened: AtomicU64,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    pub fn draw(seed: u64) -> Self {
+        let mut rng = SimRng::new(seed);
+        let rng = &mut rng;
+        let millis = |rng: &mut SimRng, choices: &[u64]| {
+            Duration::from_millis(choices[rng.index(choices.len())])
+        };
+        let limits = Limits {
+            seal_bytes: BLOCK_SIZE * (2 + rng.index(20)),
+            unsent_bytes_max: BLOCK_SIZE * (8 + rng.index(60)),
+            data_run_bytes_min: BLOCK_SIZE * (2 + rng.index(6)),
+            data_bytes_max: BLOCK_SIZE * (1 + rng.index(8)),
+            root_log_bytes: 1 << (13 + rng.below(6)),
+            root_log_objects: 2 + rng.below(20),
+            root_delay: millis(rng, &[0, 1000, 60_000]),
+            grace: millis(rng, &[2_000, 30_000, 600_000]),
+            term: Duration::from_secs(5),
+            holds_refused: true,
+        };
+        let hurried = rng.chance(1, 4);
+        let faults = Faults {
+            per_1000: if hurried { 0 } else { [0, 5, 30, 200][rng.index(4)] },
+            answer_max: if hurried { Duration::from_millis(2) } else { millis(rng, &[2, 50, 400]) },
+            sleep_one_in: [40, 300, 3000][rng.index(3)],
+            sleep_max: millis(rng, &[20_000, 3_600_000, 86_400_000]),
+            // A list lags for less than the grace: `newest_root` needs that.
+            list_lag: limits.grace * [0, 3, 9][rng.index(3)] / 10,
+        };
+        Self {
+            seed,
+            owners: if hurried { 3 } else { 1 + rng.index(3) },
+            lives: 1 + rng.below(4) as u32,
+            ops_max: 10 + rng.below(300),
+            limits,
+            window: [1, 2, 4, 64][rng.index(4)],
+            faults,
+            think_max: if hurried { 4_000 } else { [1, 100, 20_000, 900_000][rng.index(4)] },
+            hurried,
+        }
+    }
+
+    /// Runs it.
+    pub fn run(self, trace: bool) -> Outcome {
+        let owners = self.owners;
+        let turns = Arc::new(Turns::new(owners + 1, self.seed, trace));
+        let run = Arc::new(Run {
+            plan: self,
+            turns: Arc::clone(&turns),
+            history: Mutex::default(),
+            writes: AtomicU64::new(0),
+            crashes: AtomicU64::new(0),
+            opened: AtomicU64::new(0),
+        });
+        thread::scope(|scope| {
+            // The last one makes the volume, and looks at it when the others have ended.
+            for owner in 0..=owners {
+                let run = Arc::clone(&run);
+                let name = format!("owner-{owner}");
+                let body = move || run.owner(owner);
+                let started = thread::Builder::new().name(name).spawn_scoped(scope, body);
+                drop(started.expect("a thread can be started"));
+            }
+        });
+        let world = &mut *turns.world();
+        Outcome {
+            violation: world.violation.take(),
+            requests: world.requests,
+            crashes: run.crashes.load(Ordering::Relaxed),
+            opened: run.opened.load(Ordering::Relaxed),
+            digest: world.digest,
+            trace: world.trace.take().unwrap_or_default(),
+        }
+    }
+}
+
+impl Run {
+    fn world<T>(&self, look: impl FnOnce(&mut World) -> T) -> T {
+        look(&mut self.turns.world())
+    }
+
+    fn below(&self, bound: u64) -> u64 {
+        self.world(|world| world.rng.below(bound))
+    }
+
+    fn fail(&self, what: String) {
+        self.world(|world| world.fail(what));
+    }
+
+    fn check(&self, result: Result<(), String>) {
+        if let Err(what) = result {
+            self.fail(what);
+        }
+    }
+
+    /// A flush of so many changes ended with success.
+    fn flushed(&self, epoch: u64, count: usize) {
+        let allowed = self.history.lock().flushed(epoch, count);
+        self.check(allowed);
+    }
+
+    fn env(&self) -> Env {
+        Env {
+            clock: Arc::new(SimClock(Arc::clone(&self.turns))),
+            entropy: Arc::new(SimEntropy(Arc::clone(&self.turns))),
+        }
+    }
+
+    fn store(&self, owner: usize, faults: Faults) -> Arc<SimStore> {
+        Arc::new(SimStore { turns: Arc::clone(&self.turns), owner, faults })
+    }
+
+    fn quiet(&self) -> Faults {
+        Faults { per_1000: 0, sleep_one_in: u64::MAX, list_lag: Duration::ZERO, ..self.plan.faults }
+    }
+
+    /// All of an owner's lives.
+    fn owner(self: &Arc<Self>, owner: usize) {
+        self.turns.begin(owner);
+        let last = owner == self.plan.owners;
+        let lives = if last { 1 } else { self.plan.lives };
+        for life in 0..lives {
+            let executor = SimExecutor::new(&self.turns, owner);
+            let body = || match last {
+                true => self.make_and_look(owner, &executor),
+                false => self.live(owner, life, &executor),
+            };
+            match catch_unwind(AssertUnwindSafe(body)) {
+                Ok(_) => {}
+                Err(payload) if payload.is::<Crashed>() => {
+                    self.crashes.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(payload) => {
+                    let text = payload.downcast_ref::<String>().cloned();
+                    let text = text.or(payload.downcast_ref::<&str>().map(|&text| text.to_owned()));
+                    self.fail(format!("owner {owner} panics: {}", text.unwrap_or_default()));
+                }
+            }
+            executor.crash();
+            self.world(|world| {
+                world.crash_in[owner] = None;
+                world.sleep_in[owner] = None;
+                world.sleep_at_log[owner] = None;
+            });
+            if self.world(|world| world.violation.is_some()) {
+                break;
+            }
+        }
+        self.turns.end(owner);
+    }
+
+    /// Makes the volume; and when all others have ended, its contents are what they may be.
+    fn make_and_look(&self, owner: usize, executor: &Arc<SimExecutor>) {
+        let Plan { window, .. } = self.plan;
+        let options = VolumeOptions {
+            capacity: (BLOCKS * BLOCK_SIZE) as u64,
+            window,
+            boundary: (8 * BLOCK_SIZE as u64, 16 * BLOCK_SIZE as u64),
+        };
+        let store = self.store(owner, self.quiet());
+        let made = ObjectDevice::make(store, executor.clone(), &options, &self.env());
+        if let Err(error) = made {
+            self.fail(format!("the volume cannot be made: {error}"));
+        }
+        // Longer than all that the others may sleep.
+        executor.pause(Duration::from_secs(100 * 86_400));
+        let claimant = Claimant { take_over: true, ..Claimant::default() };
+        match ObjectDevice::open(
+            self.store(owner, self.quiet()),
+            executor.clone(),
+            &claimant,
+            self.plan.limits,
+            &self.env(),
+        ) {
+            Ok(device) => {
+                if self.look_at_all(owner, &device).is_none() {
+                    self.fail("the volume cannot be read at the end".into());
+                }
+            }
+            Err(error) => self.fail(format!("the volume cannot be opened at the end: {error}")),
+        }
+    }
+
+    /// One life of an owner.
+    fn live(self: &Arc<Self>, owner: usize, life: u32, executor: &Arc<SimExecutor>) {
+        let sleep_max_ms = self.plan.faults.sleep_max.as_millis() as u64;
+        if self.below(3) > 0 {
+            // Many crash while they open the volume.
+            let most = if self.plan.hurried { 90 } else { [60, 400][self.below(2) as usize] };
+            let crash_in = Some(self.below(most));
+            self.world(|world| world.crash_in[owner] = crash_in);
+        }
+        // Many sleep while they open the volume, as a paused machine does.
+        if self.below(2) == 0 {
+            let (turns, time) =
+                (self.below(120), Duration::from_millis(self.below(sleep_max_ms) + 1));
+            self.world(|world| match turns {
+                0..60 => world.sleep_in[owner] = Some((turns, time)),
+                // Before its first fence.
+                _ => world.sleep_at_log[owner] = Some(time),
+            });
+        }
+        // The volume is made first. Later a machine is back soon.
+        let back_ms = if self.plan.hurried { 200 } else { 3_000 };
+        let start = if life == 0 { 10_000 } else { self.below(back_ms) };
+        executor.pause(Duration::from_millis(start));
+        let (device, epoch) = loop {
+            let claimant = Claimant {
+                owner: Owner {
+                    host: format!("host-{owner}"),
+                    machine: format!("machine-{owner}"),
+                    pid: life,
+                    ..Owner::default()
+                },
+                take_over: self.below(3) > 0,
+                locks: (self.plan.hurried || self.below(2) > 0)
+                    .then(|| Arc::new(OneProcess) as Arc<dyn Locks>),
+            };
+            let opened = ObjectDevice::open(
+                self.store(owner, self.plan.faults),
+                executor.clone(),
+                &claimant,
+                self.plan.limits,
+                &self.env(),
+            );
+            match opened {
+                Ok(device) => {
+                    let epoch = device.stats().epoch;
+                    break (device, epoch);
+                }
+                Err(ObjectError::InUse { .. } | ObjectError::ClaimLost { .. }) => {}
+                // A list may lag for longer than an owner looks for a root.
+                Err(ObjectError::Damaged { what, .. }) if what.starts_with("no root") => {}
+                Err(error) => {
+                    self.fail(format!("owner {owner} cannot open the volume: {error}"));
+                }
+            }
+            let time = self.below(20_000);
+            executor.pause(Duration::from_millis(time));
+        };
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        self.world(|world| world.note(|| format!("owner {owner} serves, epoch {epoch}")));
+        let Some(image) = self.look_at_all(owner, &device) else { return };
+        let ended = Arc::default();
+        Life { run: self, owner, epoch, device, executor, image, begun: 0, ended }.work();
+    }
+
+    /// Reads the whole volume, and compares it with what may be there; `None`: another owner took
+    /// over.
+    fn look_at_all(&self, owner: usize, device: &Arc<ObjectDevice>) -> Option<Image> {
+        let epoch = device.stats().epoch;
+        {
+            let mut history = self.history.lock();
+            history.serves = history.serves.max(epoch);
+        }
+        let mut image = [0; BLOCKS];
+        let step = 1 + self.below(BLOCKS as u64) as usize;
+        for start in (0..BLOCKS).step_by(step) {
+            let count = step.min(BLOCKS - start);
+            image[start..start + count].copy_from_slice(&self.read(owner, device, start, count)?);
+        }
+        // A newer owner may have begun to write.
+        if self.history.lock().serves == epoch {
+            let found = self.history.lock().found(epoch, image);
+            let is_right = found.is_ok();
+            self.check(found);
+            is_right.then_some(image)
+        } else {
+            None
+        }
+    }
+
+    /// Reads blocks; `None`: another owner took over.
+    fn read(
+        &self,
+        owner: usize,
+        device: &Arc<ObjectDevice>,
+        start: usize,
+        count: usize,
+    ) -> Option<Vec<u64>> {
+        let epoch = device.stats().epoch;
+        let newest_before = self.history.lock().serves;
+        let mut buf = AlignedBuf::zeroed(count * BLOCK_SIZE);
+        match device.read((start * BLOCK_SIZE) as u64, &mut buf) {
+            Ok(()) if newest_before > epoch => {
+                let what = "reads after a newer owner has begun to serve";
+                self.fail(format!("owner {owner}, epoch {epoch}, {what} ({newest_before})"));
+                None
+            }
+            Ok(()) => Some(buf.chunks_exact(BLOCK_SIZE).map(value).collect()),
+            // Another owner is there, so objects may be deleted.
+            Err(_) if device.failure().is_some() || self.is_claimed_beyond(epoch) => None,
+            Err(error) => {
+                self.fail(format!("owner {owner}, epoch {epoch}, cannot read: {error}"));
+                None
+            }
+        }
+    }
+
+    fn is_claimed_beyond(&self, epoch: u64) -> bool {
+        self.world(|world| world.objects.has_claim_beyond(epoch))
+    }
+}
+
+/// The number of the write that a block holds.
+fn value(block: &[u8]) -> u64 {
+    let number = u64::from_le_bytes(block[..8].try_into().expect("eight bytes"));
+    assert!(
+        block.chunks_exact(8).all(|part| part == &block[..8]),
+        "a block has parts of several writes"
+    );
+    number
+}
+
+/// An owner at work.
+struct Life<'r> {
+    run: &'r Arc<Run>,
+    owner: usize,
+    epoch: u64,
+    device: Arc<ObjectDevice>,
+    executor: &'r Arc<SimExecutor>,
+    /// What it wrote, on what it found.
+    image: Image,
+    /// Changes that were begun, and how many of them ended: all of them in order.
+    begun: usize,
+    ended: Arc<AtomicUsize>,
+}
+
+impl Life<'_> {
+    fn work(&mut self) {
+        let run = self.run;
+        for _ in 0..run.below(run.plan.ops_max) + 1 {
+            match run.below(20) {
+                0..=8 => self.write(),
+                9..=11 => self.flush(),
+                12 => self.discard(),
+                13..=15 => self.read(),
+                16..=17 => self.device.tick(),
+                18 => {
+                    let time = Duration::from_millis(run.below(run.plan.think_max) + 1);
+                    self.executor.pause(time);
+                }
+                _ => self.run_some(),
+            }
+            if let Some(error) = self.device.failure() {
+                if !run.is_claimed_beyond(self.epoch) {
+                    let (owner, epoch) = (self.owner, self.epoch);
+                    run.fail(format!(
+                        "owner {owner}, epoch {epoch}, stops, and nobody claimed the volume: {error}"
+                    ));
+                }
+                return;
+            }
+        }
+        // Otherwise it ends as if its machine crashed.
+        if run.below(3) == 0 {
+            self.settle();
+            if self.device.close().is_ok() {
+                run.flushed(self.epoch, self.begun);
+            }
+        }
+    }
+
+    fn run_some(&self) {
+        for _ in 0..self.run.below(20) {
+            if !self.executor.run_one() {
+                break;
+            }
+        }
+    }
+
+    /// Waits until each change has ended.
+    fn settle(&self) {
+        while self.ended.load(Ordering::Relaxed) < self.begun {
+            self.executor.step();
+        }
+    }
+
+    /// Draws a change, and notes it.
+    fn change(&mut self, zeros: bool) -> Change {
+        let run = self.run;
+        let len = 1 + run.below(if run.below(3) == 0 { 12 } else { 3 }) as usize;
+        let start = run.below((BLOCKS - len + 1) as u64) as usize;
+        let values = (0..len).map(|_| match zeros {
+            true => 0,
+            false => run.writes.fetch_add(1, Ordering::Relaxed) + 1,
+        });
+        let change = Change { start, values: values.collect() };
+        change.apply(&mut self.image);
+        self.begun += 1;
+        run.history.lock().changes(self.epoch, change.clone());
+        change
+    }
+
+    fn write(&mut self) {
+        let change = self.change(false);
+        let mut buf = AlignedBuf::zeroed(change.values.len() * BLOCK_SIZE);
+        for (block, value) in buf.chunks_exact_mut(BLOCK_SIZE).zip(&change.values) {
+            block.chunks_exact_mut(8).for_each(|part| part.copy_from_slice(&value.to_le_bytes()));
+        }
+        let offset = (change.start * BLOCK_SIZE) as u64;
+        let ended = Arc::clone(&self.ended);
+        let done = Box::new(move |_| {
+            ended.fetch_add(1, Ordering::Relaxed);
+        });
+        self.device.submit(vec![Io::Write { offset, buf: Arc::new(buf), done }]);
+        if self.run.below(3) > 0 {
+            self.settle();
+        }
+    }
+
+    fn discard(&mut self) {
+        self.settle();
+        let change = self.change(true);
+        let len = (change.values.len() * BLOCK_SIZE) as u64;
+        drop(self.device.discard((change.start * BLOCK_SIZE) as u64, len));
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Flushes. The owner waits for the end, or goes on meanwhile.
+    fn flush(&mut self) {
+        let count = self.ended.load(Ordering::Relaxed);
+        let (run, epoch, ended) =
+            (Arc::clone(self.run), self.epoch, Arc::new(AtomicBool::new(false)));
+        let noted = Arc::clone(&ended);
+        let done = Box::new(move |result: io::Result<()>| {
+            noted.store(true, Ordering::Relaxed);
+            if result.is_ok() {
+                run.flushed(epoch, count);
+            }
+        });
+        self.device.submit(vec![Io::Flush { done }]);
+        if self.run.below(2) == 0 {
+            while !ended.load(Ordering::Relaxed) {
+                self.executor.step();
+            }
+        }
+    }
+
+    /// Reads some blocks: they hold what was written.
+    fn read(&mut self) {
+        self.settle();
+        let run = self.run;
+        let start = run.below(BLOCKS as u64) as usize;
+        let count = 1 + run.below((BLOCKS - start) as u64) as usize;
+        let expected = self.image[start..start + count].to_vec();
+        if let Some(found) = run.read(self.owner, &self.device, start, count)
+            && found != expected
+        {
+            let (owner, epoch) = (self.owner, self.epoch);
+            run.fail(format!(
+                "owner {owner}, epoch {epoch}: blocks from {start} on hold {found:?} and not {expected:?}"
+            ));
+        }
+    }
+}

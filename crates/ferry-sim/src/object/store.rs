@@ -1,0 +1,242 @@
+//! The simulated store.
+
+use super::turns::{Turns, World};
+use ferry_object::{ObjectError, Store};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A change of the store.
+#[derive(Clone)]
+pub(super) enum Effect {
+    /// Makes an object, if there is none of this name.
+    Create(String, Arc<Vec<u8>>),
+    /// Makes an object.
+    Put(String, Arc<Vec<u8>>),
+    Delete(String),
+}
+
+impl Effect {
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Create(name, _) | Self::Put(name, _) | Self::Delete(name) => name,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Object {
+    bytes: Option<Arc<Vec<u8>>>,
+    /// When it was created or deleted the last time: a list may not know of that yet.
+    changed: Duration,
+}
+
+/// The objects.
+#[derive(Default)]
+pub(super) struct Objects {
+    objects: BTreeMap<String, Object>,
+}
+
+impl Objects {
+    pub fn apply(&mut self, effect: &Effect, now: Duration) -> Result<(), ObjectError> {
+        let object = self.objects.entry(effect.name().to_owned()).or_default();
+        match effect {
+            Effect::Create(name, _) if object.bytes.is_some() => {
+                return Err(ObjectError::Exists(name.clone()));
+            }
+            Effect::Create(_, bytes) | Effect::Put(_, bytes) => {
+                if object.bytes.replace(Arc::clone(bytes)).is_some() {
+                    return Ok(());
+                }
+            }
+            Effect::Delete(_) => {
+                if object.bytes.take().is_none() {
+                    return Ok(());
+                }
+            }
+        }
+        object.changed = now;
+        Ok(())
+    }
+
+    /// Whether an epoch after this one was claimed.
+    pub fn has_claim_beyond(&self, epoch: u64) -> bool {
+        let claims = self.objects.range(format!("e/{:016x}", epoch + 1)..);
+        claims
+            .take_while(|(name, _)| name.starts_with("e/"))
+            .any(|(_, claim)| claim.bytes.is_some())
+    }
+
+    /// The bytes of an object, or those of `range`.
+    pub fn read(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
+        let bytes = self.objects.get(name).and_then(|object| object.bytes.as_ref());
+        let bytes = bytes.ok_or_else(|| ObjectError::NotFound(name.to_owned()))?;
+        let len = bytes.len() as u64;
+        let range = range.unwrap_or(0..len);
+        let (start, end) = (range.start.min(len), range.end.min(len));
+        Ok(bytes[start as usize..end.max(start) as usize].to_vec())
+    }
+
+    /// Names that begin with `prefix`. Where `lags` says so of the time of a name's last change, the
+    /// list tells how it was before.
+    pub fn names(&self, prefix: &str, mut lags: impl FnMut(Duration) -> bool) -> Vec<String> {
+        let found = self.objects.range(prefix.to_owned()..);
+        let found = found.take_while(|(name, _)| name.starts_with(prefix));
+        let found = found.filter(|(_, object)| object.bytes.is_some() != lags(object.changed));
+        found.map(|(name, _)| name.clone()).collect()
+    }
+}
+
+/// How often what goes wrong.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Faults {
+    /// Of 1,000 requests so many are not answered with what they did.
+    pub per_1000: u64,
+    /// The longest time that an answer takes, but for few.
+    pub answer_max: Duration,
+    /// An owner sleeps after one of so many requests.
+    pub sleep_one_in: u64,
+    /// How long it sleeps, at most.
+    pub sleep_max: Duration,
+    /// How long a list may lag.
+    pub list_lag: Duration,
+}
+
+/// The store as one owner reaches it.
+pub(super) struct SimStore {
+    pub turns: Arc<Turns>,
+    pub owner: usize,
+    pub faults: Faults,
+}
+
+enum Fault {
+    None,
+    Slept(Duration),
+    NotDone,
+    AnswerLost,
+    DoneLate(Duration),
+    DoneTwice(Duration),
+}
+
+impl SimStore {
+    fn draw(&self, world: &mut World) -> Fault {
+        let faults = &self.faults;
+        if world.rng.below(faults.sleep_one_in) == 0 {
+            let most = faults.sleep_max.as_millis() as u64;
+            return Fault::Slept(Duration::from_millis(world.rng.below(most) + 1));
+        }
+        if world.rng.below(1000) >= faults.per_1000 {
+            return Fault::None;
+        }
+        let late = match world.rng.below(3) {
+            0 => world.rng.below(100),
+            1 => world.rng.below(20_000),
+            _ => world.rng.below(3_600_000),
+        };
+        let late = Duration::from_millis(late);
+        match world.rng.below(4) {
+            0 => Fault::NotDone,
+            1 => Fault::AnswerLost,
+            2 => Fault::DoneLate(late),
+            _ => Fault::DoneTwice(late),
+        }
+    }
+
+    fn way(&self) -> Duration {
+        let most = self.faults.answer_max.as_micros() as u64;
+        Duration::from_micros(self.turns.world().rng.below(most) + 1)
+    }
+
+    /// A request: it travels, it is carried out or not, and the answer travels.
+    fn request<T>(
+        &self,
+        name: &str,
+        effect: Option<&Effect>,
+        answer: impl Fn(&mut World) -> Result<T, ObjectError>,
+    ) -> Result<T, ObjectError> {
+        self.turns.pass(self.owner, self.way());
+        let owner = self.owner;
+        let (result, fault) = {
+            let world = &mut *self.turns.world();
+            world.requests += 1;
+            let fault = self.draw(world);
+            let lost = || Err(ObjectError::Unavailable("simulated".into()));
+            let result = match &fault {
+                Fault::None | Fault::Slept(_) => answer(world),
+                Fault::NotDone => lost(),
+                Fault::AnswerLost => {
+                    drop(answer(world));
+                    lost()
+                }
+                Fault::DoneLate(time) => {
+                    effect.into_iter().for_each(|effect| world.happen_after(*time, effect.clone()));
+                    lost()
+                }
+                Fault::DoneTwice(time) => {
+                    effect.into_iter().for_each(|effect| world.happen_after(*time, effect.clone()));
+                    answer(world)
+                }
+            };
+            let what = match effect {
+                None => "get",
+                Some(Effect::Create(..)) => "create",
+                Some(Effect::Put(..)) => "put",
+                Some(Effect::Delete(_)) => "delete",
+            };
+            let said = match &result {
+                Ok(_) => "done".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            world.mix(&[name, what, &said]);
+            world.note(|| format!("owner {owner}: {what} {name}: {said}"));
+            (result, fault)
+        };
+        let back = match fault {
+            Fault::Slept(time) => {
+                self.turns.world().note(|| format!("owner {owner} sleeps {} s", time.as_secs()));
+                time
+            }
+            _ => self.way(),
+        };
+        self.turns.pass(self.owner, back);
+        result
+    }
+
+    fn change(&self, effect: &Effect) -> Result<(), ObjectError> {
+        self.request(effect.name(), Some(effect), |world| {
+            let now = world.now;
+            world.objects.apply(effect, now)
+        })
+    }
+}
+
+impl Store for SimStore {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
+        self.request(name, None, |world| world.objects.read(name, range.clone()))
+    }
+
+    fn create(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        if name.starts_with("w/") {
+            let sleep = self.turns.world().sleep_at_log[self.owner].take();
+            sleep.into_iter().for_each(|time| self.turns.pass(self.owner, time));
+        }
+        self.change(&Effect::Create(name.to_owned(), Arc::new(bytes.to_vec())))
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        self.change(&Effect::Put(name.to_owned(), Arc::new(bytes.to_vec())))
+    }
+
+    fn delete(&self, name: &str) -> Result<(), ObjectError> {
+        self.change(&Effect::Delete(name.to_owned()))
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
+        let lag = self.faults.list_lag;
+        self.request(prefix, None, |world| {
+            let World { now, rng, objects, .. } = world;
+            Ok(objects.names(prefix, |changed| *now < changed + lag && rng.below(2) == 0))
+        })
+    }
+}

@@ -1,0 +1,102 @@
+//! Owners of a volume in a simulated object store.
+//!
+//! A run of its own: `OBJECT_SECONDS=600 OBJECT_SEED=1 cargo test --release -p ferry-sim --lib
+//! object::tests::for_so_many_seconds -- --ignored --nocapture`. A failure prints its seed and all
+//! that happened.
+
+use super::{Plan, VolumePlan};
+use ferry_env::Env;
+use ferry_env::planted::{Bug, plant};
+
+/// Seeds in which each bug is looked for, at most.
+const PLANTED_SEEDS: u64 = 4000;
+
+#[derive(Default)]
+struct Sum {
+    requests: u64,
+    crashes: u64,
+    opened: u64,
+}
+
+/// Runs a seed: nothing that was flushed is lost, and no owner reads what a newer one has changed.
+fn run(seed: u64, sum: &mut Sum) {
+    let outcome = Plan::draw(seed).run(false);
+    if let Some(violation) = outcome.violation {
+        let again = Plan::draw(seed).run(true);
+        panic!("seed {seed}: {violation}\n{}", again.trace.join("\n"));
+    }
+    sum.requests += outcome.requests;
+    sum.crashes += outcome.crashes;
+    sum.opened += outcome.opened;
+}
+
+#[test]
+fn one_seed_is_one_run() {
+    let _planted = plant(Bug::None);
+    for seed in 0..20 {
+        let (first, second) = (Plan::draw(seed).run(false), Plan::draw(seed).run(true));
+        assert_eq!((first.digest, first.requests), (second.digest, second.requests), "seed {seed}");
+    }
+}
+
+#[test]
+fn nothing_flushed_is_lost_whatever_owners_and_store_do() {
+    let _planted = plant(Bug::None);
+    let mut sum = Sum::default();
+    (0..1000).for_each(|seed| run(seed, &mut sum));
+    assert!(sum.crashes > 1000 && sum.opened > sum.crashes, "{} crashes", sum.crashes);
+}
+
+#[test]
+#[ignore = "runs for as long as it is told"]
+fn for_so_many_seconds() {
+    let number = |name: &str, default| {
+        std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
+    };
+    let (seconds, first) = (number("OBJECT_SECONDS", 60), number("OBJECT_SEED", 1000));
+    let _planted = plant(Bug::None);
+    let clock = Env::real().clock;
+    let begun = clock.monotonic();
+    let (mut seed, mut sum) = (first, Sum::default());
+    while (clock.monotonic() - begun).as_secs() < seconds {
+        run(seed, &mut sum);
+        seed += 1;
+    }
+    let Sum { requests, crashes, opened } = sum;
+    println!("{} seeds: {requests} requests, {crashes} crashes, {opened} openings", seed - first);
+}
+
+#[test]
+fn each_planted_bug_of_an_owner_is_found() {
+    let bugs = [
+        Bug::FlushBeforeGap,
+        Bug::LogBeforeData,
+        Bug::InstalledInAnyOrder,
+        Bug::ReadsAfterTerm,
+        Bug::SkippedTerm,
+        Bug::NoTakeoverRoot,
+        Bug::DeletedFence,
+    ];
+    for bug in bugs {
+        let planted = plant(bug);
+        let found = (0..PLANTED_SEEDS)
+            .find_map(|seed| Some((seed, Plan::draw(seed).run(false).violation?)));
+        drop(planted);
+        let (seed, violation) = found.unwrap_or_else(|| panic!("{bug:?} is not found"));
+        println!("{bug:?}: seed {seed}: {violation}");
+    }
+}
+
+#[test]
+fn a_file_system_survives_a_crash_at_each_request_to_the_store() {
+    let _planted = plant(Bug::None);
+    let (mut points, mut deletes) = (0, 0);
+    for seed in 0..12 {
+        let plan = VolumePlan { seed, ops: 150, points_max: 60 };
+        let tally = plan.run().unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        points += tally.points;
+        deletes += tally.deletes;
+    }
+    println!("{points} crash points, {deletes} deletions");
+    assert!(points > 400 && deletes > 0);
+}

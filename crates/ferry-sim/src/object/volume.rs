@@ -1,0 +1,220 @@
+//! A whole file system on a volume in an object store. Its machine crashes at every request that
+//! changes the store: what is there then is opened by the next owner, checked, and compared with
+//! what the model allows.
+
+use super::store::{Effect, Objects};
+use crate::crash::{Life, Traced};
+use crate::device::{SimClock, SimRng, sim_env};
+use crate::generator::Generator;
+use crate::history::History;
+use crate::model::Model;
+use crate::overlap::Step;
+use crate::plan::{Failure, Plan, Tally};
+use crate::world::{Opening, World};
+use ferry_device::BlockDevice;
+use ferry_env::Env;
+use ferry_fs::volume::{MkfsOptions, mkfs};
+use ferry_object::{
+    Claimant, Executor, Job, Limits, ObjectDevice, ObjectError, Store, VolumeOptions,
+};
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Operations on the file system between two ticks of the device.
+const OPS_PER_TICK: usize = 8;
+/// Simulated time between two operations.
+const OP_TIME: Duration = Duration::from_secs(3);
+
+/// A run that follows from a seed.
+#[derive(Clone, Debug)]
+pub struct VolumePlan {
+    /// The seed.
+    pub seed: u64,
+    /// Operations on the file system.
+    pub ops: usize,
+    /// Crash points, at most.
+    pub points_max: usize,
+}
+
+/// What a run did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VolumeTally {
+    /// Requests that changed the store.
+    pub changes: usize,
+    /// Points at which the machine crashed.
+    pub points: usize,
+    /// Objects that were deleted.
+    pub deletes: u64,
+}
+
+/// A store that notes each change, so that it can be had as it was after any of them.
+#[derive(Default)]
+struct NotedStore {
+    objects: Mutex<Objects>,
+    changes: Mutex<Vec<Effect>>,
+}
+
+impl NotedStore {
+    /// A store as this one was after so many changes.
+    fn after(&self, changes: usize) -> Self {
+        let mut objects = Objects::default();
+        for change in &self.changes.lock()[..changes] {
+            drop(objects.apply(change, Duration::ZERO));
+        }
+        Self { objects: Mutex::new(objects), changes: Mutex::default() }
+    }
+
+    fn change(&self, effect: Effect) -> Result<(), ObjectError> {
+        self.objects.lock().apply(&effect, Duration::ZERO)?;
+        self.changes.lock().push(effect);
+        Ok(())
+    }
+}
+
+impl Store for NotedStore {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
+        self.objects.lock().read(name, range)
+    }
+
+    fn create(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        self.change(Effect::Create(name.to_owned(), Arc::new(bytes.to_vec())))
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        self.change(Effect::Put(name.to_owned(), Arc::new(bytes.to_vec())))
+    }
+
+    fn delete(&self, name: &str) -> Result<(), ObjectError> {
+        self.change(Effect::Delete(name.to_owned()))
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
+        Ok(self.objects.lock().names(prefix, |_| false))
+    }
+}
+
+impl Traced for NotedStore {
+    fn trace_len(&self) -> usize {
+        self.changes.lock().len()
+    }
+}
+
+/// Runs each job at once.
+struct InlineExecutor(Arc<SimClock>);
+
+impl Executor for InlineExecutor {
+    fn start(&self, job: Job) {
+        (job.run)()();
+    }
+
+    fn step(&self) -> bool {
+        false
+    }
+
+    fn pause(&self, time: Duration) {
+        self.0.advance(time);
+    }
+}
+
+/// Small enough that roots, deletions and data objects come all the time.
+fn limits() -> Limits {
+    Limits {
+        seal_bytes: 256 << 10,
+        unsent_bytes_max: 512 << 10,
+        data_run_bytes_min: 16 << 10,
+        data_bytes_max: 64 << 10,
+        root_log_bytes: 1 << 20,
+        root_log_objects: 12,
+        root_delay: Duration::from_secs(20),
+        grace: Duration::from_secs(60),
+        term: Duration::from_secs(5),
+        holds_refused: true,
+    }
+}
+
+/// A device that an owner has opened, and the handle that moves its time.
+struct Owner {
+    device: Arc<ObjectDevice>,
+    clock: Arc<SimClock>,
+    env: Env,
+}
+
+impl VolumePlan {
+    fn fail<T>(stage: impl Into<String>, what: impl Into<String>) -> Result<T, Failure> {
+        Err(Failure { life: 0, stage: stage.into(), what: what.into() })
+    }
+
+    fn owner(&self, store: &Arc<NotedStore>, stage: &str, seed: u64) -> Result<Owner, Failure> {
+        let (env, clock) = sim_env(seed);
+        let executor = Arc::new(InlineExecutor(Arc::clone(&clock)));
+        let claimant = Claimant { take_over: true, ..Claimant::default() };
+        match ObjectDevice::open(store.clone(), executor, &claimant, limits(), &env) {
+            Ok(device) => Ok(Owner { device, clock, env }),
+            Err(error) => Self::fail(stage, format!("the volume cannot be opened: {error}")),
+        }
+    }
+
+    /// Runs it, and crashes it.
+    pub fn run(&self) -> Result<VolumeTally, Failure> {
+        let plan = Plan { fault: None, ..Plan::fifty(self.seed) };
+        let mut rng = SimRng::new(self.seed);
+        let store = Arc::new(NotedStore::default());
+        let (env, clock) = sim_env(rng.next_u64());
+        let executor = Arc::new(InlineExecutor(clock));
+        let options =
+            VolumeOptions { capacity: plan.volume_bytes, window: 4, boundary: (0, 1 << 20) };
+        ObjectDevice::make(store.clone(), executor, &options, &env)
+            .or_else(|error| Self::fail("make", error.to_string()))?;
+        let owner = self.owner(&store, "the first opening", rng.next_u64())?;
+        let device: Arc<dyn BlockDevice> = owner.device.clone();
+        let volume = MkfsOptions { log_size: Some(plan.log_bytes), ..MkfsOptions::default() };
+        mkfs(&device, &volume, &owner.env)
+            .or_else(|error| Self::fail("mkfs", error.to_string()))?;
+        let made = store.trace_len();
+
+        let mut tally = Tally::default();
+        let mut life = Life::new(&plan, 0, HashSet::new(), &mut tally);
+        let mut model = Model::empty();
+        let mut history = History::new(&model);
+        let opening = |seed, time| Opening { seed, cache_bytes: 1 << 20, time, flush: None };
+        let mut world = World::open(&owner.device, opening(rng.next_u64(), Duration::ZERO))
+            .or_else(|what| Self::fail("mount", what))?;
+        life.note_times(&world, &mut history, &model, model.tree().keys())?;
+        let ops = Generator::new(Model::empty()).draw(&mut rng, self.ops);
+        for (n, op) in ops.iter().enumerate() {
+            owner.clock.advance(OP_TIME);
+            if n % OPS_PER_TICK == 0 {
+                owner.device.tick();
+            }
+            let step = life.step(&mut world, &mut history, &mut model, op, n, &*store);
+            match step.or_else(|what| Self::fail(format!("operation {n}: {op}"), what))? {
+                Step::Done => {}
+                Step::DeviceFailed => break,
+            }
+        }
+        let deletes = owner.device.stats().deletes;
+        drop(world);
+
+        let changes = store.trace_len();
+        let mut points: Vec<usize> = (made..=changes).collect();
+        while points.len() > self.points_max {
+            points.swap_remove(rng.index(points.len()));
+        }
+        for point in &points {
+            let stage = format!("crash at {point} of {changes}");
+            let copy = Arc::new(store.after(*point));
+            let next = self.owner(&copy, &stage, rng.next_u64())?;
+            life.check(&next.device, &stage, false)?;
+            let time = Duration::from_secs(100_000);
+            let world = World::open(&next.device, opening(rng.next_u64(), time))
+                .or_else(|what| Self::fail(&*stage, what))?;
+            let found = world.observe();
+            let found = found.or_else(|trouble| Self::fail(&*stage, format!("{trouble:?}")))?;
+            history.explain(*point, &found).or_else(|what| Self::fail(&*stage, what))?;
+        }
+        Ok(VolumeTally { changes: changes - made, points: points.len(), deletes })
+    }
+}

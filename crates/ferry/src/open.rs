@@ -1,0 +1,275 @@
+//! Opens volumes, wherever they lie, once nobody else has them open.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferry_device::{
+    BlockDevice, ComponentHeader, CompositeError, CompositeVolume, DeviceError, FileDevice,
+    OpenMode,
+};
+use ferry_env::Env;
+use ferry_object::{ObjectDevice, ObjectError, Opening, open_volume};
+
+use crate::error::CliError;
+use crate::holder::{Holder, LOOK_AGAIN};
+use crate::location::Location;
+use crate::waiting::pause;
+use crate::{clients, mounts, socket};
+
+/// How often a volume that a process reads is checked again.
+const READER_LOOKS: u32 = 20;
+/// How long a daemon whose mount is gone may take to close its volume before the volume counts as
+/// in use.
+const CLOSING: Duration = Duration::from_secs(30);
+/// The same for a server, which usually keeps running.
+const STOPPING: Duration = Duration::from_secs(3);
+
+/// What a volume is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// To be read.
+    Read,
+    /// To be changed.
+    Write,
+    /// To be changed; one in a store is taken from an owner that may be alive.
+    TakeOver,
+}
+
+impl How {
+    /// For a command that takes a volume over if asked to. Nothing is taken over to be read.
+    pub fn new(volume: &Location, read_only: bool, take_over: bool) -> Result<Self, CliError> {
+        match (volume, read_only, take_over) {
+            (_, true, false) => Ok(Self::Read),
+            (_, false, false) => Ok(Self::Write),
+            (Location::Store(_), false, true) => Ok(Self::TakeOver),
+            (Location::Store(_), true, true) => Err(CliError::Usage(
+                "--take-over: a volume that is only read is not taken over: mount it once without ro".into(),
+            )),
+            _ => Err(CliError::Usage(format!(
+                "{volume}: --take-over is for volumes in a store (dir://)"
+            ))),
+        }
+    }
+
+    fn mode(self) -> OpenMode {
+        if self == Self::Read { OpenMode::ReadOnly } else { OpenMode::ReadWrite }
+    }
+
+    fn opening(self) -> Opening {
+        match self {
+            Self::Read => Opening::Read,
+            _ => Opening::Own { take_over: self == Self::TakeOver },
+        }
+    }
+}
+
+/// A volume that this process has open. One in a store is closed when this is dropped, if
+/// [`Opened::close`] did not do it.
+pub struct Opened {
+    /// Where its bytes are.
+    pub device: Arc<dyn BlockDevice>,
+    store: Option<Arc<ObjectDevice>>,
+}
+
+impl Opened {
+    /// Of a device in a store.
+    pub fn in_store(device: Arc<ObjectDevice>) -> Self {
+        Self { device: device.clone(), store: Some(device) }
+    }
+
+    /// Says in the store that nobody has the volume open any more. The device must not be used
+    /// afterwards.
+    pub fn close(mut self) -> Result<(), ObjectError> {
+        self.store.take().map_or(Ok(()), |store| store.close())
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // A device that has failed has said so.
+        if let Some(store) = self.store.take().filter(|store| store.failure().is_none())
+            && let Err(error) = store.close()
+        {
+            tracing::warn!(%error, "the volume is not marked as closed in its store");
+        }
+    }
+}
+
+/// Why a volume could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// It is on a device of this machine.
+    #[error(transparent)]
+    Device(#[from] CompositeError),
+    /// It is in a store.
+    #[error(transparent)]
+    Store(#[from] ObjectError),
+    /// A server has it.
+    #[error("that is for the machine that has the volume")]
+    Served,
+}
+
+impl OpenError {
+    /// If a process of this machine has the volume open: whether it may write.
+    fn user_writes(&self) -> Option<bool> {
+        match self {
+            Self::Device(CompositeError::Device(DeviceError::InUse { writing, .. })) => {
+                Some(*writing)
+            }
+            Self::Store(ObjectError::Locked(holder)) => Some(holder.writing),
+            Self::Store(ObjectError::InUse { pid: Some(_), .. }) => Some(true),
+            _ => None,
+        }
+    }
+}
+
+/// Opens a volume. One whose mount is gone but whose daemon still writes back (umount(8) does not
+/// wait for that) is waited for; one that is mounted is refused at once.
+pub fn open_when_free(volume: &Location, how: How, env: &Env) -> Result<Opened, OpenError> {
+    when_free(volume, || open(volume, how, env))
+}
+
+/// The same for a volume that must be of several components.
+pub fn open_composite_when_free(volume: &Path, env: &Env) -> Result<CompositeVolume, OpenError> {
+    let open = || Ok(CompositeVolume::open(volume, OpenMode::ReadWrite, env)?);
+    when_free(&Location::from(volume), open)
+}
+
+fn when_free<T>(
+    volume: &Location,
+    open: impl Fn() -> Result<T, OpenError>,
+) -> Result<T, OpenError> {
+    // A writer or a reader has it open.
+    let in_use = |opened: &Result<T, OpenError>| opened.as_ref().err()?.user_writes();
+    let mut opened = open();
+    if in_use(&opened).is_none() || mounted(volume) {
+        return opened;
+    }
+    // The lock does not name readers. The reader may be about to end: the daemon of a read-only
+    // mount that umount(8) has ended.
+    for _ in 0..READER_LOOKS {
+        if in_use(&opened) != Some(false) {
+            break;
+        }
+        pause(LOOK_AGAIN);
+        opened = open();
+    }
+    if in_use(&opened) != Some(true) {
+        return opened;
+    }
+    let holder = Holder::of(volume);
+    if let Some(holder) = &holder {
+        eprintln!(
+            "ferry: {volume}: waits for process {}, which still has it open; Ctrl-C gives up",
+            holder.pid
+        );
+    }
+    if let Some(holder) = holder
+        && let Err(error) = holder.wait(if is_served(holder.pid) { STOPPING } else { CLOSING })
+    {
+        tracing::debug!(%error, "waiting for the last user of a volume");
+    }
+    open()
+}
+
+fn open(volume: &Location, how: How, env: &Env) -> Result<Opened, OpenError> {
+    let path = match volume {
+        Location::Path(path) => path,
+        Location::Store(url) => return Ok(Opened::in_store(open_volume(url, how.opening(), env)?)),
+        Location::Server(_) => return Err(OpenError::Served),
+    };
+    let device: Arc<dyn BlockDevice> = if CompositeVolume::is_at(path) {
+        Arc::new(CompositeVolume::open(path, how.mode(), env)?)
+    } else {
+        let device = FileDevice::open(path, how.mode(), env).map_err(CompositeError::from)?;
+        // Opening the volume reports any other read error better.
+        if matches!(ComponentHeader::read(&device), Ok(Some(_))) {
+            return Err(CompositeError::OneComponent(path.clone()).into());
+        }
+        Arc::new(device)
+    };
+    Ok(Opened { device, store: None })
+}
+
+/// The message for a volume that could not be opened: which process has it, and where it is
+/// mounted; or what is wrong, and what to do.
+pub fn explain(volume: &Location, error: &OpenError) -> CliError {
+    CliError::Failed(match error {
+        OpenError::Device(CompositeError::Device(DeviceError::InUse {
+            writing: true,
+            pid,
+            ..
+        })) => format!("{error}{}", until_when(volume, *pid)),
+        OpenError::Device(error) => error.to_string(),
+        OpenError::Store(error) => explain_store(volume, error),
+        OpenError::Served => volume.not_served().to_string(),
+    })
+}
+
+/// What has to happen before a volume can be opened that a process of this machine has open.
+fn until_when(volume: &Location, pid: u32) -> String {
+    match mounts::find(volume) {
+        Ok(Some(mount)) if mount.is_ferry() => {
+            format!(", mounted on {}: unmount it first", mount.target.display())
+        }
+        _ if is_served(pid) => ", `ferry serve`: stop that first".into(),
+        _ => ": wait until that has ended".into(),
+    }
+}
+
+fn explain_store(volume: &Location, error: &ObjectError) -> String {
+    match error {
+        ObjectError::NoStore(_) => format!(
+            "{error}: make it, or mount the disk that it is on; `ferry mkfs {volume}` makes a volume where its parent exists"
+        ),
+        ObjectError::Foreign(_) => format!("{error}, and is left alone: choose an empty directory"),
+        ObjectError::NoVolume => {
+            format!("{volume}: there is no FerryFS volume here; `ferry mkfs {volume}` makes one")
+        }
+        ObjectError::VolumeExists => format!(
+            "{volume}: there is a FerryFS volume here already, which is left alone: mount it, or choose another place"
+        ),
+        ObjectError::InUse { owner, since, pid } => {
+            let alive = pid.map_or_else(
+                || ": unmount it there. If that machine is dead or cannot be reached".into(),
+                |pid| format!("{}. If it hangs", until_when(volume, pid)),
+            );
+            format!(
+                "{volume}: in use by {owner}, since {since}{alive}, `ferry mount --take-over` (or `ferry serve --take-over`) takes the volume \
+                 from it: it can write nothing more, and what it has not synced is lost"
+            )
+        }
+        ObjectError::Locked(holder) => {
+            format!("{volume}: in use by process {}{}", holder.pid, until_when(volume, holder.pid))
+        }
+        ObjectError::ClaimLost { .. } => {
+            format!(
+                "{volume}: another process opens it at this moment: look who has it, then try again"
+            )
+        }
+        ObjectError::NotFound(name) => format!(
+            "{volume}: the object {name} is missing: the store has lost it, or somebody removed it. Bring it back, or a backup of the whole store"
+        ),
+        ObjectError::Damaged { .. } => format!(
+            "{volume}: {error}. Bring that object back from a backup, or the whole store; a store must be copied as a whole"
+        ),
+        ObjectError::Version { .. } => {
+            format!("{volume}: {error}: use the version of FerryFS that wrote it, or a newer one")
+        }
+        _ => format!("{volume}: {error}"),
+    }
+}
+
+/// Whether that process is a server.
+fn is_served(pid: u32) -> bool {
+    socket::names(clients::PREFIX)
+        .is_ok_and(|names| names.contains(&format!("{}{pid}", clients::PREFIX)))
+}
+
+/// Whether this process sees a mount of it. If the table of mounts cannot be read, the answer is
+/// yes.
+pub fn mounted(volume: &Location) -> bool {
+    let Ok(source) = volume.resolved() else { return false };
+    mounts::list().map_or(true, |all| all.iter().any(|m| m.is_ferry() && m.source == source))
+}

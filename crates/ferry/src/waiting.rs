@@ -1,0 +1,57 @@
+//! What commands that take long have in common: a progress bar, a pause, and the end by a signal.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ferry_env::Env;
+use indicatif::{ProgressBar, ProgressStyle};
+use rustix::event::{Timespec, poll};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::error::CliError;
+
+/// The longest pause; then the caller looks again.
+pub const PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// A progress bar in this form; hidden if stderr is no terminal.
+pub fn progress_bar(template: &str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(template);
+    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// A flag that SIGINT (Ctrl-C) and SIGTERM set.
+pub fn stop_on_signals() -> Result<Arc<AtomicBool>, CliError> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone())
+            .map_err(|e| CliError::Failed(format!("cannot handle signals: {e}")))?;
+    }
+    Ok(stop)
+}
+
+/// Waits for the given time, at most [`PAUSE_MAX`], or until a signal arrives.
+pub fn pause(time: Duration) {
+    let time = Timespec { tv_sec: 0, tv_nsec: i64::from(time.min(PAUSE_MAX).subsec_nanos()) };
+    // It watches no descriptor: it ends with the time or with a signal, and both are fine.
+    let _ = poll(&mut [], Some(&time));
+}
+
+/// Waits for the given time, until a signal has set `stop`: then the answer is `false`.
+pub fn wait(time: Duration, stop: &AtomicBool) -> bool {
+    let clock = Env::real().clock;
+    let until = clock.monotonic() + time;
+    loop {
+        let left = until.saturating_sub(clock.monotonic());
+        if stop.load(Ordering::Relaxed) || left.is_zero() {
+            return !stop.load(Ordering::Relaxed);
+        }
+        // A signal may arrive between the check of the flag and the pause: it is noticed after the
+        // pause.
+        pause(left);
+    }
+}

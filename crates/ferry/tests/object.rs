@@ -1,0 +1,362 @@
+//! Volumes in a store that is a directory: made, mounted, killed, taken over, refused (these need
+//! root and /dev/fuse).
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const FERRY: &str = env!("CARGO_BIN_EXE_ferry");
+
+/// A store and two mount points, which no mount outlives.
+struct Store(TempDir);
+
+impl Store {
+    /// Nothing is made yet.
+    fn new() -> Self {
+        let dir = TempDir::new().expect("a directory");
+        for name in ["first", "second"] {
+            fs::create_dir(dir.path().join(name)).expect("a mount point");
+        }
+        Self(dir)
+    }
+
+    /// With a volume.
+    fn made() -> Self {
+        let store = Self::new();
+        ok(&store.ferry(&["mkfs", &store.url()]));
+        store
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.0.path().join("store")
+    }
+
+    fn url(&self) -> String {
+        format!("dir://{}", self.directory().display())
+    }
+
+    fn at(&self, mount: &str) -> PathBuf {
+        self.0.path().join(mount)
+    }
+
+    fn log(&self, mount: &str) -> String {
+        fs::read_to_string(self.at(&format!("{mount}.log"))).expect("the daemon's log")
+    }
+
+    fn ferry(&self, args: &[&str]) -> Output {
+        let mut bounded = Command::new("timeout");
+        bounded.args(["--signal=KILL", "60", FERRY]).args(args);
+        bounded.current_dir(self.0.path()).output().expect("the command runs")
+    }
+
+    fn try_mount(&self, mount: &str, more: &[&str]) -> Output {
+        let log = format!("log={}", self.at(&format!("{mount}.log")).display());
+        let url = self.url();
+        let args = [&["mount", &url, mount, "-o", &log], more].concat();
+        self.ferry(&args)
+    }
+
+    fn mount(&self, mount: &str) {
+        ok(&self.try_mount(mount, &[]));
+    }
+
+    fn stats(&self, target: &str) -> serde_json::Value {
+        let stats = self.ferry(&["stats", target, "--json"]);
+        ok(&stats);
+        serde_json::from_slice(&stats.stdout).expect("statistics are JSON")
+    }
+
+    fn daemon(&self, mount: &str) -> Pid {
+        let pid = self.stats(mount)["fuse"]["daemon"].as_i64();
+        let pid = pid.and_then(|pid| i32::try_from(pid).ok());
+        pid.and_then(Pid::from_raw).expect("the daemon's number")
+    }
+
+    /// All files of the store and their lengths, except the locks.
+    fn contents(&self) -> Vec<(PathBuf, u64)> {
+        let mut found = Vec::new();
+        let mut todo = vec![self.directory()];
+        while let Some(directory) = todo.pop() {
+            for entry in fs::read_dir(directory).expect("it is there") {
+                let path = entry.expect("it can be read").path();
+                match fs::metadata(&path).expect("it is there") {
+                    meta if meta.is_file() => found.push((path, meta.len())),
+                    _ if path.ends_with("lock") => {}
+                    _ => todo.push(path),
+                }
+            }
+        }
+        found.sort();
+        found
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // Nothing is mounted if the test went well.
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("proc is mounted");
+        for mount in ["first", "second"] {
+            if table.contains(self.at(mount).to_str().expect("UTF-8")) {
+                self.ferry(&["umount", "--force", mount]);
+            }
+        }
+    }
+}
+
+fn ok(output: &Output) {
+    assert!(output.status.success(), "{output:?}");
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn fails(output: &Output, code: i32, texts: &[&str]) {
+    let text = said(output);
+    let all = texts.iter().all(|wanted| text.contains(wanted));
+    assert!(output.status.code() == Some(code) && all, "{output:?} lacks one of {texts:?}");
+    assert_eq!(text.lines().count(), 1, "one sentence: {text}");
+}
+
+/// Contents of file `n`: no two are equal, some are inline, some take several blocks.
+fn contents(n: usize) -> Vec<u8> {
+    let line = format!("file {n} has this line many times\n");
+    line.repeat(1 + n % 300).into_bytes()
+}
+
+/// Writes files in folders of a hundred.
+fn write_files(at: &Path, files: std::ops::Range<usize>) {
+    for n in files {
+        let folder = at.join(format!("{:03}", n / 100));
+        fs::create_dir_all(&folder).expect("a folder");
+        fs::write(folder.join(format!("{n}")), contents(n)).expect("a file");
+    }
+}
+
+fn check_files(at: &Path, files: std::ops::Range<usize>) {
+    for n in files {
+        let path = at.join(format!("{:03}/{n}", n / 100));
+        let found = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert!(found == contents(n), "{} has other contents", path.display());
+    }
+}
+
+#[test]
+fn what_was_synced_survives_a_killed_daemon_and_the_next_mount_waits_for_nobody() {
+    let store = Store::made();
+    store.mount("first");
+    write_files(&store.at("first"), 0..3000);
+    ok(&store.ferry(&["sync", "first"]));
+    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    store.mount("first");
+    check_files(&store.at("first"), 0..3000);
+    assert!(!store.log("first").contains("waits"), "{}", store.log("first"));
+    ok(&store.ferry(&["scrub", "first"]));
+    ok(&store.ferry(&["sync", &store.url()]));
+    ok(&store.ferry(&["umount", &store.url()]));
+    ok(&store.ferry(&["fsck", &store.url()]));
+    ok(&store.ferry(&["scrub", &store.url()]));
+    let inode = store.ferry(&["debug", &store.url(), "path", "/029/2999", "--json"]);
+    ok(&inode);
+    assert!(String::from_utf8_lossy(&inode.stdout).contains("inode"), "{inode:?}");
+}
+
+#[test]
+fn an_owner_that_was_taken_over_stops_and_loses_nothing_that_was_synced() {
+    let store = Store::made();
+    store.mount("first");
+    write_files(&store.at("first"), 0..50);
+    let mut late = fs::File::create(store.at("first").join("late")).expect("a file");
+    ok(&store.ferry(&["sync", "first"]));
+    let first = store.at("first").canonicalize().expect("it is mounted");
+    let refused = store.try_mount("second", &[]);
+    let pid = format!("process {} on ", store.daemon("first"));
+    let mounted = format!("mounted on {}: unmount it first", first.display());
+    fails(&refused, 1, &["in use by", &pid, "since", "ago", &mounted, "--take-over"]);
+
+    ok(&store.try_mount("second", &["--take-over"]));
+    check_files(&store.at("second"), 0..50);
+    let written = late.write_all(b"never durable").and_then(|()| late.sync_all());
+    assert!(written.is_err(), "the first owner acknowledges a sync");
+    drop(late);
+    let log = store.log("first");
+    assert!(log.contains("the volume was taken over by process "), "{log}");
+    write_files(&store.at("second"), 50..60);
+    ok(&store.ferry(&["sync", "second"]));
+    ok(&store.ferry(&["umount", "second"]));
+    // Its end tells that it could not write everything.
+    assert!(!store.ferry(&["umount", "first"]).status.success());
+    store.mount("first");
+    check_files(&store.at("first"), 0..60);
+    assert_eq!(fs::read(store.at("first").join("late")).expect("it was synced"), b"");
+    ok(&store.ferry(&["umount", "first"]));
+    ok(&store.ferry(&["fsck", &store.url()]));
+}
+
+#[test]
+fn statistics_show_what_the_store_was_asked_for() {
+    let store = Store::made();
+    store.mount("first");
+    let of = |name: &str| store.stats(&store.url())["store"][name].as_u64().expect("a number");
+    let (puts, bytes) = (of("puts"), of("put_bytes"));
+    fs::write(store.at("first").join("a"), vec![7; 100_000]).expect("a file");
+    ok(&store.ferry(&["sync", "first"]));
+    assert!(of("puts") > puts && of("put_bytes") > bytes + 4096);
+    let table = store.ferry(&["stats", "first"]);
+    assert!(String::from_utf8_lossy(&table.stdout).contains("\nstore\n"), "{table:?}");
+    ok(&store.ferry(&["umount", "first"]));
+}
+
+#[test]
+fn a_volume_that_is_read_has_no_owner_meanwhile() {
+    let store = Store::made();
+    ok(&store.ferry(&["mount", &store.url(), "first", "-o", "ro"]));
+    ok(&store.ferry(&["fsck", &store.url()]));
+    fails(&store.try_mount("second", &[]), 1, &["in use by process", "mounted on"]);
+    ok(&store.ferry(&["umount", "first"]));
+    store.mount("second");
+    fails(&store.ferry(&["fsck", &store.url()]), 8, &["in use by process", "second"]);
+    ok(&store.ferry(&["umount", "second"]));
+    fails(&store.try_mount("first", &["--take-over", "-o", "ro"]), 2, &["--take-over"]);
+}
+
+#[test]
+fn what_cannot_be_opened_is_said_and_left_as_it_is() {
+    let store = Store::new();
+    let url = store.url();
+    let mkfs = |more: &[&str]| store.ferry(&[&["mkfs", url.as_str()], more].concat());
+    fails(&store.try_mount("first", &[]), 1, &["there is no such directory", "make it"]);
+    assert!(!store.directory().exists());
+    let below = format!("{url}/a/b");
+    fails(&store.ferry(&["mkfs", &below]), 1, &["there is no such directory"]);
+    assert!(!store.directory().exists());
+
+    fs::create_dir(store.directory()).expect("a directory");
+    fails(&store.try_mount("first", &[]), 1, &["no FerryFS volume here", "ferry mkfs dir://"]);
+    fs::write(store.directory().join("letter"), "mine").expect("a file");
+    fails(&mkfs(&[]), 1, &["letter", "is left alone", "empty directory"]);
+    assert_eq!(store.contents().len(), 1);
+    fs::remove_file(store.directory().join("letter")).expect("it is there");
+
+    fails(&mkfs(&["--force"]), 2, &["never overwritten"]);
+    ok(&mkfs(&[]));
+    fails(&mkfs(&[]), 1, &["a FerryFS volume here already"]);
+    fails(&store.ferry(&["replace", &url, "a", "b"]), 1, &["not a mirror"]);
+    fails(&store.ferry(&["mount", "first", "second", "--take-over"]), 2, &["--take-over is for"]);
+    store.mount("first");
+    ok(&store.ferry(&["umount", "first"]));
+
+    let made = store.contents();
+    let named = |part: &str| {
+        let is_in = |(path, _): &&(PathBuf, u64)| path.parent().is_some_and(|p| p.ends_with(part));
+        made.iter().filter(is_in).map(|(path, _)| path.clone()).next_back()
+    };
+    let superblock = store.directory().join("super");
+    let shard = named("m/00000000").expect("the map has a first shard");
+    let newer = |mut bytes: Vec<u8>| {
+        bytes[8] = 9;
+        let crc = crc32c(&bytes[..124]);
+        bytes[124..128].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    };
+    let whole = fs::read(&superblock).expect("it is there");
+    fs::write(&superblock, newer(whole.clone())).expect("it can be written");
+    fails(&store.try_mount("first", &[]), 1, &["super has format version 9", "newer one"]);
+    fs::write(&superblock, whole).expect("it can be written");
+    for (path, change, texts) in [
+        (&superblock, Some((40, 1)), ["super is damaged", "backup"]),
+        (&superblock, Some((0, 0)), ["super is damaged", "backup"]),
+        (&shard, Some((140, 77)), ["is damaged", "backup"]),
+        (&shard, None, ["is missing", "Bring it back"]),
+    ] {
+        let whole = fs::read(path).expect("it is there");
+        match change {
+            None => fs::remove_file(path).expect("it is there"),
+            Some((at, byte)) => {
+                let mut bytes = whole.clone();
+                bytes[at] = byte;
+                fs::write(path, bytes).expect("it can be written");
+            }
+        }
+        let before = store.contents();
+        fails(&store.try_mount("first", &[]), 1, &texts);
+        fails(&store.ferry(&["fsck", &url]), 8, &texts);
+        assert_eq!(store.contents(), before, "nothing is claimed");
+        fs::write(path, whole).expect("it can be written");
+    }
+    store.mount("first");
+    ok(&store.ferry(&["umount", "first"]));
+}
+
+/// The checksum of a header, bit by bit.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, _| crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 };
+    !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
+}
+
+/// A small file system that is full soon.
+struct Small(PathBuf);
+
+impl Small {
+    fn new(at: PathBuf, bytes: u64) -> Self {
+        let size = format!("size={bytes}");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &size, "none"]).arg(&at);
+        ok(&mount.output().expect("mount runs"));
+        Self(at)
+    }
+
+    fn resize(&self, bytes: u64) {
+        let size = format!("remount,size={bytes}");
+        ok(&Command::new("mount").args(["-o", &size]).arg(&self.0).output().expect("mount runs"));
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        Command::new("umount").arg("-l").arg(&self.0).output().expect("umount runs");
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_a_new_volume_and_is_waited_for_by_a_mounted_one() {
+    let store = Store::new();
+    fs::create_dir(store.directory()).expect("a directory");
+    let small = Small::new(store.directory(), 64 << 10);
+    let url = format!("{}/v", store.url());
+    fails(&store.ferry(&["mkfs", &url]), 1, &["No space left on device"]);
+    assert!(!store.directory().join("v").exists(), "nothing is left");
+
+    small.resize(16 << 20);
+    ok(&store.ferry(&["mkfs", &url]));
+    let log = format!("log={}", store.at("first.log").display());
+    ok(&store.ferry(&["mount", &url, "first", "-o", &log]));
+    let path = store.at("first").join("large");
+    fs::write(&path, noise(32 << 20)).expect("it is in memory");
+    let mut sync = Command::new(FERRY).arg("sync").arg(store.at("first")).spawn().expect("it runs");
+    while !store.log("first").contains("No space left on device") {
+        std::thread::yield_now();
+    }
+    assert!(sync.try_wait().expect("it is ours").is_none(), "the sync waits for room");
+    assert!(store.stats("first")["store"]["repeated"].as_u64() > Some(0));
+    small.resize(256 << 20);
+    assert!(sync.wait().expect("it ends").success());
+    assert_eq!(fs::read(&path).expect("it can be read"), noise(32 << 20));
+    ok(&store.ferry(&["umount", "first"]));
+    ok(&store.ferry(&["fsck", &url]));
+}
+
+/// Bytes in which no two blocks are equal.
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state.to_le_bytes()
+    };
+    (0..len / 8).flat_map(|_| next()).collect()
+}

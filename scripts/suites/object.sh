@@ -1,0 +1,64 @@
+# Volumes in an object store; sourced by scripts/test. Each function takes the volume's URL.
+# shellcheck shell=bash
+
+# object_killed URL: what was synced is there after kill -9 of the daemon, and the volume is clean.
+object_killed() {
+  mount_volume "$1" "$scratch/mnt"
+  cp -r "$repo/crates" "$scratch/mnt/tree"
+  "$ferry" sync "$scratch/mnt"
+  kill -9 "$(stat_of "$scratch/mnt" fuse daemon)"
+  mount_volume "$1" "$scratch/mnt"
+  diff -r "$repo/crates" "$scratch/mnt/tree"
+  object_clean "$1"
+}
+
+# object_taken_over URL: a second mount takes the volume; the first one stops for ever.
+object_taken_over() {
+  mount_volume "$1" "$scratch/mnt"
+  cp -r "$repo/docs" "$scratch/mnt/docs"
+  "$ferry" sync "$scratch/mnt"
+  mkdir -p "$scratch/second"
+  "$ferry" mount "$1" "$scratch/second" && return 1
+  timeout 120 "$ferry" mount "$1" "$scratch/second" --take-over
+  diff -r "$repo/docs" "$scratch/second/docs"
+  # The first owner acknowledges nothing any more.
+  { echo lost >"$scratch/mnt/lost" && "$ferry" sync "$scratch/mnt"; } && return 1
+  echo late >"$scratch/second/late"
+  "$ferry" umount "$scratch/second"
+  "$ferry" umount --force "$scratch/mnt" || true
+  mount_volume "$1" "$scratch/mnt"
+  [ "$(cat "$scratch/mnt/late")" = late ]
+  object_clean "$1"
+}
+
+# object_fsx URL OPERATIONS SEED
+object_fsx() {
+  mount_volume "$1" "$scratch/mnt" cache_size=64M
+  mkdir -p "$scratch/artifacts-object"
+  "$tools/bin/fsx" -f "$repo/scripts/suites/fsx.toml" -N "$2" -S "$3" -P "$scratch/artifacts-object" "$scratch/mnt/fsx"
+  object_clean "$1"
+}
+
+object_clean() {
+  unmount_volume "$scratch/mnt"
+  timeout 200 "$ferry" fsck "$1"
+}
+
+# suite_object_on URL FSX-OPERATIONS
+suite_object_on() {
+  local seed=${FERRY_SEED:-$RANDOM}
+  say "--- a volume in ${1%%://*}://, seed $seed"
+  mkdir -p "$scratch/mnt" "$scratch/other"
+  check "mkfs" 60 "$ferry" mkfs "$1"
+  check "killed and mounted again" 120 object_killed "$1"
+  check "taken over" 120 object_taken_over "$1"
+  check "fsx, $2 operations" 300 object_fsx "$1" "$2" "$seed"
+  mount_volume "$1" "$scratch/mnt"
+  sed 's/^allow_remount = .*/allow_remount = false/' "$repo/scripts/suites/pjdfstest.toml" >"$scratch/no-remount.toml"
+  pjdfstest_run -c "$scratch/no-remount.toml"
+  check "git clone, fsck, gc" 300 program_git "$repo"
+  check "sqlite3, killed and recovered" 300 program_sqlite 1000
+  check "unmount and fsck" 200 object_clean "$1"
+}
+
+suite_object() { suite_object_on "dir://$scratch/store" "$1"; }
