@@ -1,5 +1,6 @@
 //! Requests to the store that are repeated until they are answered, and their counters.
 
+use crate::codec::{Codec, VolumeKey};
 use crate::error::ObjectError;
 use crate::executor::Executor;
 use crate::format::{Front, HEADER_LEN, Header, header};
@@ -14,6 +15,11 @@ const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// So many bytes are read of an object whose table is wanted: most objects have no more.
 const TABLE_READ: u64 = 64 << 10;
+
+/// The list is asked so often for objects that exist: it may lag.
+pub(crate) const LISTS_MAX: u32 = 20;
+/// The pause before the list is asked again.
+pub(crate) const LIST_AGAIN: Duration = Duration::from_millis(500);
 
 /// The pause after `tries` requests that failed.
 pub(crate) fn backoff(tries: u32) -> Duration {
@@ -37,9 +43,21 @@ pub(crate) struct Access {
     pub store: Arc<dyn Store>,
     pub executor: Arc<dyn Executor>,
     pub counters: Arc<Counters>,
+    /// How the volume's objects are stored.
+    pub codec: Codec,
 }
 
 impl Access {
+    pub fn new(store: Arc<dyn Store>, executor: Arc<dyn Executor>) -> Self {
+        Self { store, executor, counters: Arc::default(), codec: Codec::default() }
+    }
+
+    /// The same, to an encrypted volume.
+    pub fn with_key(mut self, key: VolumeKey) -> Self {
+        self.codec.key = Some(Arc::new(key));
+        self
+    }
+
     /// Repeats a request until the store has answered it.
     pub fn insist<T>(
         &self,
@@ -72,12 +90,12 @@ impl Access {
     /// Front and table of an object.
     pub fn table(&self, name: &str) -> Result<(Front, Vec<u8>), ObjectError> {
         let mut bytes = self.get(name, Some(0..TABLE_READ))?;
-        let front = Front::decode(name, &bytes)?;
+        let front = Front::decode(&self.codec, name, &bytes)?;
         let end = front.table_end();
         if end > TABLE_READ && bytes.len() as u64 == TABLE_READ {
             bytes.extend(self.get(name, Some(TABLE_READ..end))?);
         }
-        let table = front.table(&bytes)?.to_vec();
+        let table = front.table(&bytes)?;
         Ok((front, table))
     }
 

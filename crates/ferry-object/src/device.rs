@@ -14,20 +14,20 @@
 //!   flush.
 //! * OBJECT-6: when another owner has taken a name in the log, nothing is acknowledged any more.
 
-use crate::access::{Access, Counters, backoff};
+use crate::access::{Access, backoff};
 use crate::batch::{Batch, Built, Layout, Pending, build};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job, Upload};
 use crate::format::{
-    BLOCK, DATA_MAX, EntryKind, FRONT_LEN, Front, Header, Kind, Location, ObjectRef, RootState,
-    claim_name, encode, encode_entries, log_name,
+    BLOCK, DATA_MAX, Entry, EntryKind, FRONT_LEN, Front, Header, Kind, Location, ObjectRef,
+    RootState, claim_name, encode, encode_entries, log_name, new_header, random_id,
 };
 use crate::locks::Locks;
 use crate::runs::{Run, RunMap, Sliced};
 use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
 use crate::store::Store;
 use crate::volume::{
-    Chain, Claimant, Shards, Volume, VolumeOptions, claim, make, observe, owner_of, random_id,
+    Chain, Claimant, Shards, Volume, VolumeOptions, claim, identify, make, observe, owner_of,
 };
 use ferry_device::{AlignedBuf, BlockDevice, FlushTimer, FlushTiming, Io, IoDone};
 use ferry_env::Env;
@@ -112,6 +112,15 @@ pub struct ObjectStats {
 /// Fronts of objects in memory, at most.
 const FRONTS_MAX: usize = 4096;
 
+/// The objects of a batch.
+struct Objects {
+    /// Data objects.
+    uploads: Vec<Upload>,
+    /// The log object, and what it says.
+    log: Arc<Vec<u8>>,
+    entries: Vec<Entry>,
+}
+
 /// What is done with the answer to an upload.
 pub(crate) type Then = Box<dyn FnOnce(&ObjectDevice, Result<(), ObjectError>) + Send>;
 
@@ -133,10 +142,6 @@ pub struct ObjectDevice {
     me: Weak<Self>,
 }
 
-fn new_access(store: Arc<dyn Store>, executor: Arc<dyn Executor>) -> Access {
-    Access { store, executor, counters: Arc::new(Counters::default()) }
-}
-
 impl ObjectDevice {
     /// Makes a volume in an empty store; its device reads as zeros.
     pub fn make(
@@ -145,7 +150,7 @@ impl ObjectDevice {
         options: &VolumeOptions,
         env: &Env,
     ) -> Result<(), ObjectError> {
-        make(&new_access(store, executor), options, env)
+        make(Access::new(store, executor), options, env)
     }
 
     /// Claims the volume in the store and opens it. The owner before is fenced off.
@@ -156,9 +161,10 @@ impl ObjectDevice {
         limits: Limits,
         env: &Env,
     ) -> Result<Arc<Self>, ObjectError> {
-        let access = new_access(store, executor);
+        let passphrase = claimant.passphrase.as_ref();
+        let (access, volume) = identify(Access::new(store, executor), passphrase)?;
         let now = env.clock.monotonic();
-        let found = claim(&access, claimant, limits.term, env)?;
+        let found = claim(&access, volume, claimant, limits.term, env)?;
         let locks = claimant.locks.clone();
         Ok(Self::opened(access, found, limits, now, locks, env))
     }
@@ -172,8 +178,9 @@ impl ObjectDevice {
         claimant: &Claimant,
         env: &Env,
     ) -> Result<Arc<Self>, ObjectError> {
-        let access = new_access(store, executor);
-        let found = observe(&access, claimant, env)?;
+        let passphrase = claimant.passphrase.as_ref();
+        let (access, volume) = identify(Access::new(store, executor), passphrase)?;
+        let found = observe(&access, volume, claimant, env)?;
         let (limits, locks) = (Limits::default(), claimant.locks.clone());
         Ok(Self::opened(access, found, limits, Duration::ZERO, locks, env))
     }
@@ -435,7 +442,6 @@ impl ObjectDevice {
         state.sealed.push_back(Sealed {
             seq,
             id,
-            previous,
             runs: Arc::clone(&runs),
             bytes: batch.bytes,
             stage: Stage::Building,
@@ -443,9 +449,10 @@ impl ObjectDevice {
             log: Arc::default(),
         });
         let me = self.me();
+        let header = Header { id, previous, next: seq + 1, ..self.header(Kind::Log, seq) };
         let run = move || -> Answer {
-            let built = build(&runs, me.layout());
-            Box::new(move || me.built(seq, built))
+            let objects = me.objects(&header, build(&runs, me.layout()));
+            Box::new(move || me.built(seq, objects))
         };
         fx.jobs.push(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
     }
@@ -460,8 +467,8 @@ impl ObjectDevice {
         }
     }
 
-    /// The objects of a batch are made: its data objects are sent.
-    fn built(&self, seq: u64, built: Built) {
+    /// Makes the objects of a batch: this takes the longest, and is done with no lock held.
+    fn objects(&self, log: &Header, built: Built) -> Objects {
         let Built { data, contents, mut entries } = built;
         let objects: Vec<ObjectRef> = data.iter().map(|_| self.next_object()).collect();
         for entry in &mut entries {
@@ -469,26 +476,27 @@ impl ObjectDevice {
                 *number = objects[*number as usize].number;
             }
         }
+        let codec = &self.access.codec;
         let uploads = objects.iter().zip(data).map(|(object, contents)| {
             let header = self.header(Kind::Data, object.number);
             Upload {
                 name: object.name(),
-                bytes: Arc::new(encode(&header, &[], &contents)),
+                bytes: Arc::new(encode(codec, &header, &[], &contents)),
                 exclusive: false,
             }
         });
-        let uploads: Vec<Upload> = uploads.collect();
+        let uploads = uploads.collect();
+        let log = Arc::new(encode(codec, log, &encode_entries(&entries), &contents));
+        Objects { uploads, log, entries }
+    }
+
+    /// The objects of a batch are made: its data objects are sent.
+    fn built(&self, seq: u64, objects: Objects) {
+        let Objects { uploads, log, entries } = objects;
         self.with(|state, fx| {
             let Some(sealed) = state.sealed(seq) else { return };
             assert_eq!(sealed.stage, Stage::Building, "a batch is built once");
-            let header = Header {
-                id: sealed.id,
-                previous: sealed.previous,
-                next: seq + 1,
-                ..self.header(Kind::Log, seq)
-            };
-            sealed.log = Arc::new(encode(&header, &encode_entries(&entries), &contents));
-            sealed.entries = entries;
+            (sealed.log, sealed.entries) = (log, entries);
             sealed.stage = Stage::Data { left: uploads.len() };
             for upload in uploads {
                 let then = move |me: &Self, result| me.data_answered(seq, result);
@@ -499,15 +507,7 @@ impl ObjectDevice {
     }
 
     pub(crate) fn header(&self, kind: Kind, number: u64) -> Header {
-        Header {
-            kind,
-            volume: self.volume.id,
-            epoch: self.volume.epoch,
-            number,
-            id: random_id(&self.env),
-            previous: [0; 16],
-            next: 0,
-        }
+        new_header(kind, self.volume.id, self.volume.epoch, number, &self.env)
     }
 
     fn data_answered(&self, seq: u64, result: Result<(), ObjectError>) {
@@ -701,7 +701,8 @@ impl ObjectDevice {
         }
         let name = object.name();
         let bytes = self.access.get(&name, Some(0..FRONT_LEN))?;
-        let front = Front::decode(&name, &bytes)?.expect_object(object, &self.volume.id)?;
+        let front = Front::decode(&self.access.codec, &name, &bytes)?
+            .expect_object(object, &self.volume.id)?;
         let front = Arc::new(front);
         let mut fronts = self.fronts.lock();
         if fronts.len() >= FRONTS_MAX {

@@ -46,7 +46,7 @@ impl DirStore {
 
     /// Whether a name in the store's directory is one that a store makes there.
     pub(crate) fn is_ours(name: &OsStr) -> bool {
-        let names = [SUPER, TEMPORARY, Self::LOCKS, "e", "w", "s", "m", "c", "lost+found"];
+        let names = [SUPER, TEMPORARY, Self::LOCKS, "e", "w", "s", "m", "c", "k", "lost+found"];
         names.iter().any(|ours| name == *ours)
     }
 

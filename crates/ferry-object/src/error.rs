@@ -75,6 +75,12 @@ pub enum ObjectError {
         /// Its epoch, if it is known.
         epoch: Option<u64>,
     },
+    /// The volume is encrypted, and nobody gave a passphrase.
+    #[error("the volume is encrypted, and its passphrase was not given")]
+    PassphraseWanted,
+    /// The volume is encrypted with another passphrase.
+    #[error("this is not the passphrase of the volume")]
+    WrongPassphrase,
     /// The volume was opened to be read only.
     #[error("the volume is open for reading only")]
     ReadOnly,

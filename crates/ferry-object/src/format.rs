@@ -1,7 +1,13 @@
 //! The objects, byte by byte; `docs/format.md` describes them. All integers are little-endian.
 
+use crate::codec::{
+    CODEC_STORED, Codec, Compression, IDENTITY_LEN, KEY_LEN, ObjectKey, Piece, TABLE_PIECE,
+    TAG_LEN, compress, decompress,
+};
 use crate::error::ObjectError;
 use crate::runs::{Run, Sliced};
+use ferry_env::Env;
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
@@ -45,6 +51,8 @@ pub(crate) type Id = [u8; 16];
 pub(crate) const SUPER: &str = "super";
 /// What the names of claims begin with.
 pub(crate) const CLAIMS: &str = "e/";
+/// What the names of objects with the wrapped key begin with.
+pub(crate) const KEYS: &str = "k/";
 /// What the names of roots begin with.
 pub(crate) const ROOTS: &str = "c/";
 
@@ -54,6 +62,10 @@ pub(crate) fn claim_name(epoch: u64) -> String {
 
 pub(crate) fn root_name(number: u64) -> String {
     format!("{ROOTS}{number:016x}")
+}
+
+pub(crate) fn key_name(number: u64) -> String {
+    format!("{KEYS}{number:016x}")
 }
 
 pub(crate) fn log_name(seq: u64) -> String {
@@ -127,13 +139,19 @@ pub(crate) enum Kind {
     Data = 5,
     Shard = 6,
     Root = 7,
+    Key = 8,
 }
 
 impl Kind {
     fn of(number: u16) -> Option<Self> {
-        let all =
-            [Self::Super, Self::Claim, Self::Log, Self::Fence, Self::Data, Self::Shard, Self::Root];
+        use Kind::{Claim, Data, Fence, Key, Log, Root, Shard, Super};
+        let all = [Super, Claim, Log, Fence, Data, Shard, Root, Key];
         all.into_iter().find(|kind| *kind as u16 == number)
+    }
+
+    /// It is read before the volume's key is known.
+    fn is_plain(self) -> bool {
+        matches!(self, Self::Super | Self::Key)
     }
 }
 
@@ -152,6 +170,20 @@ pub(crate) struct Header {
     pub next: u64,
 }
 
+/// A random number that names an object.
+pub(crate) fn random_id(env: &Env) -> Id {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&env.entropy.next_u64().to_le_bytes());
+    id[8..].copy_from_slice(&env.entropy.next_u64().to_le_bytes());
+    id
+}
+
+/// A header of an object that is not part of the log.
+pub(crate) fn new_header(kind: Kind, volume: Id, epoch: u64, number: u64, env: &Env) -> Header {
+    let id = random_id(env);
+    Header { kind, volume, epoch, number, id, previous: [0; 16], next: 0 }
+}
+
 /// Where a frame is, and how it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Frame {
@@ -163,14 +195,17 @@ struct Frame {
     crc: u32,
 }
 
-/// The only codec so far: the frame holds the contents themselves.
-const CODEC_STORED: u8 = 0;
+/// A flag of a header: the object's pieces are sealed.
+const SEALED: u32 = 1;
 
 /// Header and frame index of an object: enough to read and verify a part of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Front {
     pub header: Header,
     name: String,
+    identity: [u8; IDENTITY_LEN],
+    /// What opens its pieces, if they are sealed.
+    key: Option<ObjectKey>,
     table: Range<usize>,
     table_crc: u32,
     frames: Vec<Frame>,
@@ -238,24 +273,15 @@ fn damaged(name: &str, what: &'static str) -> ObjectError {
 }
 
 /// An object: header, frame index, table, frames.
-pub(crate) fn encode(header: &Header, table: &[u8], contents: &[u8]) -> Vec<u8> {
+pub(crate) fn encode(codec: &Codec, header: &Header, table: &[u8], contents: &[u8]) -> Vec<u8> {
     assert!(contents.len() <= DATA_MAX + LOG_SLACK, "an object of {} bytes", contents.len());
-    let frames = contents.len().div_ceil(FRAME_MAX);
-    let front = HEADER_LEN + frames * FRAME_LEN + table.len();
-    let mut index = Writer(Vec::with_capacity(frames * FRAME_LEN));
-    for (n, frame) in contents.chunks(FRAME_MAX).enumerate() {
-        index.u32((n * FRAME_MAX) as u32);
-        index.u32(frame.len() as u32);
-        index.u32((front + n * FRAME_MAX) as u32);
-        index.u32(frame.len() as u32);
-        index.u32(u32::from(CODEC_STORED));
-        index.u32(crc32c::crc32c(frame));
-    }
-    let mut out = Writer(Vec::with_capacity(front + contents.len()));
+    let key = codec.key.as_ref().filter(|_| !header.kind.is_plain());
+    let key = key.map(|key| key.object(&header.id));
+    let mut out = Writer(Vec::with_capacity(HEADER_LEN));
     out.bytes(MAGIC);
     out.u16(VERSION);
     out.u16(header.kind as u16);
-    out.u32(0);
+    out.u32(if key.is_some() { SEALED } else { 0 });
     out.bytes(&header.volume);
     out.u64(header.epoch);
     out.u64(header.number);
@@ -263,16 +289,53 @@ pub(crate) fn encode(header: &Header, table: &[u8], contents: &[u8]) -> Vec<u8> 
     out.bytes(&header.previous);
     out.u64(header.next);
     out.u64(contents.len() as u64);
-    out.u32(table.len() as u32);
+    let identity = identity(&out.0);
+    let store = |piece: Piece<'_>, bytes: &[u8], to: &mut Vec<u8>| match &key {
+        Some(key) => key.seal(piece, bytes, to),
+        None => to.extend_from_slice(bytes),
+    };
+    let mut stored_table = Vec::with_capacity(table.len() + TAG_LEN);
+    store(table_piece(&identity, table.len()), table, &mut stored_table);
+    let frames = contents.len().div_ceil(FRAME_MAX);
+    let front = HEADER_LEN + frames * FRAME_LEN + stored_table.len();
+    let mut index = Writer(Vec::with_capacity(frames * FRAME_LEN));
+    let mut body = Vec::with_capacity(contents.len() + frames * TAG_LEN);
+    let mut buffer = Vec::new();
+    for (n, frame) in contents.chunks(FRAME_MAX).enumerate() {
+        let start = body.len();
+        let (stored_as, bytes) = compress(codec.compression, frame, &mut buffer);
+        let (number, plain_len) = (n as u32, frame.len() as u32);
+        let piece = Piece { identity: &identity, number, codec: stored_as, plain_len };
+        store(piece, bytes, &mut body);
+        index.u32((n * FRAME_MAX) as u32);
+        index.u32(plain_len);
+        index.u32((front + start) as u32);
+        index.u32((body.len() - start) as u32);
+        index.u32(u32::from(stored_as));
+        index.u32(crc32c::crc32c(&body[start..]));
+    }
+    out.u32(stored_table.len() as u32);
     out.u32(frames as u32);
     out.u32(crc32c::crc32c(&index.0));
-    out.u32(crc32c::crc32c(table));
+    out.u32(crc32c::crc32c(&stored_table));
     out.zeros_up_to(HEADER_LEN - 4);
     out.u32(crc32c::crc32c(&out.0));
+    out.0.reserve_exact(front - HEADER_LEN + body.len());
     out.bytes(&index.0);
-    out.bytes(table);
-    out.bytes(contents);
+    out.bytes(&stored_table);
+    out.bytes(&body);
     out.0
+}
+
+/// What identifies the object that begins with these bytes: they have that much.
+fn identity(head: &[u8]) -> [u8; IDENTITY_LEN] {
+    let mut identity = [0; IDENTITY_LEN];
+    identity.copy_from_slice(&head[MAGIC.len()..MAGIC.len() + IDENTITY_LEN]);
+    identity
+}
+
+fn table_piece(identity: &[u8; IDENTITY_LEN], len: usize) -> Piece<'_> {
+    Piece { identity, number: TABLE_PIECE, codec: CODEC_STORED, plain_len: len as u32 }
 }
 
 /// The header at the front of `bytes`, and the lengths that it has behind the common fields.
@@ -299,6 +362,7 @@ fn decode_header(name: &str, bytes: &[u8]) -> Result<(Header, Lengths), ObjectEr
         };
         let lengths = Lengths {
             contents: fields.u64()?,
+            sealed: flags == SEALED,
             table: fields.u32()? as usize,
             frames: fields.u32()? as usize,
             index_crc: fields.u32()?,
@@ -308,7 +372,7 @@ fn decode_header(name: &str, bytes: &[u8]) -> Result<(Header, Lengths), ObjectEr
     };
     let parsed = parse(&mut fields).ok_or_else(|| damaged(name, "it is too short"))?;
     let (version, kind, flags, header, lengths) = parsed;
-    if version != VERSION || flags != 0 {
+    if version != VERSION || !matches!(flags, 0 | SEALED) {
         return Err(ObjectError::Version { name: name.into(), version });
     }
     if kind.is_none() || lengths.frames > FRAMES_MAX {
@@ -320,6 +384,7 @@ fn decode_header(name: &str, bytes: &[u8]) -> Result<(Header, Lengths), ObjectEr
 /// What a header says of the rest of its object.
 struct Lengths {
     contents: u64,
+    sealed: bool,
     table: usize,
     frames: usize,
     index_crc: u32,
@@ -333,8 +398,22 @@ pub(crate) fn header(name: &str, bytes: &[u8]) -> Result<Header, ObjectError> {
 
 impl Front {
     /// From the first [`FRONT_LEN`] bytes of the object, or all of it if it has fewer.
-    pub fn decode(name: &str, bytes: &[u8]) -> Result<Self, ObjectError> {
+    pub fn decode(codec: &Codec, name: &str, bytes: &[u8]) -> Result<Self, ObjectError> {
         let (header, lengths) = decode_header(name, bytes)?;
+        let key = codec.key.as_ref().filter(|_| !header.kind.is_plain());
+        if key.is_some() != lengths.sealed {
+            let what = if lengths.sealed {
+                "it is encrypted, and the volume is not"
+            } else {
+                "it is not encrypted as the volume is"
+            };
+            return Err(damaged(name, what));
+        }
+        let key = key.map(|key| key.object(&header.id));
+        let tag = if lengths.sealed { TAG_LEN } else { 0 };
+        if lengths.table < tag {
+            return Err(damaged(name, "its table is too short"));
+        }
         let index_end = HEADER_LEN + lengths.frames * FRAME_LEN;
         let index = bytes
             .get(HEADER_LEN..index_end)
@@ -361,7 +440,8 @@ impl Front {
                 || u64::from(stored_offset) != stored
                 || plain_len == 0
                 || plain_len as usize > FRAME_MAX
-                || (frame.codec == CODEC_STORED && stored_len != plain_len)
+                || (frame.codec == CODEC_STORED && stored_len as usize != plain_len as usize + tag)
+                || stored_len as usize > FRAME_MAX + tag
             {
                 return Err(damaged(name, "its frames do not follow each other"));
             }
@@ -373,7 +453,8 @@ impl Front {
             return Err(damaged(name, "its frames are not its contents"));
         }
         let table = index_end..index_end + lengths.table;
-        Ok(Self { header, name: name.into(), table, table_crc: lengths.table_crc, frames })
+        let (identity, table_crc) = (identity(bytes), lengths.table_crc);
+        Ok(Self { header, name: name.into(), identity, key, table, table_crc, frames })
     }
 
     /// Refuses an object that is not of this kind, volume and number.
@@ -400,27 +481,40 @@ impl Front {
     }
 
     /// The table, in the first bytes of the object.
-    pub fn table<'a>(&self, object: &'a [u8]) -> Result<&'a [u8], ObjectError> {
+    pub fn table(&self, object: &[u8]) -> Result<Vec<u8>, ObjectError> {
         let table = object.get(self.table.clone());
         let table = table.ok_or_else(|| damaged(&self.name, "it ends within its table"))?;
         if crc32c::crc32c(table) != self.table_crc {
             return Err(damaged(&self.name, "the checksum of its table is wrong"));
         }
-        Ok(table)
+        let plain_len = table.len() - self.key.as_ref().map_or(0, |_| TAG_LEN);
+        self.open(table_piece(&self.identity, plain_len), table).map(Cow::into_owned)
     }
 
-    /// The frames that hold these bytes of the contents.
-    fn frames(&self, bytes: &Range<u64>) -> &[Frame] {
+    /// The bytes of a piece, as they were before it was sealed.
+    fn open<'a>(&self, piece: Piece<'_>, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, ObjectError> {
+        match &self.key {
+            None => Ok(stored.into()),
+            Some(key) => key.open(piece, stored).map(Cow::from).ok_or_else(|| {
+                damaged(&self.name, "it is not what was written with the volume's key")
+            }),
+        }
+    }
+
+    /// The frames that hold these bytes of the contents, each with its number.
+    fn frames(&self, bytes: &Range<u64>) -> impl DoubleEndedIterator<Item = (u32, &Frame)> {
         let end_of = |frame: &Frame| u64::from(frame.plain_offset) + u64::from(frame.plain_len);
         let first = self.frames.partition_point(|frame| end_of(frame) <= bytes.start);
         let behind = self.frames.partition_point(|frame| u64::from(frame.plain_offset) < bytes.end);
-        &self.frames[first..behind.max(first)]
+        let frames = first..behind.max(first);
+        frames.map(|number| (number as u32, &self.frames[number]))
     }
 
     /// The bytes of the object that have to be read for these bytes of its contents.
     pub fn stored(&self, bytes: &Range<u64>) -> Result<Range<u64>, ObjectError> {
-        let frames = self.frames(bytes);
-        let (Some(first), Some(last)) = (frames.first(), frames.last()) else {
+        let frame = |found: (u32, _)| found.1;
+        let ends = (self.frames(bytes).next(), self.frames(bytes).next_back());
+        let (Some(first), Some(last)) = (ends.0.map(frame), ends.1.map(frame)) else {
             return Err(damaged(&self.name, "it does not have what the map says"));
         };
         if u64::from(last.plain_offset) + u64::from(last.plain_len) < bytes.end {
@@ -438,7 +532,7 @@ impl Front {
         out: &mut [u8],
     ) -> Result<(), ObjectError> {
         let base = self.stored(bytes)?.start;
-        for frame in self.frames(bytes) {
+        for (number, frame) in self.frames(bytes) {
             let from = (u64::from(frame.stored_offset) - base) as usize;
             let found = stored
                 .get(from..from + frame.stored_len as usize)
@@ -446,9 +540,10 @@ impl Front {
             if crc32c::crc32c(found) != frame.crc {
                 return Err(damaged(&self.name, "the checksum of a frame is wrong"));
             }
-            if frame.codec != CODEC_STORED {
-                return Err(damaged(&self.name, "a frame has an unknown codec"));
-            }
+            let Frame { codec, plain_len, .. } = *frame;
+            let piece = Piece { identity: &self.identity, number, codec, plain_len };
+            let found = decompress(codec, self.open(piece, found)?, plain_len as usize)
+                .map_err(|what| damaged(&self.name, what))?;
             let plain = u64::from(frame.plain_offset);
             let (start, end) =
                 (bytes.start.max(plain), bytes.end.min(plain + u64::from(frame.plain_len)));
@@ -559,6 +654,9 @@ pub(crate) struct Super {
     /// A data object ends at each of these bytes of the device: the first one, and one every so many
     /// bytes from there on.
     pub boundary: (u64, u64),
+    pub compression: Compression,
+    /// Objects are sealed.
+    pub encrypted: bool,
     /// When it was made, in seconds since the Unix epoch.
     pub made_secs: u64,
 }
@@ -568,8 +666,11 @@ impl Super {
         let mut out = Writer(Vec::new());
         out.u64(self.capacity);
         out.u32(self.window);
-        // Room for the kind of encryption; 0: none.
-        out.u32(0);
+        out.u16(u16::from(self.encrypted));
+        out.u16(match self.compression {
+            Compression::Off => 0,
+            Compression::Zstd => 1,
+        });
         out.u64(self.boundary.0);
         out.u64(self.boundary.1);
         out.u64(self.made_secs);
@@ -579,22 +680,86 @@ impl Super {
     pub fn decode(table: &[u8]) -> Result<Self, ObjectError> {
         let mut fields = Reader(table);
         let mut parse = || {
-            let (capacity, window, encryption) = (fields.u64()?, fields.u32()?, fields.u32()?);
+            let (capacity, window) = (fields.u64()?, fields.u32()?);
+            let encrypted = match fields.u16()? {
+                0 => false,
+                1 => true,
+                _ => return None,
+            };
+            let compression = match fields.u16()? {
+                0 => Compression::Off,
+                1 => Compression::Zstd,
+                _ => return None,
+            };
             let found = Self {
                 capacity,
                 window,
+                encrypted,
+                compression,
                 boundary: (fields.u64()?, fields.u64()?),
                 made_secs: fields.u64()?,
             };
             let block = BLOCK as u64;
             let whole = |bytes: u64| bytes.is_multiple_of(block);
             let sane = window > 0
-                && encryption == 0
                 && [capacity, found.boundary.0, found.boundary.1].into_iter().all(whole)
                 && found.boundary.1 > 0;
             sane.then_some(found)
         };
         parse().ok_or_else(|| damaged(SUPER, "it says what cannot be"))
+    }
+}
+
+/// The volume's key, wrapped: what an object of it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WrappedKey {
+    pub kdf: Kdf,
+    /// Random, so that no passphrase gives one key twice.
+    pub salt: Id,
+    pub sealed: [u8; KEY_LEN + TAG_LEN],
+}
+
+/// What it costs to derive a key from a passphrase with argon2id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kdf {
+    /// Memory in KiB.
+    pub memory_kib: u32,
+    /// Passes over it.
+    pub passes: u32,
+}
+
+impl Kdf {
+    /// A program refuses what would take more memory, in KiB, or more passes.
+    const MOST: Self = Self { memory_kib: 1 << 20, passes: 64 };
+}
+
+/// About 0.2 s of a processor.
+impl Default for Kdf {
+    fn default() -> Self {
+        Self { memory_kib: 64 << 10, passes: 3 }
+    }
+}
+
+impl WrappedKey {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer(Vec::new());
+        out.u32(self.kdf.memory_kib);
+        out.u32(self.kdf.passes);
+        out.bytes(&self.salt);
+        out.bytes(&self.sealed);
+        out.0
+    }
+
+    pub fn decode(name: &str, table: &[u8]) -> Result<Self, ObjectError> {
+        let mut fields = Reader(table);
+        let mut parse = || {
+            let kdf = Kdf { memory_kib: fields.u32()?, passes: fields.u32()? };
+            let sane = (8..=Kdf::MOST.memory_kib).contains(&kdf.memory_kib)
+                && (1..=Kdf::MOST.passes).contains(&kdf.passes);
+            let found = Self { kdf, salt: fields.array()?, sealed: fields.array()? };
+            sane.then_some(found)
+        };
+        parse().ok_or_else(|| damaged(name, "it says what cannot be"))
     }
 }
 
@@ -722,6 +887,9 @@ impl Root {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::VolumeKey;
+    use std::sync::Arc;
+    use zeroize::Zeroizing;
 
     fn header(kind: Kind) -> Header {
         Header {
@@ -742,9 +910,10 @@ mod tests {
     #[test]
     fn any_range_is_read_from_the_frames_that_hold_it() {
         let contents = contents(3 * FRAME_MAX + 2 * BLOCK);
-        let object = encode(&header(Kind::Data), b"table", &contents);
+        let codec = Codec { compression: Compression::Off, key: None };
+        let object = encode(&codec, &header(Kind::Data), b"table", &contents);
         let front = &object[..object.len().min(FRONT_LEN as usize)];
-        let front = Front::decode("x", front).expect("it is whole");
+        let front = Front::decode(&codec, "x", front).expect("it is whole");
         assert_eq!(front.header, header(Kind::Data));
         assert_eq!(front.table(&object).expect("it is whole"), b"table");
         for range in [0..4096, 61440..69632, 65536..131_072, 196_608..204_800] {
@@ -759,37 +928,116 @@ mod tests {
         assert!(front.stored(&behind).is_err(), "there is nothing behind the end");
     }
 
+    /// What volumes may have: compressed or not, encrypted or not.
+    fn codecs() -> [Codec; 4] {
+        let key = || VolumeKey::new(&Zeroizing::new([9; KEY_LEN]), &[1; 16]);
+        let codec =
+            |compression, key: Option<VolumeKey>| Codec { compression, key: key.map(Arc::new) };
+        [
+            codec(Compression::Off, None),
+            codec(Compression::Zstd, None),
+            codec(Compression::Off, Some(key())),
+            codec(Compression::Zstd, Some(key())),
+        ]
+    }
+
+    fn entries() -> [Entry; 1] {
+        [Entry { start: 7, len: 2, value: EntryKind::Here { block: 0 } }]
+    }
+
+    fn log_object(codec: &Codec, contents: &[u8]) -> Vec<u8> {
+        encode(codec, &header(Kind::Log), &encode_entries(&entries()), contents)
+    }
+
+    /// All contents of a log object.
+    fn read(codec: &Codec, object: &[u8], len: usize) -> Result<Vec<u8>, ObjectError> {
+        let front = Front::decode(codec, "x", object)?;
+        assert_eq!(decode_entries("x", &front.table(object)?)?, entries());
+        let mut out = vec![0; len];
+        let all = 0..len as u64;
+        let stored = front.stored(&all)?;
+        let stored = object.get(stored.start as usize..stored.end as usize);
+        front.extract(&all, stored.unwrap_or_default(), &mut out)?;
+        Ok(out)
+    }
+
     #[test]
     fn each_damaged_byte_is_found() {
         let contents = contents(2 * BLOCK);
-        let entries = [Entry { start: 7, len: 2, value: EntryKind::Here { block: 0 } }];
-        let object = encode(&header(Kind::Log), &encode_entries(&entries), &contents);
-        let read = |object: &[u8]| -> Result<Vec<u8>, ObjectError> {
-            let front = Front::decode("x", object)?;
-            assert_eq!(decode_entries("x", front.table(object)?)?, entries);
-            let mut out = vec![0; contents.len()];
-            let all = 0..contents.len() as u64;
-            let stored = front.stored(&all)?;
-            let stored = object.get(stored.start as usize..stored.end as usize);
-            front.extract(&all, stored.unwrap_or_default(), &mut out)?;
-            Ok(out)
-        };
-        assert_eq!(read(&object), Ok(contents.clone()));
-        for at in 0..object.len() {
-            let mut bad = object.clone();
-            bad[at] ^= 0x40;
-            assert!(read(&bad).is_err(), "byte {at}");
-        }
-        for len in 0..object.len() {
-            assert!(read(&object[..len]).is_err(), "cut to {len}");
+        for codec in codecs() {
+            let object = log_object(&codec, &contents);
+            assert_eq!(read(&codec, &object, contents.len()), Ok(contents.clone()));
+            for at in 0..object.len() {
+                let mut bad = object.clone();
+                bad[at] ^= 0x40;
+                assert!(read(&codec, &bad, contents.len()).is_err(), "byte {at}, {codec:?}");
+            }
+            for len in 0..object.len() {
+                assert!(read(&codec, &object[..len], contents.len()).is_err(), "cut to {len}");
+            }
         }
     }
 
     #[test]
+    fn what_was_changed_with_its_checksums_is_found_by_the_key() {
+        let contents = contents(3 * BLOCK);
+        let [plain, _, _, sealed] = codecs();
+        let object = log_object(&sealed, &contents);
+        let ends = Front::decode(&sealed, "x", &object).expect("it is whole");
+        let (table, frame) = (ends.table.clone(), ends.table.end..object.len());
+        // A change of a byte, with the checksums that belong to it.
+        let forge = |at: usize| {
+            let mut bad = object.clone();
+            bad[at] ^= 1;
+            let crc = crc32c::crc32c(&bad[frame.clone()]).to_le_bytes();
+            bad[HEADER_LEN + FRAME_LEN - 4..HEADER_LEN + FRAME_LEN].copy_from_slice(&crc);
+            let crc = crc32c::crc32c(&bad[HEADER_LEN..HEADER_LEN + FRAME_LEN]).to_le_bytes();
+            bad[104..108].copy_from_slice(&crc);
+            let crc = crc32c::crc32c(&bad[table.clone()]).to_le_bytes();
+            bad[108..112].copy_from_slice(&crc);
+            let crc = crc32c::crc32c(&bad[..HEADER_LEN - 4]).to_le_bytes();
+            bad[HEADER_LEN - 4..HEADER_LEN].copy_from_slice(&crc);
+            bad
+        };
+        // Epoch, number, id, previous, next; the table; the frame.
+        for at in [32, 40, 48, 64, 80, table.start, table.end - 1, frame.start, frame.end - 1] {
+            let found = read(&sealed, &forge(at), contents.len());
+            assert!(
+                matches!(found, Err(ObjectError::Damaged { what, .. }) if what.contains("key")),
+                "byte {at}: {found:?}"
+            );
+        }
+        // Neither takes the other's objects.
+        assert!(read(&plain, &object, contents.len()).is_err());
+        assert!(read(&sealed, &log_object(&plain, &contents), contents.len()).is_err());
+    }
+
+    #[test]
+    fn nothing_of_what_is_sealed_can_be_read() {
+        let contents = b"a name that nobody may read ".repeat(2 * BLOCK / 28 + 1);
+        let contents = &contents[..2 * BLOCK];
+        let found = |codec: &Codec| {
+            let object = log_object(codec, contents);
+            object.windows(16).any(|bytes| bytes == b"a name that nobo")
+        };
+        let [plain, _, off, zstd] = codecs();
+        assert!(found(&plain));
+        assert!(!found(&off) && !found(&zstd));
+    }
+
+    #[test]
     fn tables_are_read_as_they_were_written() {
-        let found =
-            Super { capacity: 1 << 30, window: 64, boundary: (65536, 1 << 20), made_secs: 9 };
+        let found = Super {
+            capacity: 1 << 30,
+            window: 64,
+            boundary: (65536, 1 << 20),
+            compression: Compression::Zstd,
+            encrypted: true,
+            made_secs: 9,
+        };
         assert_eq!(Super::decode(&found.encode()), Ok(found));
+        let wrapped = WrappedKey { kdf: Kdf::default(), salt: [3; 16], sealed: [4; 48] };
+        assert_eq!(WrappedKey::decode("x", &wrapped.encode()), Ok(wrapped));
         let owner = Owner { host: "a".into(), machine: "b".into(), boot: "c".into(), pid: 4 };
         let claim = Claim { owner, made_secs: 8 };
         assert_eq!(Claim::decode("x", &claim.encode()), Ok(claim));

@@ -12,9 +12,11 @@
 //! prove      whether a store keeps what a volume relies on
 //! device     ObjectDevice; roots: its roots, and what is deleted; state: what it knows
 //! volume     making a volume, claiming it, fencing its owner off
+//! keys       the key of an encrypted volume
 //! access     requests that are repeated until they are answered
 //! batch      changes in memory, and the objects made of them
 //! format     the objects, byte by byte        runs       runs of blocks with a value
+//! codec      compression and encryption of what objects store
 //! dir        DirStore                          executor   Executor, ThreadExecutor
 //! s3         S3Store
 //! locks      Locks, DirLocks
@@ -23,11 +25,13 @@
 
 mod access;
 mod batch;
+mod codec;
 mod device;
 mod dir;
 mod error;
 mod executor;
 mod format;
+mod keys;
 mod locks;
 mod open;
 mod prove;
@@ -39,15 +43,20 @@ mod store;
 mod url;
 mod volume;
 
+pub use codec::Compression;
 pub use device::{Limits, ObjectDevice, ObjectStats};
 pub use dir::DirStore;
 pub use error::ObjectError;
 pub use executor::{Answer, Executor, Job, ThreadExecutor, Upload};
-pub use format::Owner;
+pub use format::{Kdf, Owner};
+pub use keys::{Encryption, Passphrase};
 pub use locks::{DirLocks, Locks};
-pub use open::{Opening, has_volume, lock_files, make_volume, open_volume, owner_here};
+pub use open::{
+    Opening, change_passphrase, has_volume, is_encrypted, lock_files, make_volume, open_volume,
+    owner_here,
+};
 pub use prove::prove;
 pub use s3::{S3Location, S3Settings, S3Store, TimeLimits};
 pub use store::Store;
 pub use url::StoreUrl;
-pub use volume::{Claimant, VolumeOptions, WINDOW_DEFAULT};
+pub use volume::{Claimant, VolumeOptions};

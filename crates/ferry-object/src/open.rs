@@ -1,14 +1,16 @@
 //! A volume by the URL of its store: connecting, opening, making.
 
+use crate::access::Access;
 use crate::device::{Limits, ObjectDevice};
 use crate::dir::DirStore;
 use crate::error::ObjectError;
 use crate::executor::ThreadExecutor;
 use crate::format::{Owner, SUPER};
+use crate::keys::{Encryption, Passphrase, change};
 use crate::locks::{DirLocks, Locks};
 use crate::store::{Store, exists};
 use crate::url::StoreUrl;
-use crate::volume::{Claimant, VolumeOptions};
+use crate::volume::{Claimant, VolumeOptions, read_super};
 use ferry_env::Env;
 use std::fs;
 use std::io;
@@ -79,17 +81,37 @@ pub fn has_volume(url: &StoreUrl, env: &Env) -> Result<bool, ObjectError> {
 pub fn open_volume(
     url: &StoreUrl,
     opening: Opening,
+    passphrase: Option<Passphrase>,
     env: &Env,
 ) -> Result<Arc<ObjectDevice>, ObjectError> {
     let Connected { store, executor, locks } = connect(url, env)?;
     let take_over = opening == Opening::Own { take_over: true };
-    let claimant = Claimant { owner: this_process(), take_over, locks };
+    let claimant = Claimant { owner: this_process(), take_over, locks, passphrase };
     if opening == Opening::Read {
         return ObjectDevice::open_read_only(store, executor, &claimant, env);
     }
     let device = ObjectDevice::open(store, executor, &claimant, Limits::default(), env)?;
     device.tick_by_itself();
     Ok(device)
+}
+
+/// Whether the volume in a store is encrypted.
+pub fn is_encrypted(url: &StoreUrl, env: &Env) -> Result<bool, ObjectError> {
+    let Connected { store, executor, .. } = connect(url, env)?;
+    Ok(read_super(&Access::new(store, executor))?.info.encrypted)
+}
+
+/// Changes the passphrase of an encrypted volume, which may be in use. Nothing else is written anew.
+pub fn change_passphrase(
+    url: &StoreUrl,
+    old: &Passphrase,
+    new: &Encryption,
+    env: &Env,
+) -> Result<(), ObjectError> {
+    let Connected { store, executor, .. } = connect(url, env)?;
+    let access = Access::new(store, executor);
+    let volume = read_super(&access)?;
+    change(&access, volume.key_of(), old, new, env)
 }
 
 /// Makes a volume in a store that has none, and opens it. A directory is made, if its parent exists.
@@ -110,7 +132,8 @@ pub fn make_volume(
         tracing::warn!(%error, "cannot remove {}", path.display());
     }
     made?;
-    let claimant = Claimant { owner: this_process(), take_over: false, locks };
+    let passphrase = options.encryption.as_ref().map(|encryption| encryption.passphrase.clone());
+    let claimant = Claimant { owner: this_process(), take_over: false, locks, passphrase };
     let limits = Limits { holds_refused: false, ..Limits::default() };
     ObjectDevice::open(store, executor, &claimant, limits, env)
 }

@@ -90,7 +90,7 @@ impl ObjectDevice {
 
     fn shard(&self, shard: u64, at: ObjectRef, runs: &ShardRuns) -> Upload {
         let header = self.header(Kind::Shard, at.number);
-        let bytes = Arc::new(encode(&header, &encode_shard(runs), &[]));
+        let bytes = Arc::new(encode(&self.access.codec, &header, &encode_shard(runs), &[]));
         Upload { name: shard_name(shard, at), bytes, exclusive: false }
     }
 
@@ -121,8 +121,14 @@ impl ObjectDevice {
             return;
         };
         let number = state.roots.number + 1;
-        let (header, bytes) =
-            encode_root(&self.volume, number, state.roots.id, &writing.root, &self.env);
+        let (header, bytes) = encode_root(
+            &self.access.codec,
+            &self.volume,
+            number,
+            state.roots.id,
+            &writing.root,
+            &self.env,
+        );
         let upload = Upload { name: root_name(number), bytes: Arc::new(bytes), exclusive: true };
         let then: Then = Box::new(move |me, result| me.root_answered(number, header.id, result));
         fx.jobs.push(self.upload(upload, 0, then));

@@ -153,8 +153,6 @@ pub(crate) enum Stage {
 pub(crate) struct Sealed {
     pub seq: u64,
     pub id: Id,
-    /// Of the log object before it.
-    pub previous: Id,
     pub runs: Arc<RunMap<Pending>>,
     /// Bytes of memory that its data takes.
     pub bytes: usize,

@@ -11,13 +11,15 @@
 //! 4. a look for a newer claim, when the fences are in. A claimant may have slept for so long that
 //!    the fence, which it created now, took the name of a log object that a later owner deleted.
 
-use crate::access::{Access, Created};
+use crate::access::{Access, Created, LIST_AGAIN, LISTS_MAX};
+use crate::codec::{Codec, Compression};
 use crate::error::ObjectError;
 use crate::format::{
     CLAIMS, Claim, Entry, Header, Id, Kind, Location, ObjectRef, Owner, ROOTS, Root, RootState,
-    SUPER, Super, claim_name, decode_entries, decode_shard, encode, log_name, number_of, root_name,
-    shard_name,
+    SUPER, Super, claim_name, decode_entries, decode_shard, encode, log_name, new_header,
+    number_of, random_id, root_name, shard_name,
 };
+use crate::keys::{Encryption, Of, Passphrase, make_key, unlock};
 use crate::locks::Locks;
 use crate::runs::Run;
 use ferry_env::Env;
@@ -26,14 +28,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// W of a new volume: log objects that may be under way together.
-pub const WINDOW_DEFAULT: u32 = 64;
-/// The list is asked so often for roots that exist: it may lag.
-const LISTS_MAX: u32 = 20;
-/// The pause before the list is asked again.
-const LIST_AGAIN: Duration = Duration::from_millis(500);
-
+const WINDOW_DEFAULT: u32 = 64;
 /// What a new volume is to be.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct VolumeOptions {
     /// Bytes of the device, whole blocks.
     pub capacity: u64,
@@ -42,6 +39,18 @@ pub struct VolumeOptions {
     /// Data objects end at this byte of the device, and every so many bytes behind it: a segment of
     /// the file system is never in one data object with another, so it dies as a whole.
     pub boundary: (u64, u64),
+    /// Whether its owners compress what they write.
+    pub compression: Compression,
+    /// How it is encrypted, if it is.
+    pub encryption: Option<Encryption>,
+}
+
+impl VolumeOptions {
+    /// A volume of this size and with these boundaries, and the defaults.
+    pub fn new(capacity: u64, boundary: (u64, u64)) -> Self {
+        let compression = Compression::default();
+        Self { capacity, window: WINDOW_DEFAULT, boundary, compression, encryption: None }
+    }
 }
 
 /// What an open volume is.
@@ -53,22 +62,16 @@ pub(crate) struct Volume {
     pub epoch: u64,
 }
 
-/// A random number that names an object.
-pub(crate) fn random_id(env: &Env) -> Id {
-    let mut id = [0; 16];
-    id[..8].copy_from_slice(&env.entropy.next_u64().to_le_bytes());
-    id[8..].copy_from_slice(&env.entropy.next_u64().to_le_bytes());
-    id
-}
-
-/// A header of an object that is not part of the log.
-fn plain_header(kind: Kind, volume: Id, epoch: u64, number: u64, env: &Env) -> Header {
-    let id = random_id(env);
-    Header { kind, volume, epoch, number, id, previous: [0; 16], next: 0 }
+impl Volume {
+    /// What its key belongs to.
+    pub fn key_of(&self) -> Of<'_> {
+        Of { id: &self.id, info: &self.info }
+    }
 }
 
 /// The bytes of a root.
 pub(crate) fn encode_root(
+    codec: &Codec,
     volume: &Volume,
     number: u64,
     previous: Id,
@@ -76,35 +79,42 @@ pub(crate) fn encode_root(
     env: &Env,
 ) -> (Header, Vec<u8>) {
     let header =
-        Header { previous, ..plain_header(Kind::Root, volume.id, volume.epoch, number, env) };
-    (header, encode(&header, &root.encode(), &[]))
+        Header { previous, ..new_header(Kind::Root, volume.id, volume.epoch, number, env) };
+    (header, encode(codec, &header, &root.encode(), &[]))
 }
 
 /// Makes a volume in an empty store. Its device reads as zeros.
-pub(crate) fn make(access: &Access, options: &VolumeOptions, env: &Env) -> Result<(), ObjectError> {
+pub(crate) fn make(access: Access, options: &VolumeOptions, env: &Env) -> Result<(), ObjectError> {
     let info = Super {
         capacity: options.capacity,
         window: options.window,
         boundary: options.boundary,
+        compression: options.compression,
+        encrypted: options.encryption.is_some(),
         made_secs: env.clock.wall().as_secs(),
     };
     Super::decode(&info.encode())?;
-    let header = plain_header(Kind::Super, random_id(env), 0, 0, env);
-    match access.create(SUPER, &encode(&header, &info.encode(), &[]))? {
+    let header = new_header(Kind::Super, random_id(env), 0, 0, env);
+    match access.create(SUPER, &encode(&access.codec, &header, &info.encode(), &[]))? {
         Created::Ours => {}
         // Left by a process that ended before it wrote the first root, if nobody has opened it.
         Created::Foreign(_)
             if !access.exists(&claim_name(1))? && !access.exists(&root_name(0))? => {}
         Created::Foreign(_) | Created::Vanished => return Err(ObjectError::VolumeExists),
     }
-    let volume = identify(access)?;
+    let volume = read_super(&access)?;
+    let access = match &options.encryption {
+        _ if volume.info.encrypted != info.encrypted => return Err(ObjectError::VolumeExists),
+        Some(encryption) => make_key(access, volume.key_of(), encryption, env)?,
+        None => access,
+    };
     let root = Root { first: 1, last_id: [0; 16], state: RootState::Closed, shards: Vec::new() };
-    let (_, bytes) = encode_root(&volume, 0, [0; 16], &root, env);
+    let (_, bytes) = encode_root(&access.codec, &volume, 0, [0; 16], &root, env);
     access.create(&root_name(0), &bytes).map(drop)
 }
 
 /// Reads what volume the store holds.
-pub(crate) fn identify(access: &Access) -> Result<Volume, ObjectError> {
+pub(crate) fn read_super(access: &Access) -> Result<Volume, ObjectError> {
     let (front, table) = match access.table(SUPER) {
         Err(ObjectError::NotFound(_)) => return Err(ObjectError::NoVolume),
         other => other?,
@@ -112,6 +122,18 @@ pub(crate) fn identify(access: &Access) -> Result<Volume, ObjectError> {
     let id = front.header.volume;
     front.expect(Kind::Super, &id, 0)?;
     Ok(Volume { id, info: Super::decode(&table)?, epoch: 0 })
+}
+
+/// Reads what volume the store holds, and how to read and write its objects.
+pub(crate) fn identify(
+    mut access: Access,
+    passphrase: Option<&Passphrase>,
+) -> Result<(Access, Volume), ObjectError> {
+    let volume = read_super(&access)?;
+    access.codec.compression = volume.info.compression;
+    let access =
+        if volume.info.encrypted { unlock(access, volume.key_of(), passphrase)? } else { access };
+    Ok((access, volume))
 }
 
 /// The newest claim, and its number; `None`: nobody has claimed the volume yet. Claims are never
@@ -249,9 +271,9 @@ impl Chain {
         let header = Header {
             previous: self.last_id,
             next: seq + 3 * u64::from(volume.info.window),
-            ..plain_header(Kind::Fence, volume.id, volume.epoch, seq, env)
+            ..new_header(Kind::Fence, volume.id, volume.epoch, seq, env)
         };
-        Ok((header, access.create(&log_name(seq), &encode(&header, &[], &[]))?))
+        Ok((header, access.create(&log_name(seq), &encode(&access.codec, &header, &[], &[]))?))
     }
 
     /// Follows the log to its end, and ends it: what an older owner writes from now on is not part
@@ -294,6 +316,8 @@ pub struct Claimant {
     pub take_over: bool,
     /// The locks of this machine, if all that open the volume here use them.
     pub locks: Option<Arc<dyn Locks>>,
+    /// What opens the volume, if it is encrypted.
+    pub passphrase: Option<Passphrase>,
 }
 
 impl Claimant {
@@ -330,9 +354,8 @@ impl Claimant {
     }
 }
 
-/// What is known before anything is changed: the volume, its newest root, the newest claim.
+/// What is known before anything is changed: the newest root, the newest claim.
 struct Found {
-    volume: Volume,
     root: FoundRoot,
     /// Number of the newest claim; 0: there is none.
     epoch: u64,
@@ -340,11 +363,15 @@ struct Found {
 }
 
 /// Looks at the volume; an error if it has an owner that `claimant` does not take it from.
-fn look(access: &Access, claimant: &Claimant, env: &Env) -> Result<Found, ObjectError> {
-    let volume = identify(access)?;
-    let root = newest_root(access, &volume)?;
-    let Some((epoch, claim)) = newest_claim(access, &volume)? else {
-        return Ok(Found { volume, root, epoch: 0, before: Before::Closed });
+fn look(
+    access: &Access,
+    volume: &Volume,
+    claimant: &Claimant,
+    env: &Env,
+) -> Result<Found, ObjectError> {
+    let root = newest_root(access, volume)?;
+    let Some((epoch, claim)) = newest_claim(access, volume)? else {
+        return Ok(Found { root, epoch: 0, before: Before::Closed });
     };
     let closed = root.root.state == RootState::Closed && root.header.epoch == epoch;
     let before = if closed {
@@ -356,22 +383,23 @@ fn look(access: &Access, claimant: &Claimant, env: &Env) -> Result<Found, Object
     } else {
         return Err(claimant.in_use(epoch, &claim, env));
     };
-    Ok(Found { volume, root, epoch, before })
+    Ok(Found { root, epoch, before })
 }
 
 /// As [`look`], with the map of the root. An owner may write a new root meanwhile, and delete what
 /// the old one needs: then this looks again.
 fn look_and_load(
     access: &Access,
+    volume: &Volume,
     claimant: &Claimant,
     env: &Env,
 ) -> Result<(Found, Shards), ObjectError> {
     loop {
-        let found = look(access, claimant, env)?;
+        let found = look(access, volume, claimant, env)?;
         let number = found.root.header.number;
-        match load_shards(access, &found.volume, &found.root.root) {
+        match load_shards(access, volume, &found.root.root) {
             Err(ObjectError::NotFound(_))
-                if newest_root(access, &found.volume)?.header.number > number => {}
+                if newest_root(access, volume)?.header.number > number => {}
             loaded => return Ok((found, loaded?)),
         }
     }
@@ -381,18 +409,20 @@ fn look_and_load(
 /// last looked for a newer claim.
 pub(crate) fn claim(
     access: &Access,
+    mut volume: Volume,
     claimant: &Claimant,
     term: Duration,
     env: &Env,
 ) -> Result<(Volume, Chain, Shards), ObjectError> {
     // What cannot be opened is not claimed.
-    let (found, shards) = look_and_load(access, claimant, env)?;
-    let Found { mut volume, root: found, epoch, before } = found;
+    let (found, shards) = look_and_load(access, &volume, claimant, env)?;
+    let Found { root: found, epoch, before } = found;
     volume.epoch = epoch + 1;
     claimant.hold(volume.epoch, true)?;
     let claim = Claim { owner: claimant.owner.clone(), made_secs: env.clock.wall().as_secs() };
-    let header = plain_header(Kind::Claim, volume.id, volume.epoch, volume.epoch, env);
-    match access.create(&claim_name(volume.epoch), &encode(&header, &claim.encode(), &[]))? {
+    let header = new_header(Kind::Claim, volume.id, volume.epoch, volume.epoch, env);
+    let bytes = encode(&access.codec, &header, &claim.encode(), &[]);
+    match access.create(&claim_name(volume.epoch), &bytes)? {
         Created::Ours => {}
         _ => return Err(ObjectError::ClaimLost { epoch: volume.epoch }),
     }
@@ -485,7 +515,8 @@ fn take_over_root(access: &Access, volume: &Volume, env: &Env) -> Result<FoundRo
         }
         let number = newest.header.number + 1;
         let root = Root { state: RootState::Takeover, ..newest.root.clone() };
-        let (header, bytes) = encode_root(volume, number, newest.header.id, &root, env);
+        let (header, bytes) =
+            encode_root(&access.codec, volume, number, newest.header.id, &root, env);
         if access.create(&root_name(number), &bytes)? != Created::Ours {
             // The old owner, or another claimant, has written a root meanwhile.
             continue;
@@ -501,10 +532,11 @@ fn take_over_root(access: &Access, volume: &Volume, env: &Env) -> Result<FoundRo
 /// may go on meanwhile.
 pub(crate) fn observe(
     access: &Access,
+    volume: Volume,
     claimant: &Claimant,
     env: &Env,
 ) -> Result<(Volume, Chain, Shards), ObjectError> {
-    let (Found { volume, root, epoch, .. }, shards) = look_and_load(access, claimant, env)?;
+    let (Found { root, epoch, .. }, shards) = look_and_load(access, &volume, claimant, env)?;
     if !claimant.take_over {
         claimant.hold(epoch + 1, false)?;
     }

@@ -25,7 +25,7 @@ impl Volume {
     fn new() -> Self {
         let volume = Self { objects: TestStore::new(), env: Env::real() };
         let options =
-            VolumeOptions { capacity: BLOCKS * BLOCK, window: WINDOW, boundary: (0, 1 << 20) };
+            VolumeOptions { window: WINDOW, ..VolumeOptions::new(BLOCKS * BLOCK, (0, 1 << 20)) };
         let (store, threads) = (volume.store(), volume.threads());
         ObjectDevice::make(store, threads, &options, &volume.env).expect("a new volume");
         volume

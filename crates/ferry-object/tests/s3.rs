@@ -323,7 +323,7 @@ fn a_volume_outlives_answers_that_are_lost() {
     let env = Env::real();
     let store: Arc<dyn Store> = Arc::new(store(&fake));
     let threads = || Arc::new(ThreadExecutor::new(&env).expect("threads can be started"));
-    let options = VolumeOptions { capacity: 16 << 20, window: 4, boundary: (0, 1 << 20) };
+    let options = VolumeOptions { window: 4, ..VolumeOptions::new(16 << 20, (0, 1 << 20)) };
     ObjectDevice::make(Arc::clone(&store), threads(), &options, &env).expect("a new volume");
     let open = |take_over| {
         let claimant = Claimant { take_over, ..Claimant::default() };

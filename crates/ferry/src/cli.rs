@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use ferry_device::Kind;
 
 use ferry_journal::FlushPolicy;
@@ -33,6 +33,10 @@ pub struct Cli {
     /// (also: environment FERRY_LOG)
     #[arg(long, global = true, value_name = "LEVEL")]
     pub log_level: Option<String>,
+    /// The file with the passphrase of an encrypted volume (also: environment FERRY_PASSPHRASE_FILE,
+    /// mount option passphrase_file); without it the passphrase is asked for at the terminal
+    #[arg(long, global = true, value_name = "FILE")]
+    pub passphrase_file: Option<PathBuf>,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -46,6 +50,8 @@ pub enum Command {
     Mkfs(MkfsArgs),
     /// Mount a volume
     Mount(MountArgs),
+    /// Change the passphrase of an encrypted volume in a store, mounted or not
+    Passphrase(PassphraseArgs),
     /// Build a mirror's side anew on another file or block device, while it is mounted or not
     Replace(ReplaceArgs),
     /// Let other machines mount a volume: `ferry mount ferry://HOST/ MOUNTPOINT`
@@ -122,6 +128,35 @@ pub struct MkfsArgs {
     /// With --device: the files (made where absent) or block devices
     #[arg(value_name = "PATH", requires = "device")]
     pub components: Vec<PathBuf>,
+    /// A volume in a store: whether objects are compressed; those that gain nothing are not
+    /// [default: zstd]
+    #[arg(long, value_name = "HOW")]
+    pub compress: Option<Compress>,
+    /// A volume in a store: encrypt it. Without its passphrase nothing can be read, by anybody
+    #[arg(long)]
+    pub encrypt: bool,
+}
+
+/// How the objects of a volume in a store are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Compress {
+    /// With zstd.
+    Zstd,
+    /// Not at all.
+    Off,
+}
+
+/// The arguments of `ferry passphrase`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The contents of the volume are not written anew: their key stays, and is wrapped by the new passphrase. Who has seen the old one, and a copy of \
+the store from before, can still read that copy.")]
+pub struct PassphraseArgs {
+    /// The volume
+    pub volume: Location,
+    /// The file with the new passphrase; without it, it is asked for at the terminal
+    #[arg(long, value_name = "FILE")]
+    pub new_passphrase_file: Option<PathBuf>,
 }
 
 /// The arguments of `ferry replace`.
@@ -323,6 +358,8 @@ impl MkfsArgs {
             force: false,
             device: None,
             components: Vec::new(),
+            compress: None,
+            encrypt: false,
         }
     }
 }

@@ -15,8 +15,8 @@ use crate::error::CliError;
 use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
-    cert, clients, control, debug, fsck, logging, mkfs, mount, replace, scrub, serve, sync, top,
-    umount,
+    cert, clients, control, debug, fsck, logging, mkfs, mount, passphrase, replace, scrub, serve,
+    sync, top, umount,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -55,8 +55,12 @@ pub fn main() -> ExitCode {
         None => {
             let cli = help_with_bench().map_or_else(Cli::parse, |args| Cli {
                 log_level: None,
+                passphrase_file: None,
                 command: Command::Bench(crate::cli::BenchArgs { args }),
             });
+            if let Some(file) = &cli.passphrase_file {
+                passphrase::use_file(file);
+            }
             run(&cli.command, cli.log_level.as_deref(), false)
         }
         Some(Ok(Asked::Mount(args, sloppy))) => run(&Command::Mount(args), None, sloppy),
@@ -102,6 +106,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Evict(args) => quietly().and_then(|()| clients::evict(args))?,
         Command::Cert(command) => quietly().and_then(|()| cert::run(command))?,
         Command::Mkfs(args) => quietly().and_then(|()| mkfs::run(args))?,
+        Command::Passphrase(args) => quietly().and_then(|()| passphrase::run(args))?,
         Command::Replace(args) => quietly().and_then(|()| replace::run(args))?,
         Command::Umount(args) => quietly().and_then(|()| umount::run(args))?,
         Command::Stats(args) => quietly().and_then(|()| control::stats(args))?,

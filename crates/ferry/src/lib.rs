@@ -59,6 +59,7 @@ mod mounts;
 mod object;
 mod open;
 mod options;
+mod passphrase;
 mod remote;
 mod replace;
 mod scrub;

@@ -13,15 +13,16 @@ use ferry_fs::volume::{
     segments_of,
 };
 use ferry_object::{
-    ObjectDevice, ObjectError, Opening, StoreUrl, VolumeOptions, WINDOW_DEFAULT, has_volume,
-    make_volume, open_volume,
+    Compression, ObjectDevice, ObjectError, Opening, StoreUrl, VolumeOptions, has_volume,
+    is_encrypted, make_volume, open_volume,
 };
 
-use crate::cli::MkfsArgs;
+use crate::cli::{Compress, MkfsArgs};
 use crate::control::print;
 use crate::error::CliError;
 use crate::location::Location;
 use crate::open::{Opened, explain};
+use crate::passphrase;
 use crate::size::format_bytes;
 
 /// The default size of a volume in a file, in bytes: the file is sparse, and takes space as it is
@@ -64,6 +65,12 @@ fn make(args: &MkfsArgs) -> Result<Superblock, CliError> {
             args.volume
         )));
     }
+    if (args.encrypt || args.compress.is_some()) && !matches!(args.volume, Location::Store(_)) {
+        return Err(CliError::Usage(format!(
+            "{}: --encrypt and --compress are for a volume in a store (dir://); an encrypted block device (cryptsetup) is what another volume can lie on",
+            args.volume
+        )));
+    }
     match &args.volume {
         Location::Path(path) => make_on_devices(args, path),
         Location::Store(url) => make_in_store(args, url),
@@ -83,10 +90,19 @@ fn make_in_store(args: &MkfsArgs, url: &StoreUrl) -> Result<Superblock, CliError
     let capacity = whole(args.size.unwrap_or(STORE_SIZE));
     let boundary = segments_of(capacity, &options, &env);
     let boundary = boundary.map_err(|error| refused(&args.volume, &error))?;
-    let volume = VolumeOptions { capacity, window: WINDOW_DEFAULT, boundary };
+    let encryption = match args.encrypt {
+        true => Some(passphrase::new_encryption(&args.volume)?),
+        false => None,
+    };
+    let compression = match args.compress {
+        Some(Compress::Off) => Compression::Off,
+        Some(Compress::Zstd) | None => Compression::Zstd,
+    };
+    let volume =
+        VolumeOptions { compression, encryption, ..VolumeOptions::new(capacity, boundary) };
     let is_new = !is_there(url);
     let made = match make_volume(url, &volume, &env) {
-        Err(ObjectError::VolumeExists) => half_made(args, url, &env),
+        Err(ObjectError::VolumeExists) => half_made(args, url, &volume, &env),
         made => made,
     };
     // From here on this process owns the volume.
@@ -123,15 +139,29 @@ fn remove(url: &StoreUrl) {
 
 /// Opens a volume whose making was interrupted, so that it can be ended. Any other volume is an
 /// error, and left as it is.
-fn half_made(args: &MkfsArgs, url: &StoreUrl, env: &Env) -> Result<Arc<ObjectDevice>, ObjectError> {
-    let found: Arc<dyn BlockDevice> = open_volume(url, Opening::Read, env)?;
+fn half_made(
+    args: &MkfsArgs,
+    url: &StoreUrl,
+    options: &VolumeOptions,
+    env: &Env,
+) -> Result<Arc<ObjectDevice>, ObjectError> {
+    // Another volume may be encrypted, or not.
+    if is_encrypted(url, env)? != options.encryption.is_some() {
+        return Err(ObjectError::VolumeExists);
+    }
+    let passphrase = options.encryption.as_ref().map(|encryption| &encryption.passphrase);
+    let found = match open_volume(url, Opening::Read, passphrase.cloned(), env) {
+        Err(ObjectError::WrongPassphrase) => return Err(ObjectError::VolumeExists),
+        found => found?,
+    };
+    let found: Arc<dyn BlockDevice> = found;
     let is_half = matches!(read_superblock(&found), Err(VolumeError::Empty))
         && args.size.is_none_or(|size| whole(size) == found.capacity());
     drop(found);
     if !is_half {
         return Err(ObjectError::VolumeExists);
     }
-    open_volume(url, Opening::Own { take_over: false }, env)
+    open_volume(url, Opening::Own { take_over: false }, passphrase.cloned(), env)
 }
 
 fn make_on_devices(args: &MkfsArgs, volume: &Path) -> Result<Superblock, CliError> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ferry_env::Env;
 use ferry_fs::{AccessTimes, CacheMode, Filesystem, FsOptions, LocalFs, SessionStore};
+use ferry_object::is_encrypted;
 
 use crate::asked::Asked;
 use crate::cache_size::{GivesWay, default_bytes};
@@ -18,7 +19,7 @@ use crate::location::Location;
 use crate::open::{How, explain, open_when_free};
 use crate::options::MountOptions;
 use crate::size::format_bytes;
-use crate::{logging, mkfs, mounts, remote, umount, utab};
+use crate::{logging, mkfs, mounts, passphrase, remote, umount, utab};
 
 /// A host is short of space if it has less than this, or less than the volume's size divided by
 /// `HOST_LOW_SHARE`.
@@ -33,6 +34,9 @@ pub fn run(
     log_level: Option<&str>,
 ) -> Result<(), CliError> {
     start_log(args.foreground, args.daemon, options, log_level)?;
+    if let Some(file) = &options.passphrase_file {
+        passphrase::use_file(file);
+    }
     if options.remount {
         return remount(&args.mountpoint, options);
     }
@@ -91,6 +95,15 @@ fn in_background(
     }
     command.push("--stop-timeout".into());
     command.push(format!("{}ms", args.stop_timeout.as_millis()).into());
+    let handed = match &args.volume {
+        Location::Store(url) => passphrase::for_daemon(&args.volume, || {
+            is_encrypted(url, &Env::real()).map_err(|error| explain(&args.volume, &error.into()))
+        })?,
+        Location::Path(_) | Location::Server(_) => None,
+    };
+    if let Some(file) = &handed {
+        command.extend(["--passphrase-file".into(), file.path.clone().into()]);
+    }
     daemon::spawn(&daemon_args(command, options, log_level), options.log.as_deref())
 }
 

@@ -1,5 +1,6 @@
 //! Opens volumes, wherever they lie, once nobody else has them open.
 
+use std::cell::OnceCell;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +10,13 @@ use ferry_device::{
     OpenMode,
 };
 use ferry_env::Env;
-use ferry_object::{ObjectDevice, ObjectError, Opening, open_volume};
+use ferry_object::{ObjectDevice, ObjectError, Opening, Passphrase, StoreUrl, open_volume};
 
 use crate::error::CliError;
 use crate::holder::{Holder, LOOK_AGAIN};
 use crate::location::Location;
 use crate::waiting::pause;
-use crate::{clients, mounts, socket};
+use crate::{clients, mounts, passphrase, socket};
 
 /// How often a volume that a process reads is checked again.
 const READER_LOOKS: u32 = 20;
@@ -105,6 +106,9 @@ pub enum OpenError {
     /// It is in a store.
     #[error(transparent)]
     Store(#[from] ObjectError),
+    /// It is encrypted, and its passphrase cannot be had.
+    #[error("{0}")]
+    Passphrase(CliError),
     /// A server has it.
     #[error("that is for the machine that has the volume")]
     Served,
@@ -127,7 +131,9 @@ impl OpenError {
 /// Opens a volume. One whose mount is gone but whose daemon still writes back (umount(8) does not
 /// wait for that) is waited for; one that is mounted is refused at once.
 pub fn open_when_free(volume: &Location, how: How, env: &Env) -> Result<Opened, OpenError> {
-    when_free(volume, || open(volume, how, env))
+    // It is asked for once.
+    let passphrase = OnceCell::new();
+    when_free(volume, || open(volume, how, &passphrase, env))
 }
 
 /// The same for a volume that must be of several components.
@@ -173,10 +179,37 @@ fn when_free<T>(
     open()
 }
 
-fn open(volume: &Location, how: How, env: &Env) -> Result<Opened, OpenError> {
+/// Opens a volume in a store. If it is encrypted, its passphrase is got then.
+fn open_in_store(
+    volume: &Location,
+    url: &StoreUrl,
+    how: How,
+    passphrase: &OnceCell<Passphrase>,
+    env: &Env,
+) -> Result<Opened, OpenError> {
+    let opened = match open_volume(url, how.opening(), passphrase.get().cloned(), env) {
+        Err(ObjectError::PassphraseWanted) => {
+            let found = passphrase::get(volume, false).map_err(OpenError::Passphrase)?;
+            let found = passphrase.get_or_init(|| found).clone();
+            open_volume(url, how.opening(), Some(found), env)
+        }
+        opened => opened,
+    }?;
+    if passphrase.get().is_some() {
+        passphrase::protect_memory();
+    }
+    Ok(Opened::in_store(opened))
+}
+
+fn open(
+    volume: &Location,
+    how: How,
+    passphrase: &OnceCell<Passphrase>,
+    env: &Env,
+) -> Result<Opened, OpenError> {
     let path = match volume {
         Location::Path(path) => path,
-        Location::Store(url) => return Ok(Opened::in_store(open_volume(url, how.opening(), env)?)),
+        Location::Store(url) => return open_in_store(volume, url, how, passphrase, env),
         Location::Server(_) => return Err(OpenError::Served),
     };
     let device: Arc<dyn BlockDevice> = if CompositeVolume::is_at(path) {
@@ -203,6 +236,7 @@ pub fn explain(volume: &Location, error: &OpenError) -> CliError {
         })) => format!("{error}{}", until_when(volume, *pid)),
         OpenError::Device(error) => error.to_string(),
         OpenError::Store(error) => explain_store(volume, error),
+        OpenError::Passphrase(error) => error.to_string(),
         OpenError::Served => volume.not_served().to_string(),
     })
 }
@@ -243,6 +277,9 @@ fn explain_store(volume: &Location, error: &ObjectError) -> String {
         ObjectError::Locked(holder) => {
             format!("{volume}: in use by process {}{}", holder.pid, until_when(volume, holder.pid))
         }
+        ObjectError::WrongPassphrase => format!(
+            "{volume}: {error}; nothing was changed. Without the right one nothing in it can be read"
+        ),
         ObjectError::ClaimLost { .. } => {
             format!(
                 "{volume}: another process opens it at this moment: look who has it, then try again"

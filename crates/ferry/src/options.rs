@@ -26,6 +26,8 @@ idle_poll=off       no thread keeps a core awake while requests come closely (se
 commit_interval=T   what nobody synced becomes durable after this time, for example 1s
 allow_other         other users may use the mount (for a mount made by root this is the default)
 allow_root          accepted, as allow_other
+passphrase_file=FILE
+                    the passphrase of an encrypted volume in a store
 log=FILE            messages go to this file, not to the system log
 timeout=T           of ferry://: operations wait so long for a server that is gone, then they fail (the default is 60s)
 async=off           of ferry://: each change waits for the server (the default is on: where nobody else uses a directory or file, changes
@@ -65,6 +67,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// The file for messages, instead of the system log.
     pub log: Option<PathBuf>,
+    /// The file with the passphrase of an encrypted volume.
+    pub passphrase_file: Option<PathBuf>,
     /// How long operations wait for an unreachable server; `None`: the default.
     pub timeout: Option<Duration>,
     /// Changes are not acknowledged before the server answers.
@@ -123,6 +127,9 @@ impl MountOptions {
             ("async", Some(word @ ("on" | "off"))) => self.async_off = word == "off",
             ("insecure", None) => self.insecure = true,
             ("tls", Some(dir)) if !dir.is_empty() => self.tls = Some(PathBuf::from(dir)),
+            ("passphrase_file", Some(file)) if !file.is_empty() => {
+                self.passphrase_file = Some(PathBuf::from(file));
+            }
             ("log", Some(file)) if !file.is_empty() => {
                 self.log = Some(PathBuf::from_str(file).unwrap_or_else(|never| match never {}));
             }

@@ -11,6 +11,7 @@
 //! history   what each owner wrote and was told, and what the next one may find
 //! executor  one owner's requests, in any order
 //! store     the objects, and what can go wrong with a request
+//! stored    how a volume stores its objects
 //! turns     whose turn it is; virtual time; what happens late
 //! ```
 
@@ -18,6 +19,7 @@ mod executor;
 mod history;
 mod run;
 mod store;
+mod stored;
 #[cfg(test)]
 mod tests;
 mod turns;

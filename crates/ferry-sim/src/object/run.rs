@@ -3,6 +3,7 @@
 use super::executor::SimExecutor;
 use super::history::{BLOCKS, Change, History, Image};
 use super::store::{Faults, SimStore};
+use super::stored;
 use super::turns::{Crashed, Turns, World};
 use crate::device::SimRng;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Io, LockHolder};
@@ -249,11 +250,10 @@ impl Run {
     /// Makes the volume; and when all others have ended, its contents are what they may be.
     fn make_and_look(&self, owner: usize, executor: &Arc<SimExecutor>) {
         let Plan { window, .. } = self.plan;
-        let options = VolumeOptions {
-            capacity: (BLOCKS * BLOCK_SIZE) as u64,
-            window,
-            boundary: (8 * BLOCK_SIZE as u64, 16 * BLOCK_SIZE as u64),
-        };
+        let (capacity, boundary) =
+            ((BLOCKS * BLOCK_SIZE) as u64, (8 * BLOCK_SIZE as u64, 16 * BLOCK_SIZE as u64));
+        let options =
+            VolumeOptions { window, ..stored::options(self.plan.seed, capacity, boundary) };
         let store = self.store(owner, self.quiet());
         let made = ObjectDevice::make(store, executor.clone(), &options, &self.env());
         if let Err(error) = made {
@@ -261,7 +261,8 @@ impl Run {
         }
         // Longer than all that the others may sleep.
         executor.pause(Duration::from_secs(100 * 86_400));
-        let claimant = Claimant { take_over: true, ..Claimant::default() };
+        let passphrase = stored::passphrase(self.plan.seed);
+        let claimant = Claimant { take_over: true, passphrase, ..Claimant::default() };
         match ObjectDevice::open(
             self.store(owner, self.quiet()),
             executor.clone(),
@@ -312,6 +313,7 @@ impl Run {
                 take_over: self.below(3) > 0,
                 locks: (self.plan.hurried || self.below(2) > 0)
                     .then(|| Arc::new(OneProcess) as Arc<dyn Locks>),
+                passphrase: stored::passphrase(self.plan.seed),
             };
             let opened = ObjectDevice::open(
                 self.store(owner, self.plan.faults),
@@ -326,8 +328,9 @@ impl Run {
                     break (device, epoch);
                 }
                 Err(ObjectError::InUse { .. } | ObjectError::ClaimLost { .. }) => {}
-                // A list may lag for longer than an owner looks for a root.
-                Err(ObjectError::Damaged { what, .. }) if what.starts_with("no root") => {}
+                // A list may lag for longer than an owner looks for a root or the key.
+                Err(ObjectError::Damaged { what, .. })
+                    if what.starts_with("no root") || what.starts_with("the volume is enc") => {}
                 Err(error) => {
                     self.fail(format!("owner {owner} cannot open the volume: {error}"));
                 }

@@ -3,6 +3,7 @@
 //! what the model allows.
 
 use super::store::{Effect, Objects};
+use super::stored;
 use crate::crash::{Life, Traced};
 use crate::device::{SimClock, SimRng, sim_env};
 use crate::generator::Generator;
@@ -150,7 +151,11 @@ impl VolumePlan {
     fn owner(&self, store: &Arc<NotedStore>, stage: &str, seed: u64) -> Result<Owner, Failure> {
         let (env, clock) = sim_env(seed);
         let executor = Arc::new(InlineExecutor(Arc::clone(&clock)));
-        let claimant = Claimant { take_over: true, ..Claimant::default() };
+        let claimant = Claimant {
+            take_over: true,
+            passphrase: stored::passphrase(self.seed),
+            ..Claimant::default()
+        };
         match ObjectDevice::open(store.clone(), executor, &claimant, limits(), &env) {
             Ok(device) => Ok(Owner { device, clock, env }),
             Err(error) => Self::fail(stage, format!("the volume cannot be opened: {error}")),
@@ -164,8 +169,10 @@ impl VolumePlan {
         let store = Arc::new(NotedStore::default());
         let (env, clock) = sim_env(rng.next_u64());
         let executor = Arc::new(InlineExecutor(clock));
-        let options =
-            VolumeOptions { capacity: plan.volume_bytes, window: 4, boundary: (0, 1 << 20) };
+        let options = VolumeOptions {
+            window: 4,
+            ..stored::options(self.seed, plan.volume_bytes, (0, 1 << 20))
+        };
         ObjectDevice::make(store.clone(), executor, &options, &env)
             .or_else(|error| Self::fail("make", error.to_string()))?;
         let owner = self.owner(&store, "the first opening", rng.next_u64())?;

@@ -1,0 +1,218 @@
+//! The key of an encrypted volume: wrapped by a passphrase, in an object `k/N`.
+//!
+//! The key is random and never changes. What a passphrase gives (argon2id) encrypts it, with the
+//! table of `super` authenticated beside it. A new passphrase is a new object `k/(N+1)`, and the older
+//! ones are deleted then: nothing else is written. Between the two steps both passphrases open the
+//! volume.
+
+use crate::access::{Access, Created, LIST_AGAIN, LISTS_MAX};
+use crate::codec::{KEY_LEN, VolumeKey};
+use crate::error::ObjectError;
+use crate::format::{
+    Id, KEYS, Kdf, Kind, Super, WrappedKey, encode, key_name, new_header, number_of, random_id,
+};
+use argon2::{Algorithm, Argon2, Params, Version};
+use ferry_env::Env;
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use std::fmt;
+use zeroize::Zeroizing;
+
+/// What opens an encrypted volume. It is cleared from memory when it is dropped.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Passphrase(Zeroizing<Vec<u8>>);
+
+/// It shows nothing of the passphrase.
+impl fmt::Debug for Passphrase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Passphrase")
+    }
+}
+
+impl Passphrase {
+    /// `None`: it is empty.
+    pub fn new(bytes: Zeroizing<Vec<u8>>) -> Option<Self> {
+        (!bytes.is_empty()).then_some(Self(bytes))
+    }
+}
+
+/// How a new volume is encrypted.
+#[derive(Clone, Debug)]
+pub struct Encryption {
+    /// What opens it.
+    pub passphrase: Passphrase,
+    /// What it costs to try one.
+    pub kdf: Kdf,
+}
+
+/// The volume that a key is of.
+#[derive(Clone, Copy)]
+pub(crate) struct Of<'a> {
+    pub id: &'a Id,
+    pub info: &'a Super,
+}
+
+type Secret = Zeroizing<[u8; KEY_LEN]>;
+
+/// The key that wraps, from a passphrase.
+fn wrapping(passphrase: &Passphrase, kdf: Kdf, salt: &[u8]) -> Result<LessSafeKey, ObjectError> {
+    let mut key = Secret::default();
+    let params = Params::new(kdf.memory_kib, kdf.passes, 1, Some(KEY_LEN));
+    params
+        .and_then(|params| {
+            Argon2::new(Algorithm::Argon2id, Version::V0x13, params).hash_password_into(
+                &passphrase.0,
+                salt,
+                &mut key[..],
+            )
+        })
+        .map_err(|error| {
+            ObjectError::Setup(format!("no key can be made of the passphrase: {error}"))
+        })?;
+    let key = UnboundKey::new(&AES_256_GCM, &key[..]);
+    Ok(LessSafeKey::new(key.expect("it is as long as a key of AES-256")))
+}
+
+/// A wrapping key has one salt, and so wraps once.
+fn nonce() -> Nonce {
+    Nonce::assume_unique_for_key([0; 12])
+}
+
+/// What is authenticated beside the key: the volume and what `super` says of it.
+fn associated(volume: Of<'_>) -> Aad<Vec<u8>> {
+    Aad::from([&volume.id[..], &volume.info.encode()].concat())
+}
+
+fn wrap(
+    volume: Of<'_>,
+    key: &Secret,
+    encryption: &Encryption,
+    env: &Env,
+) -> Result<WrappedKey, ObjectError> {
+    let (kdf, salt) = (encryption.kdf, random_id(env));
+    let mut sealed = [0; _];
+    let (bytes, end) = sealed.split_at_mut(KEY_LEN);
+    bytes.copy_from_slice(&key[..]);
+    let tag = wrapping(&encryption.passphrase, kdf, &salt)?
+        .seal_in_place_separate_tag(nonce(), associated(volume), bytes)
+        .expect("a key is shorter than AES-GCM can seal");
+    end.copy_from_slice(tag.as_ref());
+    Ok(WrappedKey { kdf, salt, sealed })
+}
+
+/// `None`: it is another passphrase.
+fn unwrap(
+    volume: Of<'_>,
+    wrapped: &WrappedKey,
+    passphrase: &Passphrase,
+) -> Result<Option<Secret>, ObjectError> {
+    let wrapping = wrapping(passphrase, wrapped.kdf, &wrapped.salt)?;
+    let mut bytes = Zeroizing::new(wrapped.sealed);
+    let opened = wrapping.open_in_place(nonce(), associated(volume), &mut bytes[..]);
+    Ok(opened.ok().map(|opened| {
+        let mut key = Secret::default();
+        key.copy_from_slice(opened);
+        key
+    }))
+}
+
+/// Numbers of the objects with the wrapped key, the newest first.
+fn numbers(access: &Access) -> Result<Vec<u64>, ObjectError> {
+    let listed = access.insist(|store| store.list(KEYS))?;
+    let mut numbers: Vec<u64> = listed.iter().filter_map(|name| number_of(name)).collect();
+    numbers.sort_unstable_by(|a, b| b.cmp(a));
+    Ok(numbers)
+}
+
+/// The volume's key, and the number of the newest object that wraps it. One that is deleted meanwhile
+/// is passed over; a list may lag, so one that names none is asked for again.
+fn find(
+    access: &Access,
+    volume: Of<'_>,
+    passphrase: &Passphrase,
+) -> Result<(Secret, u64), ObjectError> {
+    for _ in 0..LISTS_MAX {
+        let numbers = numbers(access)?;
+        let mut is_wrong = false;
+        for number in &numbers {
+            let name = key_name(*number);
+            let (front, table) = match access.table(&name) {
+                Err(ObjectError::NotFound(_)) => continue,
+                other => other?,
+            };
+            front.expect(Kind::Key, volume.id, *number)?;
+            if let Some(key) = unwrap(volume, &WrappedKey::decode(&name, &table)?, passphrase)? {
+                return Ok((key, numbers[0]));
+            }
+            is_wrong = true;
+        }
+        if is_wrong {
+            return Err(ObjectError::WrongPassphrase);
+        }
+        access.executor.pause(LIST_AGAIN);
+    }
+    let what = "the volume is encrypted, and the object with its key is not there";
+    Err(ObjectError::Damaged { name: KEYS.into(), what })
+}
+
+/// Writes the wrapped key as object `number`.
+fn write(
+    access: &Access,
+    volume: Of<'_>,
+    number: u64,
+    wrapped: &WrappedKey,
+    env: &Env,
+) -> Result<Created, ObjectError> {
+    let header = new_header(Kind::Key, *volume.id, 0, number, env);
+    access.create(&key_name(number), &encode(&access.codec, &header, &wrapped.encode(), &[]))
+}
+
+/// The access to an encrypted volume with its key.
+pub(crate) fn unlock(
+    access: Access,
+    volume: Of<'_>,
+    passphrase: Option<&Passphrase>,
+) -> Result<Access, ObjectError> {
+    let passphrase = passphrase.ok_or(ObjectError::PassphraseWanted)?;
+    let (key, _) = find(&access, volume, passphrase)?;
+    Ok(access.with_key(VolumeKey::new(&key, volume.id)))
+}
+
+/// Gives a new volume its key. One that a process made before it ended is used if the passphrase is
+/// the same.
+pub(crate) fn make_key(
+    access: Access,
+    volume: Of<'_>,
+    encryption: &Encryption,
+    env: &Env,
+) -> Result<Access, ObjectError> {
+    let mut key = Secret::default();
+    for part in key.chunks_exact_mut(size_of::<u64>()) {
+        part.copy_from_slice(&env.entropy.next_u64().to_le_bytes());
+    }
+    let wrapped = wrap(volume, &key, encryption, env)?;
+    match write(&access, volume, 0, &wrapped, env)? {
+        Created::Ours => Ok(access.with_key(VolumeKey::new(&key, volume.id))),
+        _ => unlock(access, volume, Some(&encryption.passphrase)),
+    }
+}
+
+/// From now on another passphrase opens the volume, and the old one does not.
+pub(crate) fn change(
+    access: &Access,
+    volume: Of<'_>,
+    old: &Passphrase,
+    new: &Encryption,
+    env: &Env,
+) -> Result<(), ObjectError> {
+    let (key, newest) = find(access, volume, old)?;
+    let wrapped = wrap(volume, &key, new, env)?;
+    if write(access, volume, newest + 1, &wrapped, env)? != Created::Ours {
+        return Err(ObjectError::Setup(
+            "somebody else changes the passphrase at this moment: find out which one counts, then try again".into(),
+        ));
+    }
+    for number in numbers(access)?.into_iter().filter(|number| *number <= newest) {
+        access.insist(|store| store.delete(&key_name(number)))?;
+    }
+    Ok(())
+}
