@@ -13,7 +13,7 @@
 //! device     ObjectDevice; roots: its roots, and what is deleted; state: what it knows
 //! volume     making a volume, claiming it, fencing its owner off
 //! keys       the key of an encrypted volume
-//! access     requests that are repeated until they are answered
+//! access     requests that are repeated until they are carried out
 //! batch      changes in memory, and the objects made of them
 //! format     the objects, byte by byte        runs       runs of blocks with a value
 //! codec      compression and encryption of what objects store
@@ -43,6 +43,7 @@ mod store;
 mod url;
 mod volume;
 
+pub use access::Held;
 pub use codec::Compression;
 pub use device::{Limits, ObjectDevice, ObjectStats};
 pub use dir::DirStore;
@@ -52,11 +53,11 @@ pub use format::{Kdf, Owner};
 pub use keys::{Encryption, Passphrase};
 pub use locks::{DirLocks, Locks};
 pub use open::{
-    Opening, change_passphrase, has_volume, is_encrypted, lock_files, make_volume, open_volume,
-    owner_here,
+    Made, Opening, change_passphrase, has_volume, is_encrypted, lock_files, make_volume,
+    open_volume, owner_here, remove_volume,
 };
 pub use prove::prove;
-pub use s3::{S3Location, S3Settings, S3Store, TimeLimits};
+pub use s3::{Endpoint, S3Location, S3Settings, S3Store, TimeLimits};
 pub use store::Store;
-pub use url::StoreUrl;
+pub use url::{S3Url, StoreUrl};
 pub use volume::{Claimant, VolumeOptions};

@@ -109,7 +109,7 @@ pub fn run(args: &PassphraseArgs) -> Result<(), CliError> {
     let volume = &args.volume;
     let Location::Store(url) = volume else {
         return Err(CliError::Usage(format!(
-            "{volume}: only volumes in a store (dir://) are encrypted by FerryFS"
+            "{volume}: only volumes in a store (s3://, dir://) are encrypted by FerryFS"
         )));
     };
     protect_memory();

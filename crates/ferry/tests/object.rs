@@ -197,6 +197,94 @@ fn an_owner_that_was_taken_over_stops_and_loses_nothing_that_was_synced() {
     ok(&store.ferry(&["fsck", &store.url()]));
 }
 
+/// Whether an object of the store, or its name, has these bytes.
+fn shows(store: &Store, bytes: &[u8]) -> bool {
+    let has = |whole: &[u8]| whole.windows(bytes.len()).any(|part| part == bytes);
+    store.contents().iter().any(|(path, _)| {
+        has(path.as_os_str().as_encoded_bytes()) || has(&fs::read(path).expect("an object"))
+    })
+}
+
+#[test]
+fn an_encrypted_volume_shows_nothing_and_opens_with_its_passphrase_alone() {
+    let store = Store::new();
+    for (name, word) in [("old", "open sesame\n"), ("new", "a better one"), ("none", "\n")] {
+        fs::write(store.at(name), word).expect("a passphrase");
+    }
+    let url = store.url();
+    let mkfs = ["mkfs", &url, "--encrypt", "--compress", "off", "--passphrase-file"];
+    fails(&store.ferry(&[&mkfs[..], &["none"]].concat()), 1, &["there is no passphrase in it"]);
+    ok(&store.ferry(&[&mkfs[..], &["old"]].concat()));
+
+    let before = store.contents();
+    fails(&store.try_mount("first", &[]), 1, &["is encrypted", "--passphrase-file"]);
+    let wrong = store.try_mount("first", &["--passphrase-file", "new"]);
+    fails(&wrong, 1, &["not the passphrase of the volume"]);
+    assert_eq!(store.contents(), before, "nothing was changed");
+
+    ok(&store.try_mount("first", &["-o", "passphrase_file=old"]));
+    let text = "a line that nobody may read\n".repeat(5000);
+    let name = "a-name-that-nobody-may-read";
+    fs::write(store.at("first").join(name), &text).expect("a file");
+    ok(&store.ferry(&["sync", "first"]));
+    assert!(!shows(&store, b"nobody may read") && !shows(&store, b"nobody-may-read"));
+    assert!(!shows(&store, b"sesame"));
+    // The same in the clear would be seen.
+    let clear = Store::new();
+    ok(&clear.ferry(&["mkfs", &clear.url(), "--compress", "off"]));
+    clear.mount("first");
+    fs::write(clear.at("first").join(name), &text).expect("a file");
+    ok(&clear.ferry(&["umount", "first"]));
+    assert!(shows(&clear, b"nobody may read") && shows(&clear, b"nobody-may-read"));
+
+    // The passphrase is changed while the volume is used.
+    let change = ["passphrase", &url, "--new-passphrase-file", "new", "--passphrase-file"];
+    fails(&store.ferry(&[&change[..], &["new"]].concat()), 1, &["not the passphrase"]);
+    ok(&store.ferry(&[&change[..], &["old"]].concat()));
+    fs::write(store.at("first").join("later"), "x").expect("a file");
+    ok(&store.ferry(&["sync", "first"]));
+    kill_process(store.daemon("first"), Signal::KILL).expect("the daemon is there");
+    store.ferry(&["umount", "first"]);
+    let old = store.try_mount("first", &["--passphrase-file", "old"]);
+    fails(&old, 1, &["not the passphrase of the volume"]);
+    ok(&store.try_mount("first", &["--passphrase-file", "new"]));
+    assert_eq!(fs::read_to_string(store.at("first").join(name)).expect("a file"), text);
+    assert_eq!(fs::read_to_string(store.at("first").join("later")).expect("a file"), "x");
+    ok(&store.ferry(&["umount", "first"]));
+    ok(&store.ferry(&["fsck", &url, "--passphrase-file", "new"]));
+}
+
+#[test]
+fn what_gains_by_compression_takes_less_of_the_store() {
+    let put_bytes = |how: &str| {
+        let store = Store::new();
+        ok(&store.ferry(&["mkfs", &store.url(), "--compress", how]));
+        store.mount("first");
+        write_files(&store.at("first"), 0..500);
+        ok(&store.ferry(&["sync", "first"]));
+        let bytes = store.stats("first")["store"]["put_bytes"].as_u64().expect("a number");
+        ok(&store.ferry(&["umount", "first"]));
+        store.mount("second");
+        check_files(&store.at("second"), 0..500);
+        ok(&store.ferry(&["umount", "second"]));
+        bytes
+    };
+    let (zstd, off) = (put_bytes("zstd"), put_bytes("off"));
+    assert!(zstd * 3 < off, "{zstd} bytes with zstd, {off} without");
+}
+
+#[test]
+fn only_a_volume_in_a_store_is_encrypted_or_compressed() {
+    let store = Store::new();
+    for word in ["--encrypt", "--compress=zstd"] {
+        fails(&store.ferry(&["mkfs", "file.ferry", word]), 2, &["for a volume in a store"]);
+    }
+    assert!(!store.at("file.ferry").exists());
+    ok(&store.ferry(&["mkfs", &store.url()]));
+    let change = store.ferry(&["passphrase", &store.url()]);
+    fails(&change, 1, &["the volume is not encrypted"]);
+}
+
 #[test]
 fn statistics_show_what_the_store_was_asked_for() {
     let store = Store::made();
