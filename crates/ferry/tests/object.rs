@@ -291,7 +291,7 @@ fn statistics_show_what_the_store_was_asked_for() {
     store.mount("first");
     let of = |name: &str| store.stats(&store.url())["store"][name].as_u64().expect("a number");
     let (puts, bytes) = (of("puts"), of("put_bytes"));
-    fs::write(store.at("first").join("a"), vec![7; 100_000]).expect("a file");
+    fs::write(store.at("first").join("a"), noise(100_000)).expect("a file");
     ok(&store.ferry(&["sync", "first"]));
     assert!(of("puts") > puts && of("put_bytes") > bytes + 4096);
     let table = store.ferry(&["stats", "first"]);
