@@ -1,14 +1,19 @@
-# Stores that speak S3, on loopback: what every store must do, and the tests of the device on them.
+# Stores that speak S3, on loopback: what every store must do, the tests of the device, and whole
+# volumes on them.
 # shellcheck shell=bash
 
-# start_s3_store PROGRAM DIRECTORY: an empty store with the bucket ferry-test, on a free port. Sets
-# $s3_server and exports what its users need.
+# start_s3_store PROGRAM DIRECTORY: an empty store with the bucket ferry-test, on a free port.
 start_s3_store() {
-  local program=$1 directory=$2 port tries=0
   # A bucket is a directory, to both programs.
-  rm -rf "$directory"
-  mkdir -p "$directory/ferry-test"
-  port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  rm -rf "$2"
+  mkdir -p "$2/ferry-test"
+  s3_port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  run_s3_store "$1" "$2"
+}
+
+# run_s3_store PROGRAM DIRECTORY: on $s3_port. Sets $s3_server and exports what its users need.
+run_s3_store() {
+  local program=$1 directory=$2 port=$s3_port tries=0
   export AWS_ACCESS_KEY_ID=ferry-test AWS_SECRET_ACCESS_KEY=ferry-secret AWS_REGION=us-east-1
   export AWS_ENDPOINT_URL=http://127.0.0.1:$port
   case $program in
@@ -47,6 +52,44 @@ tests_on_s3_store() {
   return "$code"
 }
 
+# s3_away URL: while the store is away nothing fails. A sync waits, and its exit code follows.
+s3_away() {
+  cp -r "$repo/docs" "$scratch/mnt/away"
+  { "$ferry" sync "$scratch/mnt"; echo $? >"$scratch/s3-synced"; } >/dev/null 2>&1 &
+  # The mount itself answers, as everything is in memory.
+  until stat_of "$scratch/mnt" store held reason 2>/dev/null; do sleep 0.2; done
+  "$ferry" top "$scratch/mnt" --interval 100ms --count 1 | grep 'held for'
+  diff -r "$repo/docs" "$scratch/mnt/away"
+  [ ! -e "$scratch/s3-synced" ]
+}
+
+# s3_back URL: the store is there again.
+s3_back() {
+  until [ -e "$scratch/s3-synced" ]; do sleep 0.2; done
+  [ "$(cat "$scratch/s3-synced")" = 0 ]
+  kill -9 "$(stat_of "$scratch/mnt" fuse daemon)"
+  mount_volume "$1" "$scratch/mnt"
+  diff -r "$repo/docs" "$scratch/mnt/away"
+  object_clean "$1"
+}
+
+# volume_on_s3_store PROGRAM FSX-OPERATIONS
+volume_on_s3_store() {
+  local url=s3://ferry-test/volumes/$1 locks
+  start_s3_store "$1" "$scratch/s3-$1"
+  suite_object_on "$url" "$2"
+  mount_volume "$url" "$scratch/mnt"
+  stop_s3_store
+  rm -f "$scratch/s3-synced"
+  check "the store is away" 60 s3_away "$url"
+  run_s3_store "$1" "$scratch/s3-$1"
+  check "the store is back" 200 s3_back "$url"
+  stop_s3_store
+  # The locks of a store that will not be there again.
+  for locks in $(grep -lF "$AWS_ENDPOINT_URL" /var/lib/ferry/locks/*/id); do rm -r "${locks%/id}"; done
+}
+
+# suite_s3 FSX-OPERATIONS
 suite_s3() {
   local store
   say "--- stores that speak S3"
@@ -54,6 +97,7 @@ suite_s3() {
     # MinIO is in no registry of packages: it is tested where somebody has put it.
     if [ -x "$tools/bin/$store" ]; then
       check "$store does what a volume needs" 900 tests_on_s3_store "$store"
+      volume_on_s3_store "$store" "$1"
     else
       say "skip  $store: there is no $tools/bin/$store"
     fi

@@ -6,6 +6,7 @@ use crate::timing::FlushTiming;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Called once, when an I/O has ended, on whatever thread found that out. It must not block.
 pub type IoDone = Box<dyn FnOnce(io::Result<()>) + Send>;
@@ -112,11 +113,26 @@ pub trait BlockDevice: Send + Sync {
     fn figures(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
+    /// Requests to what is below that cannot be carried out now, and are tried again.
+    fn held(&self) -> Option<HeldRequests> {
+        None
+    }
     /// Begins to build a mirror's new side on `new` (a path) in place of `old`;
     /// [`BlockDevice::components`] shows how far it is. `EOPNOTSUPP` where there is no mirror.
     fn replace(&self, _old: &Path, _new: &Path) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
+}
+
+/// Requests that wait until what is in their way has been mended, for people.
+#[derive(Clone, Debug)]
+pub struct HeldRequests {
+    /// How many.
+    pub requests: u64,
+    /// For how long there was one at any time.
+    pub time: Duration,
+    /// What is in the way.
+    pub reason: String,
 }
 
 /// What a component is good for.

@@ -4,6 +4,8 @@ use crate::error::ObjectError;
 use crate::executor::Executor;
 use crate::format::{Front, HEADER_LEN, Header, header};
 use crate::store::{Store, exists};
+use ferry_env::{Clock, Env};
+use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +20,68 @@ const TABLE_READ: u64 = 64 << 10;
 /// The pause after `tries` requests that failed.
 pub(crate) fn backoff(tries: u32) -> Duration {
     BACKOFF_MAX.min(BACKOFF_MIN * 2_u32.pow(tries.min(10)))
+}
+
+/// A request that fails so often is held: the log and the statistics say so. One that the store
+/// refuses is held at once.
+const HELD_TRIES: u32 = 3;
+
+/// Requests that the store does not carry out now. They are tried again until it does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// How many.
+    pub requests: u64,
+    /// For how long there was one at any time.
+    pub time: Duration,
+    /// What the store said last.
+    pub reason: String,
+}
+
+/// What is held, and since when.
+#[derive(Default)]
+struct Holding {
+    requests: u64,
+    since: Duration,
+    reason: String,
+}
+
+/// One held request, until it is dropped.
+pub(crate) struct HeldRequest(Access);
+
+impl Drop for HeldRequest {
+    fn drop(&mut self) {
+        let mut holding = self.0.holding.lock();
+        holding.requests -= 1;
+        if holding.requests == 0 {
+            let secs = self.0.clock.monotonic().saturating_sub(holding.since).as_secs();
+            tracing::info!("no request to the store is held any more, after {secs} s");
+        }
+    }
+}
+
+/// For how long a request is repeated that the store does not carry out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// While a volume is made or opened: for this time if it was not answered. A refusal is an
+    /// error, so that the user hears it.
+    Opening(Duration),
+    /// While a volume is served: without end, also if the store refuses it.
+    Serving,
+}
+
+/// How often a request failed, and since when.
+#[derive(Default)]
+pub(crate) struct Tries {
+    count: u32,
+    begun: Option<Duration>,
+    held: Option<HeldRequest>,
+}
+
+impl Tries {
+    /// The pause before the next try; none before the first one.
+    pub fn pause(&self) -> Duration {
+        self.count.checked_sub(1).map_or(Duration::ZERO, backoff)
+    }
 }
 
 /// Requests to the store, counted.
@@ -37,28 +101,90 @@ pub(crate) struct Access {
     pub store: Arc<dyn Store>,
     pub executor: Arc<dyn Executor>,
     pub counters: Arc<Counters>,
+    pub clock: Arc<dyn Clock>,
+    pub patience: Patience,
+    holding: Arc<Mutex<Holding>>,
 }
 
 impl Access {
-    /// Repeats a request until the store has answered it.
+    /// Access to a store, for one that makes or opens a volume.
+    pub fn new(
+        store: Arc<dyn Store>,
+        executor: Arc<dyn Executor>,
+        patience: Patience,
+        env: &Env,
+    ) -> Self {
+        Self {
+            store,
+            executor,
+            counters: Arc::default(),
+            clock: Arc::clone(&env.clock),
+            patience,
+            holding: Arc::default(),
+        }
+    }
+
+    /// Repeats a request until the store has carried it out.
     pub fn insist<T>(
         &self,
-        request: impl Fn(&dyn Store) -> Result<T, ObjectError>,
+        mut request: impl FnMut(&dyn Store) -> Result<T, ObjectError>,
     ) -> Result<T, ObjectError> {
-        let mut tries = 0;
+        let mut tries = Tries::default();
         loop {
             match request(&*self.store) {
-                Err(error) if error.is_temporary() => {
-                    if tries == 0 {
-                        tracing::warn!(%error, "a request to the store is repeated");
-                    }
-                    self.counters.retries.fetch_add(1, Ordering::Relaxed);
-                    self.executor.pause(backoff(tries));
-                    tries += 1;
+                Err(error) if self.repeats(&error, &mut tries) => {
+                    self.executor.pause(tries.pause());
                 }
                 other => return other,
             }
         }
+    }
+
+    /// Whether a request that failed so is tried again; if so, the try is counted.
+    pub fn repeats(&self, error: &ObjectError, tries: &mut Tries) -> bool {
+        let now = self.clock.monotonic();
+        let begun = *tries.begun.get_or_insert(now);
+        let repeats = match self.patience {
+            Patience::Opening(time) => error.is_temporary() && now.saturating_sub(begun) < time,
+            Patience::Serving => error.may_be_mended(),
+        };
+        if !repeats {
+            return false;
+        }
+        tries.count += 1;
+        self.counters.retries.fetch_add(1, Ordering::Relaxed);
+        if self.patience == Patience::Serving {
+            if let Some(HeldRequest(access)) = &tries.held {
+                access.holding.lock().reason = error.to_string();
+            } else if tries.count >= HELD_TRIES || !error.is_temporary() {
+                tries.held = Some(self.hold(error));
+            }
+        } else if tries.count == 1 {
+            tracing::warn!(%error, "a request to the store is repeated");
+        }
+        true
+    }
+
+    /// Counts a request as held. The log has a line for the first one.
+    fn hold(&self, error: &ObjectError) -> HeldRequest {
+        let mut holding = self.holding.lock();
+        if holding.requests == 0 {
+            holding.since = self.clock.monotonic();
+            tracing::warn!(%error, "requests to the store are held, and tried again until it carries them out");
+        }
+        holding.requests += 1;
+        holding.reason = error.to_string();
+        HeldRequest(self.clone())
+    }
+
+    /// What is held now.
+    pub fn held(&self) -> Option<Held> {
+        let holding = self.holding.lock();
+        (holding.requests > 0).then(|| Held {
+            requests: holding.requests,
+            time: self.clock.monotonic().saturating_sub(holding.since),
+            reason: holding.reason.clone(),
+        })
     }
 
     /// The bytes of an object.

@@ -14,7 +14,7 @@
 //!   flush.
 //! * OBJECT-6: when another owner has taken a name in the log, nothing is acknowledged any more.
 
-use crate::access::{Access, Counters, backoff};
+use crate::access::{Access, Held, Patience, Tries};
 use crate::batch::{Batch, Built, Layout, Pending, build};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job, Upload};
@@ -25,11 +25,11 @@ use crate::format::{
 use crate::locks::Locks;
 use crate::runs::{Run, RunMap, Sliced};
 use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
-use crate::store::Store;
+use crate::store::{Store, exists};
 use crate::volume::{
     Chain, Claimant, Shards, Volume, VolumeOptions, claim, make, observe, owner_of, random_id,
 };
-use ferry_device::{AlignedBuf, BlockDevice, FlushTimer, FlushTiming, Io, IoDone};
+use ferry_device::{AlignedBuf, BlockDevice, FlushTimer, FlushTiming, HeldRequests, Io, IoDone};
 use ferry_env::Env;
 use ferry_env::planted::{Bug, is_planted};
 use parking_lot::Mutex;
@@ -60,9 +60,11 @@ pub struct Limits {
     pub grace: Duration,
     /// How long reads are answered after a look that no newer claim exists.
     pub term: Duration,
-    /// An upload that the store refuses is repeated until it does not, as where its disk is full.
-    /// Otherwise the device fails.
-    pub holds_refused: bool,
+    /// A request that the store refuses, or does not answer, is repeated until it is carried out, as
+    /// where the store's disk is full. Otherwise the device fails.
+    pub holds: bool,
+    /// For how long requests are repeated while a volume is opened, if they are not answered.
+    pub patience: Duration,
 }
 
 impl Default for Limits {
@@ -77,7 +79,8 @@ impl Default for Limits {
             root_delay: Duration::from_secs(60),
             grace: Duration::from_secs(600),
             term: Duration::from_secs(5),
-            holds_refused: true,
+            holds: true,
+            patience: Duration::MAX,
         }
     }
 }
@@ -133,10 +136,6 @@ pub struct ObjectDevice {
     me: Weak<Self>,
 }
 
-fn new_access(store: Arc<dyn Store>, executor: Arc<dyn Executor>) -> Access {
-    Access { store, executor, counters: Arc::new(Counters::default()) }
-}
-
 impl ObjectDevice {
     /// Makes a volume in an empty store; its device reads as zeros.
     pub fn make(
@@ -145,7 +144,8 @@ impl ObjectDevice {
         options: &VolumeOptions,
         env: &Env,
     ) -> Result<(), ObjectError> {
-        make(&new_access(store, executor), options, env)
+        let patience = Patience::Opening(Limits::default().patience);
+        make(&Access::new(store, executor, patience, env), options, env)
     }
 
     /// Claims the volume in the store and opens it. The owner before is fenced off.
@@ -156,7 +156,8 @@ impl ObjectDevice {
         limits: Limits,
         env: &Env,
     ) -> Result<Arc<Self>, ObjectError> {
-        let access = new_access(store, executor);
+        let patience = Patience::Opening(limits.patience);
+        let access = Access::new(store, executor, patience, env);
         let now = env.clock.monotonic();
         let found = claim(&access, claimant, limits.term, env)?;
         let locks = claimant.locks.clone();
@@ -170,22 +171,26 @@ impl ObjectDevice {
         store: Arc<dyn Store>,
         executor: Arc<dyn Executor>,
         claimant: &Claimant,
+        limits: Limits,
         env: &Env,
     ) -> Result<Arc<Self>, ObjectError> {
-        let access = new_access(store, executor);
+        let access = Access::new(store, executor, Patience::Opening(limits.patience), env);
         let found = observe(&access, claimant, env)?;
-        let (limits, locks) = (Limits::default(), claimant.locks.clone());
+        let locks = claimant.locks.clone();
         Ok(Self::opened(access, found, limits, Duration::ZERO, locks, env))
     }
 
     fn opened(
-        access: Access,
+        mut access: Access,
         (volume, chain, shards): (Volume, Chain, Shards),
         limits: Limits,
         looked: Duration,
         locks: Option<Arc<dyn Locks>>,
         env: &Env,
     ) -> Arc<Self> {
+        if limits.holds {
+            access.patience = Patience::Serving;
+        }
         let mut map = Map::default();
         shards.iter().flatten().for_each(|run| map.load(run));
         map.loaded();
@@ -294,6 +299,11 @@ impl ObjectDevice {
         }
     }
 
+    /// Requests that the store does not carry out now.
+    pub fn held_requests(&self) -> Option<Held> {
+        self.access.held()
+    }
+
     /// Why it acknowledges nothing any more, if it does not.
     pub fn failure(&self) -> Option<ObjectError> {
         self.state.lock().failed.clone()
@@ -333,9 +343,14 @@ impl ObjectDevice {
         }
     }
 
-    /// A job that uploads, and repeats that until the store has answered.
-    pub(crate) fn upload(&self, upload: Upload, tries: u32, then: Then) -> Job {
+    /// A job that uploads, and repeats that until the store has carried it out.
+    pub(crate) fn upload(&self, upload: Upload, then: Then) -> Job {
+        self.upload_again(upload, Tries::default(), then)
+    }
+
+    fn upload_again(&self, upload: Upload, mut tries: Tries, then: Then) -> Job {
         let me = self.me();
+        let after = tries.pause();
         let run = {
             let upload = upload.clone();
             move || -> Answer {
@@ -345,25 +360,17 @@ impl ObjectDevice {
                 } else {
                     me.access.put_once(&upload.name, &upload.bytes)
                 };
-                let holds = match &result {
-                    Err(ObjectError::Refused(_)) => me.limits.holds_refused,
-                    Err(error) => error.is_temporary(),
-                    Ok(()) => false,
-                };
                 Box::new(move || match result {
-                    Err(error) if holds => {
-                        if tries == 0 {
-                            tracing::warn!(%error, "{}: the upload is repeated", upload.name);
-                        }
-                        me.access.counters.retries.fetch_add(1, Ordering::Relaxed);
-                        let again = me.upload(upload, tries + 1, then);
-                        me.access.executor.start(again);
+                    Err(error) if me.access.repeats(&error, &mut tries) => {
+                        me.access.executor.start(me.upload_again(upload, tries, then));
                     }
-                    result => then(&me, result),
+                    result => {
+                        drop(tries);
+                        then(&me, result);
+                    }
                 })
             }
         };
-        let after = if tries == 0 { Duration::ZERO } else { backoff(tries - 1) };
         Job { upload: Some(upload), after, run: Box::new(run) }
     }
 
@@ -492,7 +499,7 @@ impl ObjectDevice {
             sealed.stage = Stage::Data { left: uploads.len() };
             for upload in uploads {
                 let then = move |me: &Self, result| me.data_answered(seq, result);
-                fx.jobs.push(self.upload(upload, 0, Box::new(then)));
+                fx.jobs.push(self.upload(upload, Box::new(then)));
             }
             self.send_logs(state, fx);
         });
@@ -537,7 +544,7 @@ impl ObjectDevice {
             let bytes = Arc::clone(&sealed.log);
             let upload = Upload { name: log_name(seq), bytes, exclusive: true };
             let then = move |me: &Self, result| me.log_answered(seq, result);
-            fx.jobs.push(self.upload(upload, 0, Box::new(then)));
+            fx.jobs.push(self.upload(upload, Box::new(then)));
         }
     }
 
@@ -597,7 +604,7 @@ impl ObjectDevice {
     /// Nothing more is acknowledged. If another owner is the reason, the log says who.
     pub(crate) fn fail(&self, state: &mut State, error: &ObjectError, fx: &mut Effects) {
         // Who makes a volume gets the error.
-        if state.failed.is_none() && self.limits.holds_refused {
+        if state.failed.is_none() && self.limits.holds {
             tracing::error!(%error, "the volume in the object store stops");
         }
         if let (None, ObjectError::Fenced { epoch: Some(epoch) }) = (&state.failed, error) {
@@ -619,26 +626,34 @@ impl ObjectDevice {
 
     /// Looks for a newer claim. If there is one, nothing is acknowledged any more.
     pub(crate) fn look(&self) -> Result<(), ObjectError> {
-        let now = self.env.clock.monotonic();
         let newer = self.volume.epoch + 1;
-        if self.access.exists(&claim_name(newer))? {
+        // A look that was held for long is as old as its last try.
+        let (found, begun) = self.access.insist(|store| {
+            let begun = self.env.clock.monotonic();
+            Ok((exists(store, &claim_name(newer))?, begun))
+        })?;
+        self.access.counters.gets.fetch_add(1, Ordering::Relaxed);
+        if found {
             let error = ObjectError::Fenced { epoch: Some(newer) };
             self.with(|state, fx| self.fail(state, &error, fx));
             return Err(error);
         }
         let mut looked = self.looked.lock();
-        *looked = now.max(*looked);
+        *looked = begun.max(*looked);
         Ok(())
     }
 
-    /// A read is answered only within a term after a look began: a new owner waits that long.
-    fn check_term(&self) -> Result<(), ObjectError> {
-        let end = *self.looked.lock() + self.limits.term;
-        let in_term = self.env.clock.monotonic() < end || is_planted(Bug::ReadsAfterTerm);
-        if self.is_read_only() || in_term {
-            return Ok(());
+    /// A read is answered only within a term after a look began: a new owner waits that long. It is
+    /// checked when the read has its bytes, which may have been waited for.
+    fn await_term(&self) -> Result<(), ObjectError> {
+        while !self.is_read_only() && !self.in_term() && !is_planted(Bug::ReadsAfterTerm) {
+            self.look()?;
         }
-        self.look()
+        Ok(())
+    }
+
+    fn in_term(&self) -> bool {
+        self.env.clock.monotonic() < *self.looked.lock() + self.limits.term
     }
 
     fn check(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -667,7 +682,6 @@ impl ObjectDevice {
     }
 
     fn read_blocks(&self, start: u64, buf: &mut [u8]) -> Result<(), ObjectError> {
-        self.check_term()?;
         let found = self.locate(start, (buf.len() / BLOCK) as u64)?;
         buf.fill(0);
         for run in found.iter() {
@@ -682,7 +696,7 @@ impl ObjectDevice {
                 Where::Store(location) => self.fetch(*location, part)?,
             }
         }
-        Ok(())
+        self.await_term()
     }
 
     /// Reads blocks of an object, and verifies them.
@@ -815,6 +829,14 @@ impl BlockDevice for ObjectDevice {
             ("root", stats.root),
             ("epoch", stats.epoch),
         ]
+    }
+
+    fn held(&self) -> Option<HeldRequests> {
+        self.held_requests().map(|Held { requests, time, reason }| HeldRequests {
+            requests,
+            time,
+            reason,
+        })
     }
 
     fn flush_timing(&self) -> FlushTiming {

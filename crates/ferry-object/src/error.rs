@@ -41,9 +41,9 @@ pub enum ObjectError {
     /// There is no such store.
     #[error("{}: there is no such directory", .0.display())]
     NoStore(PathBuf),
-    /// The store was to become a volume, and holds something else.
-    #[error("{}: this is no part of a FerryFS volume", .0.display())]
-    Foreign(PathBuf),
+    /// The store was to become a volume, and holds something else: a file, or an object.
+    #[error("{0}: this is no part of a FerryFS volume")]
+    Foreign(String),
     /// The store holds no volume.
     #[error("there is no FerryFS volume in this store")]
     NoVolume,
@@ -85,9 +85,15 @@ fn epoch_text(epoch: Option<u64>) -> String {
 }
 
 impl ObjectError {
-    /// Whether the same request may succeed later.
+    /// Whether the same request may succeed at once.
     pub fn is_temporary(&self) -> bool {
         matches!(self, Self::Unavailable(_))
+    }
+
+    /// Whether the same request may succeed when somebody has mended what is in its way: the store,
+    /// the network, a permission, the keys, a quota.
+    pub fn may_be_mended(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::Refused(_) | Self::Setup(_))
     }
 }
 

@@ -64,6 +64,11 @@ pub(crate) fn shard_name(shard: u64, at: ObjectRef) -> String {
     format!("m/{shard:08x}/{:016x}-{:x}", at.epoch, at.number)
 }
 
+/// Whether a volume has objects of such names.
+pub(crate) fn is_object_name(name: &str) -> bool {
+    name == SUPER || ["e/", "w/", "s/", "m/", "c/"].iter().any(|kind| name.starts_with(kind))
+}
+
 /// The number at the end of a claim's or a root's name.
 pub(crate) fn number_of(name: &str) -> Option<u64> {
     u64::from_str_radix(name.rsplit('/').next()?, 16).ok()

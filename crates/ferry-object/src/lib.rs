@@ -12,7 +12,7 @@
 //! prove      whether a store keeps what a volume relies on
 //! device     ObjectDevice; roots: its roots, and what is deleted; state: what it knows
 //! volume     making a volume, claiming it, fencing its owner off
-//! access     requests that are repeated until they are answered
+//! access     requests that are repeated until they are carried out
 //! batch      changes in memory, and the objects made of them
 //! format     the objects, byte by byte        runs       runs of blocks with a value
 //! dir        DirStore                          executor   Executor, ThreadExecutor
@@ -39,15 +39,18 @@ mod store;
 mod url;
 mod volume;
 
+pub use access::Held;
 pub use device::{Limits, ObjectDevice, ObjectStats};
 pub use dir::DirStore;
 pub use error::ObjectError;
 pub use executor::{Answer, Executor, Job, ThreadExecutor, Upload};
 pub use format::Owner;
 pub use locks::{DirLocks, Locks};
-pub use open::{Opening, has_volume, lock_files, make_volume, open_volume, owner_here};
+pub use open::{
+    Made, Opening, has_volume, lock_files, make_volume, open_volume, owner_here, remove_volume,
+};
 pub use prove::prove;
-pub use s3::{S3Location, S3Settings, S3Store, TimeLimits};
+pub use s3::{Endpoint, S3Location, S3Settings, S3Store, TimeLimits};
 pub use store::Store;
-pub use url::StoreUrl;
+pub use url::{S3Url, StoreUrl};
 pub use volume::{Claimant, VolumeOptions, WINDOW_DEFAULT};

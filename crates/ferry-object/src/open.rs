@@ -4,8 +4,10 @@ use crate::device::{Limits, ObjectDevice};
 use crate::dir::DirStore;
 use crate::error::ObjectError;
 use crate::executor::ThreadExecutor;
-use crate::format::{Owner, SUPER};
-use crate::locks::{DirLocks, Locks};
+use crate::format::{Owner, SUPER, is_object_name};
+use crate::locks::{DirLocks, Locks, machine_directory, machine_locks};
+use crate::prove::{PROOFS, patiently, prove};
+use crate::s3::{S3Settings, S3Store};
 use crate::store::{Store, exists};
 use crate::url::StoreUrl;
 use crate::volume::{Claimant, VolumeOptions};
@@ -14,6 +16,12 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// For how long a store that does not answer is asked again while a volume is opened or made. A
+/// server that has just been started, or a network that is slow to come, is waited for; a wrong
+/// address is told.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a volume is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,28 +35,23 @@ pub enum Opening {
     },
 }
 
-/// A store that answers, and what belongs to it.
+/// A store, and the threads that ask it.
 struct Connected {
     store: Arc<dyn Store>,
     executor: Arc<ThreadExecutor>,
-    locks: Option<Arc<dyn Locks>>,
 }
 
 fn connect(url: &StoreUrl, env: &Env) -> Result<Connected, ObjectError> {
+    let store: Arc<dyn Store> = match url {
+        StoreUrl::Dir(path) => Arc::new(DirStore::open(path, env.clone())?),
+        StoreUrl::S3(url) => {
+            let settings = S3Settings::of_url(url.endpoint.as_ref(), url.profile.as_deref())?;
+            Arc::new(S3Store::open(&url.location, &settings, env)?)
+        }
+    };
     let executor = ThreadExecutor::new(env)
         .map_err(|error| ObjectError::Refused(format!("cannot start threads: {error}")))?;
-    let executor = Arc::new(executor);
-    match url {
-        StoreUrl::Dir(path) => Ok(Connected {
-            store: Arc::new(DirStore::open(path, env.clone())?),
-            executor,
-            locks: Some(Arc::new(dir_locks(path.clone()))),
-        }),
-    }
-}
-
-fn dir_locks(directory: PathBuf) -> DirLocks {
-    DirLocks::new(directory.join(DirStore::LOCKS))
+    Ok(Connected { store, executor: Arc::new(executor) })
 }
 
 /// The directory of the lock files, one of which each process of this machine that uses the volume
@@ -56,19 +59,50 @@ fn dir_locks(directory: PathBuf) -> DirLocks {
 pub fn lock_files(url: &StoreUrl) -> Option<PathBuf> {
     match url {
         StoreUrl::Dir(path) => Some(path.join(DirStore::LOCKS)),
+        StoreUrl::S3(url) => Some(machine_directory(&url.resolved().ok()?.name())),
     }
 }
 
 /// The process of this machine that owns the volume.
 pub fn owner_here(url: &StoreUrl) -> Option<u32> {
-    match url {
-        StoreUrl::Dir(path) => dir_locks(path.clone()).owner(),
-    }
+    DirLocks::new(lock_files(url)?).owner()
+}
+
+/// How this process opens a volume.
+fn claimant(url: &StoreUrl, opening: Opening, env: &Env) -> Result<Claimant, ObjectError> {
+    let mut owner = this_process();
+    let locks = match url {
+        StoreUrl::Dir(path) => DirLocks::new(path.join(DirStore::LOCKS)),
+        StoreUrl::S3(url) => {
+            let name = url.resolved()?.name();
+            match machine_locks(&name, env) {
+                Ok((locks, number)) => {
+                    owner.machine = format!("{}-{number}", owner.machine);
+                    locks
+                }
+                // A reader without the right to write there knows nothing of dead owners.
+                Err(error) if opening == Opening::Read => {
+                    tracing::debug!(%error, "no locks on this machine");
+                    owner.machine = String::new();
+                    DirLocks::new(machine_directory(&name))
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    let take_over = opening == Opening::Own { take_over: true };
+    Ok(Claimant { owner, take_over, locks: Some(Arc::new(locks) as Arc<dyn Locks>) })
+}
+
+fn limits() -> Limits {
+    Limits { patience: PATIENCE, ..Limits::default() }
 }
 
 /// Whether a volume has been made in a store.
 pub fn has_volume(url: &StoreUrl, env: &Env) -> Result<bool, ObjectError> {
-    match connect(url, env).and_then(|connected| exists(&*connected.store, SUPER)) {
+    let found = connect(url, env)
+        .and_then(|Connected { store, executor }| patiently(&*executor, || exists(&*store, SUPER)));
+    match found {
         Err(ObjectError::NoStore(_)) => Ok(false),
         other => other,
     }
@@ -81,43 +115,109 @@ pub fn open_volume(
     opening: Opening,
     env: &Env,
 ) -> Result<Arc<ObjectDevice>, ObjectError> {
-    let Connected { store, executor, locks } = connect(url, env)?;
-    let take_over = opening == Opening::Own { take_over: true };
-    let claimant = Claimant { owner: this_process(), take_over, locks };
+    let Connected { store, executor } = connect(url, env)?;
+    let claimant = claimant(url, opening, env)?;
     if opening == Opening::Read {
-        return ObjectDevice::open_read_only(store, executor, &claimant, env);
+        return ObjectDevice::open_read_only(store, executor, &claimant, limits(), env);
     }
-    let device = ObjectDevice::open(store, executor, &claimant, Limits::default(), env)?;
+    let device = ObjectDevice::open(store, executor, &claimant, limits(), env)?;
     device.tick_by_itself();
     Ok(device)
 }
 
-/// Makes a volume in a store that has none, and opens it. A directory is made, if its parent exists.
-/// A volume that was made before and never opened is taken. What the store refuses, as for want of
-/// space, is an error of the device.
+/// A volume that was made, and is open.
+pub struct Made {
+    /// Its device. What the store refuses, as for want of space, is an error of the device.
+    pub device: Arc<ObjectDevice>,
+    /// There was nothing of it before.
+    pub is_new: bool,
+    /// What the user should know of the store.
+    pub warnings: Vec<String>,
+}
+
+/// Makes a volume in a store that has none, and opens it. A directory is made, if its parent exists;
+/// an S3 store is proven first. A volume that was made before and never opened is taken.
 pub fn make_volume(
     url: &StoreUrl,
     options: &VolumeOptions,
     env: &Env,
-) -> Result<Arc<ObjectDevice>, ObjectError> {
-    let is_new = prepare(url)?;
-    let Connected { store, executor, locks } = connect(url, env)?;
+) -> Result<Made, ObjectError> {
+    let mut is_new = prepare(url)?;
+    let Connected { store, executor } = connect(url, env)?;
+    let mut warnings = Vec::new();
+    if let StoreUrl::S3(_) = url {
+        is_new = is_free(url, &*store, &executor)?;
+        if is_new {
+            warnings = prove(&*store, &*executor, env)?;
+        }
+    }
+    let claimant = claimant(url, Opening::Own { take_over: false }, env)?;
     let made = ObjectDevice::make(store.clone(), executor.clone(), options, env);
-    if let (Err(ObjectError::Refused(_)), true, StoreUrl::Dir(path)) = (&made, is_new, url)
+    if let (Err(ObjectError::Refused(_)), true, StoreUrl::Dir(_)) = (&made, is_new, url)
         && !exists(&*store, SUPER).unwrap_or(true)
-        && let Err(error) = fs::remove_dir_all(path)
     {
-        tracing::warn!(%error, "cannot remove {}", path.display());
+        remove_volume(url, env);
     }
     made?;
-    let claimant = Claimant { owner: this_process(), take_over: false, locks };
-    let limits = Limits { holds_refused: false, ..Limits::default() };
-    ObjectDevice::open(store, executor, &claimant, limits, env)
+    let limits = Limits { holds: false, ..limits() };
+    let device = ObjectDevice::open(store, executor, &claimant, limits, env)?;
+    Ok(Made { device, is_new, warnings })
+}
+
+/// Removes what was made of a volume by a process that owns it, and that could not make it whole.
+pub fn remove_volume(url: &StoreUrl, env: &Env) {
+    let removed = match url {
+        StoreUrl::Dir(path) => fs::remove_dir_all(path).map_err(|error| error.to_string()),
+        StoreUrl::S3(_) => connect(url, env)
+            .and_then(|Connected { store, executor }| {
+                let mut names = patiently(&*executor, || store.list(""))?;
+                // Without it the rest is no volume, if this is interrupted.
+                names.insert(0, SUPER.into());
+                names
+                    .iter()
+                    .filter(|name| is_ours(name))
+                    .try_for_each(|name| patiently(&*executor, || store.delete(name)))
+            })
+            .map_err(|error| error.to_string()),
+    };
+    if let Err(error) = removed {
+        tracing::warn!("{url}: what was made of a volume is left there: {error}");
+    }
+}
+
+/// Whether an object's name is one that a volume has, or the proof of its store.
+fn is_ours(name: &str) -> bool {
+    is_object_name(name) || name.starts_with(PROOFS)
+}
+
+/// Whether there is no volume below a prefix, not even a part of one. One that has other objects is
+/// refused.
+fn is_free(
+    url: &StoreUrl,
+    store: &dyn Store,
+    executor: &ThreadExecutor,
+) -> Result<bool, ObjectError> {
+    if patiently(executor, || exists(store, SUPER))? {
+        // Whether it is whole is found out later.
+        return Ok(false);
+    }
+    for name in patiently(executor, || store.sample())? {
+        if !is_ours(&name) {
+            return Err(ObjectError::Foreign(format!("{url}: the object {name}")));
+        }
+        if is_object_name(&name) {
+            return Err(ObjectError::Setup(format!(
+                "there are objects of a volume here ({name}), but its object {SUPER} is missing: \
+                 bring that back, remove the others, or choose another prefix"
+            )));
+        }
+    }
+    Ok(true)
 }
 
 /// Makes the directory of a store, or refuses one that has other files. Returns whether it made it.
 fn prepare(url: &StoreUrl) -> Result<bool, ObjectError> {
-    let StoreUrl::Dir(path) = url;
+    let StoreUrl::Dir(path) = url else { return Ok(false) };
     let refused = |error: io::Error| ObjectError::Refused(format!("{}: {error}", path.display()));
     match fs::create_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -130,7 +230,7 @@ fn prepare(url: &StoreUrl) -> Result<bool, ObjectError> {
     for entry in fs::read_dir(path).map_err(refused)? {
         let name = entry.map_err(refused)?.file_name();
         if !DirStore::is_ours(&name) {
-            return Err(ObjectError::Foreign(path.join(name)));
+            return Err(ObjectError::Foreign(path.join(name).display().to_string()));
         }
     }
     Ok(false)

@@ -12,6 +12,8 @@ use std::sync::Barrier;
 /// Names for which creates race, and how many race for each.
 const NAMES: usize = 20;
 const RACERS: usize = 32;
+/// What the names of the proof's objects begin with.
+pub(crate) const PROOFS: &str = "proof/";
 /// A store that does not answer is asked so often in all.
 const TRIES: u32 = 6;
 
@@ -24,7 +26,7 @@ pub fn prove(
     env: &Env,
 ) -> Result<Vec<String>, ObjectError> {
     let warnings = patiently(executor, || store.check_rules())?;
-    let prefix = format!("proof/{:016x}/", env.entropy.next_u64());
+    let prefix = format!("{PROOFS}{:016x}/", env.entropy.next_u64());
     let proof = Proof { store, executor, prefix };
     let result = proof.run();
     let cleared = proof.clear();
@@ -32,7 +34,7 @@ pub fn prove(
 }
 
 /// Repeats what the store does not answer, for a few seconds.
-fn patiently<T>(
+pub(crate) fn patiently<T>(
     executor: &dyn Executor,
     request: impl Fn() -> Result<T, ObjectError>,
 ) -> Result<T, ObjectError> {

@@ -98,7 +98,7 @@ impl ObjectDevice {
         self.with(|state, fx| {
             for upload in uploads {
                 let then: Then = Box::new(|me, result| me.shard_answered(result));
-                fx.jobs.push(self.upload(upload, 0, then));
+                fx.jobs.push(self.upload(upload, then));
             }
             self.send_root_if_ready(state, fx);
         });
@@ -125,7 +125,7 @@ impl ObjectDevice {
             encode_root(&self.volume, number, state.roots.id, &writing.root, &self.env);
         let upload = Upload { name: root_name(number), bytes: Arc::new(bytes), exclusive: true };
         let then: Then = Box::new(move |me, result| me.root_answered(number, header.id, result));
-        fx.jobs.push(self.upload(upload, 0, then));
+        fx.jobs.push(self.upload(upload, then));
     }
 
     fn root_answered(&self, number: u64, id: Id, result: Result<(), ObjectError>) {

@@ -24,6 +24,10 @@ pub trait Store: Send + Sync {
     /// Names that begin with `prefix`, ascending. Names created or deleted a short time ago may be
     /// wrong in it.
     fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError>;
+    /// Some of the names that exist; none if none does.
+    fn sample(&self) -> Result<Vec<String>, ObjectError> {
+        self.list("")
+    }
     /// What the store does with its objects by itself. The result is what a user should know; what
     /// would lose objects is an error.
     fn check_rules(&self) -> Result<Vec<String>, ObjectError> {

@@ -8,7 +8,8 @@ use ferry_env::Env;
 use ferry_object::{
     Claimant, Limits, ObjectDevice, ObjectError, Store, ThreadExecutor, VolumeOptions,
 };
-use std::sync::{Arc, mpsc};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -189,6 +190,7 @@ fn a_reader_changes_nothing() {
         volume.store(),
         volume.threads(),
         &Claimant { take_over: true, ..Claimant::default() },
+        Limits::default(),
         &volume.env,
     );
     let reader = reader.expect("it can be read");
@@ -198,4 +200,71 @@ fn a_reader_changes_nothing() {
     reader.close().expect("there is nothing to close");
     assert_eq!(volume.store().list("").expect("it can be listed"), before);
     device.flush().expect("the owner goes on");
+}
+
+/// A store whose reads of log and data objects wait while a test says so.
+struct Slow {
+    inner: Arc<dyn Store>,
+    /// What waits for the test; then what the test waits for.
+    waits: Mutex<Option<mpsc::Receiver<()>>>,
+    waiting: mpsc::Sender<()>,
+}
+
+impl Store for Slow {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
+        let found = self.inner.get(name, range);
+        if name.starts_with("w/")
+            && let Some(end) = self.waits.lock().expect("nobody panics").take()
+        {
+            self.waiting.send(()).expect("the test waits");
+            end.recv().expect("the test ends it");
+        }
+        found
+    }
+    fn create(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        self.inner.create(name, bytes)
+    }
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        self.inner.put(name, bytes)
+    }
+    fn delete(&self, name: &str) -> Result<(), ObjectError> {
+        self.inner.delete(name)
+    }
+    fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
+        self.inner.list(prefix)
+    }
+}
+
+#[test]
+fn a_read_that_waited_past_the_term_is_not_answered_after_a_take_over() {
+    let volume = Volume::new();
+    let limits = Limits { term: Duration::from_millis(50), ..small() };
+    let (waiting, waits) = mpsc::channel();
+    let slow = Arc::new(Slow { inner: volume.store(), waits: Mutex::new(None), waiting });
+    let first = ObjectDevice::open(
+        Arc::clone(&slow) as Arc<dyn Store>,
+        volume.threads(),
+        &Claimant::default(),
+        limits,
+        &volume.env,
+    );
+    let first = first.expect("it is free");
+    first.write(0, &filled(1, 1)).expect("write");
+    first.flush().expect("flush");
+    let (end, ends) = mpsc::channel();
+    *slow.waits.lock().expect("nobody panics") = Some(ends);
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| {
+            let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
+            first.read(0, &mut buf).map(|()| buf[0])
+        });
+        waits.recv().expect("the read waits for the store");
+        let second = volume.open(true, limits).expect("it can be taken over");
+        second.write(0, &filled(1, 2)).expect("write");
+        second.flush().expect("flush");
+        end.send(()).expect("the read still waits");
+        let read = read.join().expect("no panic");
+        assert!(read.is_err(), "the block is {read:?}, and has been overwritten");
+    });
+    assert!(matches!(first.failure(), Some(ObjectError::Fenced { .. })));
 }

@@ -1,5 +1,6 @@
 //! `S3Store` against a store that fails in every way that a test asks for.
 
+#[expect(dead_code, reason = "tests of the command use the rest")]
 mod fake;
 
 use fake::{BUCKET, Fake, Fault};
@@ -349,6 +350,90 @@ fn a_volume_outlives_answers_that_are_lost() {
     for (round, blocks) in buf.chunks(3 * BLOCK_SIZE).enumerate() {
         assert!(blocks.iter().all(|byte| *byte == round as u8 + 1), "round {round}");
     }
+}
+
+/// A new volume in the store, and the limits with which it is opened.
+fn new_volume(store: &Arc<dyn Store>, env: &Env) {
+    let threads = Arc::new(ThreadExecutor::new(env).expect("threads can be started"));
+    let options = VolumeOptions { capacity: 16 << 20, window: 4, boundary: (0, 1 << 20) };
+    ObjectDevice::make(Arc::clone(store), threads, &options, env).expect("a new volume");
+}
+
+fn open_device(
+    store: &Arc<dyn Store>,
+    limits: Limits,
+    env: &Env,
+) -> Result<Arc<ObjectDevice>, ObjectError> {
+    let threads = Arc::new(ThreadExecutor::new(env).expect("threads can be started"));
+    ObjectDevice::open(Arc::clone(store), threads, &Claimant::default(), limits, env)
+}
+
+#[test]
+fn what_the_store_refuses_for_a_time_is_held_and_goes_on() {
+    let fake = Fake::start();
+    let env = Env::real();
+    let store: Arc<dyn Store> = Arc::new(store(&fake));
+    new_volume(&store, &env);
+    let device = open_device(&store, Limits::default(), &env).expect("it is free");
+    let filled = |byte: u8| {
+        let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
+        buf.fill(byte);
+        buf
+    };
+    device.write(0, &filled(1)).expect("write");
+    device.flush().expect("flush");
+    for (round, fault) in [
+        Fault::error(403, "AccessDenied"),
+        Fault::error(404, "NoSuchBucket"),
+        Fault::error(507, "QuotaExceeded"),
+        Fault::RequestLost,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert_eq!(device.held_requests(), None);
+        fake.fail_all(Some(fault));
+        device.write(BLOCK_SIZE as u64, &filled(round as u8)).expect("it is in memory");
+        std::thread::scope(|scope| {
+            let flush = scope.spawn(|| device.flush());
+            let read = scope.spawn(|| {
+                let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
+                device.read(0, &mut buf).map(|()| buf[0])
+            });
+            while device.held_requests().is_none_or(|held| held.requests < 2) {
+                std::thread::yield_now();
+            }
+            let held = device.held_requests().expect("two requests are held");
+            let word = ["s3:", "make it", "no space left", "127.0.0.1"][round];
+            assert!(held.reason.contains(word), "{held:?}");
+            assert!(!flush.is_finished() && !read.is_finished(), "both wait");
+            fake.fail_all(None);
+            flush.join().expect("no panic").expect("it goes on");
+            assert_eq!(read.join().expect("no panic").expect("it goes on"), 1);
+        });
+    }
+    assert_eq!(device.held_requests(), None);
+    assert_eq!(device.failure(), None);
+}
+
+#[test]
+fn a_volume_is_not_opened_while_the_store_refuses_or_is_away() {
+    let fake = Fake::start();
+    let env = Env::real();
+    let store: Arc<dyn Store> = Arc::new(store(&fake));
+    new_volume(&store, &env);
+    let before = fake.keys();
+    fake.fail_all(Some(Fault::error(403, "AccessDenied")));
+    let refused = open_device(&store, Limits::default(), &env).err();
+    assert!(matches!(refused, Some(ObjectError::Refused(_))), "{refused:?}");
+    fake.fail_all(Some(Fault::error(503, "SlowDown")));
+    let limits = Limits { patience: Duration::from_millis(400), ..Limits::default() };
+    let away = open_device(&store, limits, &env).err();
+    assert!(matches!(away, Some(ObjectError::Unavailable(_))), "{away:?}");
+    fake.fail_all(None);
+    assert_eq!(fake.keys(), before, "nothing was claimed");
+    fake.fail([Fault::error(503, "SlowDown"), Fault::error(503, "SlowDown")]);
+    open_device(&store, Limits::default(), &env).expect("it was patient");
 }
 
 #[test]

@@ -100,11 +100,15 @@ pub struct BenchArgs {
 }
 
 /// The arguments of `ferry mkfs`.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct MkfsArgs {
-    /// The file (made when absent) or block device that becomes the volume; or dir:///DIRECTORY, a
-    /// store in a directory that is empty or absent
+    /// The file (made when absent) or block device that becomes the volume; or a store:
+    /// s3://BUCKET/PREFIX[?endpoint=URL&profile=NAME], or dir:///DIRECTORY, one that is empty or
+    /// absent
     pub volume: Location,
+    /// The address of an S3 store, as in the URL
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
     /// Largest size of the volume, for example 64G; space is taken only as it is used [default:
     /// 64G, or the block device's size; in a store 1T]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
@@ -145,8 +149,8 @@ pub struct ReplaceArgs {
 With --foreground, SIGTERM and SIGINT unmount cleanly. If the mount is busy it is detached (new work cannot reach it) and served\n\
 until its last user is gone, for at most --stop-timeout; a second signal ends it at once. What was synced is safe in every case."))]
 pub struct MountArgs {
-    /// The volume; one in a store as dir:///DIRECTORY; or ferry://HOST[:PORT]/[PATH], what a server
-    /// has (`ferry serve`)
+    /// The volume; one in a store as s3://BUCKET/PREFIX[?endpoint=URL&profile=NAME] or
+    /// dir:///DIRECTORY; or ferry://HOST[:PORT]/[PATH], what a server has (`ferry serve`)
     pub volume: Location,
     /// An existing directory
     pub mountpoint: PathBuf,
@@ -318,6 +322,7 @@ impl MkfsArgs {
     pub fn of(volume: Location) -> Self {
         Self {
             volume,
+            endpoint: None,
             size: None,
             log_size: None,
             force: false,
@@ -586,6 +591,9 @@ mod tests {
             "ferry mount dir:///srv/store /mnt --take-over -o ro",
             "ferry serve dir:///srv/store --take-over",
             "ferry stats dir:///srv/store",
+            "ferry mkfs s3://bucket/a/b --endpoint http://127.0.0.1:9000",
+            "ferry mount s3://bucket/a?endpoint=https://s3.example.org&profile=work /mnt",
+            "ferry umount s3://bucket",
             "ferry fsck v --json",
             "ferry fsck v --repair --metadata-only",
             "ferry fsck v --repair --give-up-unreadable",
@@ -619,6 +627,7 @@ mod tests {
             "ferry mkfs v --size big",
             "ferry mkfs dir://srv/store",
             "ferry fsck dir://",
+            "ferry fsck s3://bucket/a?secret=b",
             "ferry mkfs v a b",
             "ferry mkfs v --device mirror",
             "ferry mkfs v --device raid6 a",

@@ -47,6 +47,15 @@ impl Location {
         })
     }
 
+    /// The text that tells the volume from others on this machine. A path has no symbolic links in
+    /// it.
+    pub fn identity(&self) -> io::Result<PathBuf> {
+        match self {
+            Self::Store(url) => Ok(url.resolved().unwrap_or_else(|_| url.clone()).name().into()),
+            _ => self.resolved(),
+        }
+    }
+
     /// The path of a volume that is not in a store.
     pub fn path(&self) -> Option<&Path> {
         match self {

@@ -13,8 +13,8 @@ use ferry_fs::volume::{
     segments_of,
 };
 use ferry_object::{
-    ObjectDevice, ObjectError, Opening, StoreUrl, VolumeOptions, WINDOW_DEFAULT, has_volume,
-    make_volume, open_volume,
+    Made, ObjectError, Opening, StoreUrl, VolumeOptions, WINDOW_DEFAULT, has_volume, make_volume,
+    open_volume, remove_volume,
 };
 
 use crate::cli::MkfsArgs;
@@ -34,14 +34,29 @@ const STORE_SIZE: u64 = 1 << 40;
 
 /// Runs the command.
 pub fn run(args: &MkfsArgs) -> Result<(), CliError> {
+    let args = &with_endpoint(args)?;
     let made = make(args)?;
+    // With all that other commands need to find it.
+    let name = match &args.volume {
+        Location::Store(url) => Location::Store(url.resolved().unwrap_or_else(|_| url.clone())),
+        other => other.clone(),
+    };
     print(&format!(
-        "{}: a new volume of {}, log {}, id {}\n",
-        args.volume,
+        "{name}: a new volume of {}, log {}, id {}\n",
         format_bytes(made.size),
         format_bytes(made.log_len),
         made.name()
     ))
+}
+
+/// The arguments, with the endpoint in the volume's URL.
+fn with_endpoint(args: &MkfsArgs) -> Result<MkfsArgs, CliError> {
+    let Some(endpoint) = &args.endpoint else { return Ok(args.clone()) };
+    let Location::Store(url) = &args.volume else {
+        return Err(CliError::Usage(format!("{}: --endpoint is for s3://", args.volume)));
+    };
+    let url = url.clone().with_endpoint(endpoint).map_err(CliError::Usage)?;
+    Ok(MkfsArgs { volume: Location::Store(url), endpoint: None, ..args.clone() })
 }
 
 /// Makes the volume with the defaults, if there is none; returns whether it did.
@@ -84,13 +99,15 @@ fn make_in_store(args: &MkfsArgs, url: &StoreUrl) -> Result<Superblock, CliError
     let boundary = segments_of(capacity, &options, &env);
     let boundary = boundary.map_err(|error| refused(&args.volume, &error))?;
     let volume = VolumeOptions { capacity, window: WINDOW_DEFAULT, boundary };
-    let is_new = !is_there(url);
     let made = match make_volume(url, &volume, &env) {
         Err(ObjectError::VolumeExists) => half_made(args, url, &env),
         made => made,
     };
     // From here on this process owns the volume.
-    let device = made.map_err(failed)?;
+    let Made { device, is_new, warnings } = made.map_err(failed)?;
+    for warning in warnings {
+        tracing::warn!("{url}: {warning}");
+    }
     let made = (|| {
         let opened = Opened::in_store(device.clone());
         let made = mkfs(&opened.device, &options, &env);
@@ -100,30 +117,14 @@ fn make_in_store(args: &MkfsArgs, url: &StoreUrl) -> Result<Superblock, CliError
     })();
     if !matches!(made, Ok(Ok(_))) && is_new {
         // Half a volume under the name that the user chose would only be in the way.
-        remove(url);
+        remove_volume(url, &env);
     }
     made.map_err(failed)?.map_err(|error| refused(&args.volume, &error))
 }
 
-fn is_there(url: &StoreUrl) -> bool {
-    match url {
-        StoreUrl::Dir(path) => path.exists(),
-    }
-}
-
-fn remove(url: &StoreUrl) {
-    match url {
-        StoreUrl::Dir(path) => {
-            if let Err(error) = std::fs::remove_dir_all(path) {
-                tracing::warn!(%error, "cannot remove {}", path.display());
-            }
-        }
-    }
-}
-
 /// Opens a volume whose making was interrupted, so that it can be ended. Any other volume is an
 /// error, and left as it is.
-fn half_made(args: &MkfsArgs, url: &StoreUrl, env: &Env) -> Result<Arc<ObjectDevice>, ObjectError> {
+fn half_made(args: &MkfsArgs, url: &StoreUrl, env: &Env) -> Result<Made, ObjectError> {
     let found: Arc<dyn BlockDevice> = open_volume(url, Opening::Read, env)?;
     let is_half = matches!(read_superblock(&found), Err(VolumeError::Empty))
         && args.size.is_none_or(|size| whole(size) == found.capacity());
@@ -131,7 +132,8 @@ fn half_made(args: &MkfsArgs, url: &StoreUrl, env: &Env) -> Result<Arc<ObjectDev
     if !is_half {
         return Err(ObjectError::VolumeExists);
     }
-    open_volume(url, Opening::Own { take_over: false }, env)
+    let device = open_volume(url, Opening::Own { take_over: false }, env)?;
+    Ok(Made { device, is_new: false, warnings: Vec::new() })
 }
 
 fn make_on_devices(args: &MkfsArgs, volume: &Path) -> Result<Superblock, CliError> {

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use ferry_net::Address;
+use ferry_object::StoreUrl;
 
 use crate::error::CliError;
 use crate::location::Location;
@@ -45,6 +46,12 @@ impl Mount {
         !self.is_remote() && (self.source.is_absolute() || self.volume().path().is_none())
     }
 
+    /// Whether its source is this one, which has no symbolic links in it.
+    pub fn has_source(&self, source: &Path) -> bool {
+        let name = |path: &Path| Some(StoreUrl::parse(path.as_os_str())?.ok()?.name());
+        self.source == source || name(source).is_some_and(|one| name(&self.source) == Some(one))
+    }
+
     /// Where the volume lies.
     pub fn volume(&self) -> Location {
         Location::parse(self.source.as_os_str()).unwrap_or_else(|_| Location::from(&self.source))
@@ -77,7 +84,7 @@ pub fn at(target: &Path) -> io::Result<Option<Mount>> {
 pub fn find(target_or_volume: &Location) -> io::Result<Option<Mount>> {
     let mut mounts = list()?;
     let position = |path: &Path| {
-        let of_volume = |m: &Mount| m.is_ferry() && m.source == path;
+        let of_volume = |m: &Mount| m.is_ferry() && m.has_source(path);
         let target = mounts.iter().rposition(|m| m.target == path);
         target
             .or_else(|| mounts.iter().rposition(|m| of_volume(m) && cover(m, &mounts).is_none()))

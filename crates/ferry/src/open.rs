@@ -9,7 +9,7 @@ use ferry_device::{
     OpenMode,
 };
 use ferry_env::Env;
-use ferry_object::{ObjectDevice, ObjectError, Opening, open_volume};
+use ferry_object::{ObjectDevice, ObjectError, Opening, StoreUrl, open_volume};
 
 use crate::error::CliError;
 use crate::holder::{Holder, LOOK_AGAIN};
@@ -47,7 +47,7 @@ impl How {
                 "--take-over: a volume that is only read is not taken over: mount it once without ro".into(),
             )),
             _ => Err(CliError::Usage(format!(
-                "{volume}: --take-over is for volumes in a store (dir://)"
+                "{volume}: --take-over is for volumes in a store (s3://, dir://)"
             ))),
         }
     }
@@ -223,7 +223,15 @@ fn explain_store(volume: &Location, error: &ObjectError) -> String {
         ObjectError::NoStore(_) => format!(
             "{error}: make it, or mount the disk that it is on; `ferry mkfs {volume}` makes a volume where its parent exists"
         ),
-        ObjectError::Foreign(_) => format!("{error}, and is left alone: choose an empty directory"),
+        ObjectError::Foreign(_) if matches!(volume, Location::Store(StoreUrl::Dir(_))) => {
+            format!("{error}, and is left alone: choose an empty directory")
+        }
+        ObjectError::Foreign(_) => {
+            format!("{error}, and is left alone: choose another prefix")
+        }
+        ObjectError::Unavailable(_) => format!(
+            "{volume}: {error}: look whether its address is right and whether it runs, then try again"
+        ),
         ObjectError::NoVolume => {
             format!("{volume}: there is no FerryFS volume here; `ferry mkfs {volume}` makes one")
         }
@@ -271,5 +279,5 @@ fn is_served(pid: u32) -> bool {
 /// yes.
 pub fn mounted(volume: &Location) -> bool {
     let Ok(source) = volume.resolved() else { return false };
-    mounts::list().map_or(true, |all| all.iter().any(|m| m.is_ferry() && m.source == source))
+    mounts::list().map_or(true, |all| all.iter().any(|m| m.is_ferry() && m.has_source(&source)))
 }

@@ -29,7 +29,7 @@ const ANSWER_MAX: usize = 1 << 20;
 /// (`socket`) may ask for anything. The statistics have the server's own beside those of the
 /// volume.
 pub fn answer(volume: &Location, fs: Weak<LocalFs>, server: Control) -> io::Result<()> {
-    let path = volume.path().map_or_else(|| volume.resolved(), Path::canonicalize)?;
+    let path = volume.path().map_or_else(|| volume.identity(), Path::canonicalize)?;
     let name = format!("{}{}", prefix(&path), std::process::id());
     socket::answer_each(&name, move |question| {
         let fs = fs.upgrade()?;
@@ -66,7 +66,7 @@ pub fn at(volume: &Location) -> Result<Option<String>, CliError> {
             return Ok(None);
         }
     }
-    let resolved = volume.resolved().map_err(unknown)?;
+    let resolved = volume.identity().map_err(unknown)?;
     let mut silent = None;
     for name in socket::names(&prefix(&resolved))? {
         match socket::ask(&name, ALIVE) {

@@ -13,6 +13,7 @@ use crate::control::{is_read, print, read_stats};
 use crate::error::CliError;
 use crate::location::Location;
 use crate::size::{format_bytes, format_nanos};
+use crate::socket::printable;
 use crate::table::thousands;
 use crate::waiting::{stop_on_signals, wait};
 
@@ -173,9 +174,37 @@ fn frame(target: &Location, r: &Rates<'_>) -> String {
         r.each("/log/transactions", "/log/contexts"),
         r.each("/log/forces", "/log/contexts")
     );
+    store(&mut out, r);
     log(&mut out, r);
     requests(&mut out, r);
     out
+}
+
+/// What an object store is asked for, and whether it does not do it.
+fn store(out: &mut String, r: &Rates<'_>) {
+    if r.now["store"].is_null() {
+        return;
+    }
+    let count = |pointer: &str| thousands(r.rate(pointer));
+    let size = |pointer: &str| format_bytes(r.rate(pointer));
+    let _ = writeln!(
+        out,
+        "\nstore: {} PUTs/s of {}/s, {} GETs/s of {}/s, {} unsent",
+        count("/store/puts"),
+        size("/store/put_bytes"),
+        count("/store/gets"),
+        size("/store/get_bytes"),
+        format_bytes(r.of("/store/unsent_bytes")),
+    );
+    if let Some(reason) = r.now["store"]["held"]["reason"].as_str() {
+        let _ = writeln!(
+            out,
+            "  held for {}: {} requests: {}",
+            format_nanos(r.of("/store/held/time_ns")),
+            thousands(r.of("/store/held/requests")),
+            printable(reason)
+        );
+    }
 }
 
 fn log(out: &mut String, r: &Rates<'_>) {
@@ -246,5 +275,27 @@ mod tests {
             assert!(text.contains(line), "{line:?} in\n{text}");
         }
         assert!(!text.contains("open"), "what did not happen is not shown:\n{text}");
+        assert!(!text.contains("store: "), "there is none:\n{text}");
+    }
+
+    #[test]
+    fn a_frame_says_what_the_store_holds_up() {
+        let at = |puts: u64| -> Value {
+            let text = format!(
+                r#"{{ "store": {{ "puts": {puts}, "put_bytes": {}, "unsent_bytes": 4096,
+                "held": {{ "requests": 2, "time_ns": 12000000000, "reason": "no \u001bbucket" }} }} }}"#,
+                puts << 10
+            );
+            serde_json::from_str(&text).expect("it is JSON")
+        };
+        let (before, now) = (at(10), at(20));
+        let text =
+            frame(&Location::from("/mnt"), &Rates { before: &before, now: &now, seconds: 2.0 });
+        let line = "store: 5 PUTs/s of 5.0 KiB/s, 0 GETs/s of 0 B/s, 4.0 KiB unsent\n";
+        assert!(text.contains(line), "{text}");
+        assert!(
+            text.contains("  held for 12.00 s: 2 requests: no ") && !text.contains('\u{1b}'),
+            "{text}"
+        );
     }
 }

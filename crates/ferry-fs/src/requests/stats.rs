@@ -33,10 +33,27 @@ struct Stats {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     devices: BTreeMap<String, Device>,
     /// What the volume's object store was asked for, if it is in one.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    store: BTreeMap<&'static str, u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store: Option<Store>,
     /// The transport's own; null while nothing is mounted.
     fuse: Option<serde_json::Value>,
+}
+
+/// What an object store was asked for.
+#[derive(Serialize)]
+struct Store {
+    #[serde(flatten)]
+    figures: BTreeMap<&'static str, u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held: Option<Held>,
+}
+
+/// Requests that the store does not carry out now.
+#[derive(Serialize)]
+struct Held {
+    requests: u64,
+    time_ns: u64,
+    reason: String,
 }
 
 #[derive(Serialize)]
@@ -316,10 +333,20 @@ impl LocalFs {
                 damaged_blocks: scrub.damaged_blocks,
             },
             devices: self.devices(),
-            store: self.dev.figures().into_iter().collect(),
+            store: self.store(),
             fuse: self.host.read().as_ref().map(|host| host.stats()),
         };
         serde_json::to_value(stats).expect("plain numbers and strings are JSON")
+    }
+
+    fn store(&self) -> Option<Store> {
+        let figures: BTreeMap<_, _> = self.dev.figures().into_iter().collect();
+        let held = self.dev.held().map(|held| Held {
+            requests: held.requests,
+            time_ns: nanos(held.time),
+            reason: held.reason,
+        });
+        (!figures.is_empty()).then_some(Store { figures, held })
     }
 
     /// The answer to [`crate::ioctl::STATS`]: the counters, ended by NUL.

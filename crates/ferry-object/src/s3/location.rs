@@ -65,9 +65,10 @@ impl fmt::Display for S3Location {
     }
 }
 
-/// The address of a store that is not AWS: scheme, host and port.
+/// The address of a store that is not AWS: scheme, host and port. [`fmt::Display`] shows it in one
+/// spelling.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Endpoint {
+pub struct Endpoint {
     scheme: &'static str,
     authority: String,
 }
@@ -98,7 +99,16 @@ impl FromStr for Endpoint {
         if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
             return Err(wrong("nothing may follow the host; the bucket stands in the s3 URL"));
         }
-        Ok(Self { scheme, authority: authority.as_str().to_owned() })
+        let authority = authority.as_str().to_ascii_lowercase();
+        let usual = if scheme == "https" { ":443" } else { ":80" };
+        let authority = authority.strip_suffix(usual).unwrap_or(&authority).to_owned();
+        Ok(Self { scheme, authority })
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme, self.authority)
     }
 }
 
@@ -184,6 +194,14 @@ mod tests {
     fn an_endpoint_is_a_host_and_says_whether_it_is_encrypted() {
         for bad in ["minio:9000", "ftp://a", "https://a/b", "https://a?b", "https://", ""] {
             assert!(matches!(bad.parse::<Endpoint>(), Err(ObjectError::Setup(_))), "{bad}");
+        }
+        for (text, printed) in [
+            ("https://S3.Example.org/", "https://s3.example.org"),
+            ("https://s3.example.org:443", "https://s3.example.org"),
+            ("http://s3.example.org:443", "http://s3.example.org:443"),
+            ("http://[::1]:80", "http://[::1]"),
+        ] {
+            assert_eq!(text.parse::<Endpoint>().expect("it is one").to_string(), printed);
         }
         let Err(error) = "https://id:secret@a".parse::<Endpoint>() else { panic!("refused") };
         assert!(!error.to_string().contains("secret"), "{error}");

@@ -22,7 +22,7 @@ mod settings;
 mod sign;
 mod time;
 
-pub use location::S3Location;
+pub use location::{Endpoint, S3Location};
 pub use settings::{S3Settings, TimeLimits};
 
 use crate::error::ObjectError;
@@ -287,6 +287,12 @@ impl Store for S3Store {
             token = next;
         }
         names.sort_unstable();
+        Ok(names)
+    }
+
+    fn sample(&self) -> Result<Vec<String>, ObjectError> {
+        let mut names = Vec::new();
+        self.list_part(&self.prefix, None, &mut names)?;
         Ok(names)
     }
 

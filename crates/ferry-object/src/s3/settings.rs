@@ -43,6 +43,8 @@ pub struct S3Settings {
     pub limits: TimeLimits,
 }
 
+/// The variables that name the endpoint.
+const ENDPOINT: [&str; 2] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"];
 /// Where the metadata service of a machine at AWS is.
 const METADATA: &str = "http://169.254.169.254";
 
@@ -51,6 +53,29 @@ impl S3Settings {
     /// beside.
     pub fn from_environment(endpoint: Option<&str>) -> Result<Self, ObjectError> {
         Self::from_variables(endpoint, &|name| std::env::var(name).ok())
+    }
+
+    /// As [`S3Settings::from_environment`], for a store whose URL may name the endpoint and the
+    /// profile. As with the AWS tools, keys of a profile that is named come before those of the
+    /// environment.
+    pub(crate) fn of_url(
+        endpoint: Option<&Endpoint>,
+        profile: Option<&str>,
+    ) -> Result<Self, ObjectError> {
+        let mut settings = Self::from_variables(None, &of_profile(profile))?;
+        if let Some(endpoint) = endpoint {
+            settings.endpoint = Some(endpoint.clone());
+        }
+        Ok(settings)
+    }
+
+    /// The endpoint that a store has whose URL names none. No keys are needed.
+    pub(crate) fn usual_endpoint(profile: Option<&str>) -> Result<Option<Endpoint>, ObjectError> {
+        let variable = of_profile(profile);
+        let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let profile = Profile::read(&variable)?;
+        let text = ENDPOINT.iter().find_map(|name| variable(name));
+        text.or_else(|| profile.get("endpoint_url")).map(|text| text.parse()).transpose()
     }
 
     /// As [`S3Settings::from_environment`], with the values of the variables.
@@ -65,7 +90,7 @@ impl S3Settings {
         };
         let endpoint = match endpoint {
             Some(text) => Some(text.to_owned()),
-            None => first(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url"),
+            None => first(&ENDPOINT, "endpoint_url"),
         };
         let metadata_off = variable("AWS_EC2_METADATA_DISABLED")
             .is_some_and(|value| value.eq_ignore_ascii_case("true"));
@@ -88,6 +113,15 @@ impl S3Settings {
             ca_bundle: first(&["AWS_CA_BUNDLE"], "ca_bundle").map(PathBuf::from),
             limits: TimeLimits::default(),
         })
+    }
+}
+
+/// The variables of the process, as if the user had named this profile and given no keys beside.
+fn of_profile(profile: Option<&str>) -> impl Fn(&str) -> Option<String> {
+    move |name| match (profile, name) {
+        (Some(profile), "AWS_PROFILE") => Some(profile.to_owned()),
+        (Some(_), "AWS_ACCESS_KEY_ID" | "AWS_SECRET_ACCESS_KEY" | "AWS_SESSION_TOKEN") => None,
+        _ => std::env::var(name).ok(),
     }
 }
 
@@ -142,7 +176,7 @@ impl Profile {
         let (values, found) = profile.load()?;
         if profile.named && !found {
             return Err(ObjectError::Setup(format!(
-                "there is no profile {} in {} or {}; AWS_PROFILE names it",
+                "there is no profile {} in {} or {}; AWS_PROFILE or the URL names it",
                 profile.name,
                 profile.credentials_file.display(),
                 profile.config_file.display()

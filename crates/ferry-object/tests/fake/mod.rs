@@ -49,6 +49,13 @@ pub struct Seen {
 struct State {
     objects: BTreeMap<String, Vec<u8>>,
     faults: VecDeque<Fault>,
+    /// What all requests meet for a time, and those of one method, or those that create.
+    standing: Option<Fault>,
+    standing_of: Option<(&'static str, Fault)>,
+    /// Creates replace what is there.
+    replaces: bool,
+    /// What the bucket says of versions and of its rules.
+    rules: Option<(String, String)>,
     seen: Vec<Seen>,
     /// Answers by path, before anything else.
     pages: HashMap<String, String>,
@@ -84,13 +91,23 @@ impl Fake {
     }
 
     pub fn start_with(tls: Option<Arc<rustls::ServerConfig>>) -> Self {
+        // So that lists have several parts.
+        Self::start_as(tls, 3)
+    }
+
+    /// For whole volumes.
+    pub fn start_large() -> Self {
+        Self::start_as(None, 1000)
+    }
+
+    fn start_as(tls: Option<Arc<rustls::ServerConfig>>, list_max: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let address = listener.local_addr().expect("it has one").to_string();
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             connections: AtomicU64::new(0),
             stop: AtomicBool::new(false),
-            list_max: 3,
+            list_max,
             tls,
         });
         let serving = Arc::clone(&shared);
@@ -117,6 +134,36 @@ impl Fake {
     /// The next requests meet these.
     pub fn fail(&self, faults: impl IntoIterator<Item = Fault>) {
         self.shared.state().faults.extend(faults);
+    }
+
+    /// All requests meet this until it is `None`.
+    pub fn fail_all(&self, fault: Option<Fault>) {
+        self.shared.state().standing = fault;
+    }
+
+    /// All requests of a method meet this until it is `None`.
+    pub fn fail_method(&self, fault: Option<(&'static str, Fault)>) {
+        self.shared.state().standing_of = fault;
+    }
+
+    /// Creates replace what is there, as in a store that does not know conditions.
+    pub fn replace(&self) {
+        self.shared.state().replaces = true;
+    }
+
+    /// What the bucket says of versions and of its lifecycle rules.
+    pub fn rules(&self, versioning: &str, lifecycle: &str) {
+        self.shared.state().rules = Some((versioning.into(), lifecycle.into()));
+    }
+
+    /// Puts an object into the bucket.
+    pub fn put(&self, key: &str, bytes: &[u8]) {
+        self.shared.state().objects.insert(key.into(), bytes.into());
+    }
+
+    /// The names of all objects.
+    pub fn keys(&self) -> Vec<String> {
+        self.shared.state().objects.keys().cloned().collect()
     }
 
     /// The answer to GET and PUT of a path.
@@ -183,7 +230,11 @@ impl Shared {
             let fault = {
                 let mut state = self.state();
                 state.seen.push(request.clone());
-                state.faults.pop_front()
+                let fault = state.faults.pop_front().or_else(|| state.standing.clone());
+                fault.or_else(|| {
+                    let (method, fault) = state.standing_of.clone()?;
+                    (method == request.method).then_some(fault)
+                })
             };
             let bytes = match fault {
                 Some(Fault::RequestLost) => return,
@@ -284,7 +335,13 @@ impl Shared {
         let key = key.strip_prefix('/').unwrap_or("");
         match (request.method.as_str(), key) {
             ("GET", "") if query.contains("list-type=2") => self.list(&state, query),
-            ("GET", "") => error(501, "NotImplemented", ""),
+            ("GET", "") => match &state.rules {
+                Some((versioning, _)) if query.contains("versioning") => {
+                    reply(200, versioning.as_bytes())
+                }
+                Some((_, lifecycle)) => reply(200, lifecycle.as_bytes()),
+                None => error(501, "NotImplemented", ""),
+            },
             ("GET", key) => {
                 let Some(bytes) = state.objects.get(key) else {
                     return error(404, "NoSuchKey", "");
@@ -307,7 +364,8 @@ impl Shared {
                 }
             }
             ("PUT", key) => {
-                if header("if-none-match") == Some("*") && state.objects.contains_key(key) {
+                let exclusive = header("if-none-match") == Some("*") && !state.replaces;
+                if exclusive && state.objects.contains_key(key) {
                     return error(412, "PreconditionFailed", "");
                 }
                 state.objects.insert(key.into(), request.body.clone());

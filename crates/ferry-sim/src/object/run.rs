@@ -113,7 +113,8 @@ impl Plan {
             root_delay: millis(rng, &[0, 1000, 60_000]),
             grace: millis(rng, &[2_000, 30_000, 600_000]),
             term: Duration::from_secs(5),
-            holds_refused: true,
+            holds: true,
+            patience: Duration::MAX,
         };
         let hurried = rng.chance(1, 4);
         let faults = Faults {

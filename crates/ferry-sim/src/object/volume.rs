@@ -131,7 +131,8 @@ fn limits() -> Limits {
         root_delay: Duration::from_secs(20),
         grace: Duration::from_secs(60),
         term: Duration::from_secs(5),
-        holds_refused: true,
+        holds: true,
+        patience: Duration::MAX,
     }
 }
 
