@@ -14,6 +14,7 @@
 //! volume     making a volume, claiming it, fencing its owner off
 //! access     requests that are repeated until they are carried out
 //! batch      changes in memory, and the objects made of them
+//! cache      DiskCache: parts of objects on a disk of the machine
 //! format     the objects, byte by byte        runs       runs of blocks with a value
 //! dir        DirStore                          executor   Executor, ThreadExecutor
 //! s3         S3Store
@@ -23,6 +24,7 @@
 
 mod access;
 mod batch;
+mod cache;
 mod device;
 mod dir;
 mod error;
@@ -40,6 +42,7 @@ mod url;
 mod volume;
 
 pub use access::Held;
+pub use cache::{CacheOptions, CacheStats};
 pub use device::{Limits, ObjectDevice, ObjectStats};
 pub use dir::DirStore;
 pub use error::ObjectError;

@@ -1,5 +1,7 @@
 //! A volume by the URL of its store: connecting, opening, making.
 
+use crate::access::{Access, Patience};
+use crate::cache::{CacheOptions, DiskCache};
 use crate::device::{Limits, ObjectDevice};
 use crate::dir::DirStore;
 use crate::error::ObjectError;
@@ -10,7 +12,7 @@ use crate::prove::{PROOFS, patiently, prove};
 use crate::s3::{S3Settings, S3Store};
 use crate::store::{Store, exists};
 use crate::url::StoreUrl;
-use crate::volume::{Claimant, VolumeOptions};
+use crate::volume::{Claimant, VolumeOptions, identify};
 use ferry_env::Env;
 use std::fs;
 use std::io;
@@ -108,20 +110,36 @@ pub fn has_volume(url: &StoreUrl, env: &Env) -> Result<bool, ObjectError> {
     }
 }
 
-/// Opens the volume in a store. Until it is dropped, the device looks by itself for newer owners
-/// and deletes what is not needed.
+/// Opens the volume in a store, with a cache on disk if one is asked for. Until it is dropped, the
+/// device looks by itself for newer owners and deletes what is not needed.
 pub fn open_volume(
     url: &StoreUrl,
     opening: Opening,
+    cache: Option<&CacheOptions>,
     env: &Env,
 ) -> Result<Arc<ObjectDevice>, ObjectError> {
     let Connected { store, executor } = connect(url, env)?;
     let claimant = claimant(url, opening, env)?;
-    if opening == Opening::Read {
-        return ObjectDevice::open_read_only(store, executor, &claimant, limits(), env);
+    // A cache that cannot be used is found before the volume is claimed.
+    let cache = match cache {
+        None => None,
+        Some(options) => {
+            let patience = Patience::Opening(PATIENCE);
+            let access = Access::new(Arc::clone(&store), executor.clone(), patience, env);
+            Some(DiskCache::open(options, &identify(&access)?.id)?)
+        }
+    };
+    let device = if opening == Opening::Read {
+        ObjectDevice::open_read_only(store, executor, &claimant, limits(), env)?
+    } else {
+        ObjectDevice::open(store, executor, &claimant, limits(), env)?
+    };
+    if let Some(cache) = cache {
+        device.use_cache(cache);
     }
-    let device = ObjectDevice::open(store, executor, &claimant, limits(), env)?;
-    device.tick_by_itself();
+    if opening != Opening::Read {
+        device.tick_by_itself();
+    }
     Ok(device)
 }
 

@@ -125,14 +125,14 @@ fn make_in_store(args: &MkfsArgs, url: &StoreUrl) -> Result<Superblock, CliError
 /// Opens a volume whose making was interrupted, so that it can be ended. Any other volume is an
 /// error, and left as it is.
 fn half_made(args: &MkfsArgs, url: &StoreUrl, env: &Env) -> Result<Made, ObjectError> {
-    let found: Arc<dyn BlockDevice> = open_volume(url, Opening::Read, env)?;
+    let found: Arc<dyn BlockDevice> = open_volume(url, Opening::Read, None, env)?;
     let is_half = matches!(read_superblock(&found), Err(VolumeError::Empty))
         && args.size.is_none_or(|size| whole(size) == found.capacity());
     drop(found);
     if !is_half {
         return Err(ObjectError::VolumeExists);
     }
-    let device = open_volume(url, Opening::Own { take_over: false }, env)?;
+    let device = open_volume(url, Opening::Own { take_over: false }, None, env)?;
     Ok(Made { device, is_new: false, warnings: Vec::new() })
 }
 

@@ -9,7 +9,7 @@ use ferry_device::{
     OpenMode,
 };
 use ferry_env::Env;
-use ferry_object::{ObjectDevice, ObjectError, Opening, StoreUrl, open_volume};
+use ferry_object::{CacheOptions, ObjectDevice, ObjectError, Opening, StoreUrl, open_volume};
 
 use crate::error::CliError;
 use crate::holder::{Holder, LOOK_AGAIN};
@@ -127,7 +127,39 @@ impl OpenError {
 /// Opens a volume. One whose mount is gone but whose daemon still writes back (umount(8) does not
 /// wait for that) is waited for; one that is mounted is refused at once.
 pub fn open_when_free(volume: &Location, how: How, env: &Env) -> Result<Opened, OpenError> {
-    when_free(volume, || open(volume, how, env))
+    open_cached_when_free(volume, how, None, env)
+}
+
+/// The same, with a cache on disk for a volume in a store.
+pub fn open_cached_when_free(
+    volume: &Location,
+    how: How,
+    cache: Option<&CacheOptions>,
+    env: &Env,
+) -> Result<Opened, OpenError> {
+    when_free(volume, || open(volume, how, cache, env))
+}
+
+/// The cache that a user asks for; an error if the volume is not in a store.
+pub fn cache_options(
+    volume: &Location,
+    directory: Option<&Path>,
+    bytes: Option<u64>,
+) -> Result<Option<CacheOptions>, CliError> {
+    match (directory, volume) {
+        (None, _) if bytes.is_some() => Err(CliError::Usage(
+            "cache_disk is the size of the cache on disk: say where that is, too (cache=DIR)"
+                .into(),
+        )),
+        (None, _) => Ok(None),
+        (Some(directory), Location::Store(_)) => Ok(Some(CacheOptions {
+            directory: directory.into(),
+            bytes: bytes.unwrap_or(CacheOptions::BYTES_DEFAULT),
+        })),
+        (Some(_), _) => Err(CliError::Usage(format!(
+            "{volume}: a cache on disk is for volumes in a store (s3://, dir://)"
+        ))),
+    }
 }
 
 /// The same for a volume that must be of several components.
@@ -173,10 +205,17 @@ fn when_free<T>(
     open()
 }
 
-fn open(volume: &Location, how: How, env: &Env) -> Result<Opened, OpenError> {
+fn open(
+    volume: &Location,
+    how: How,
+    cache: Option<&CacheOptions>,
+    env: &Env,
+) -> Result<Opened, OpenError> {
     let path = match volume {
         Location::Path(path) => path,
-        Location::Store(url) => return Ok(Opened::in_store(open_volume(url, how.opening(), env)?)),
+        Location::Store(url) => {
+            return Ok(Opened::in_store(open_volume(url, how.opening(), cache, env)?));
+        }
         Location::Server(_) => return Err(OpenError::Served),
     };
     let device: Arc<dyn BlockDevice> = if CompositeVolume::is_at(path) {
