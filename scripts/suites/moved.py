@@ -43,6 +43,15 @@ def inode(root, path):
         return None
 
 
+def walk(root):
+    """The paths of the directories below `root`. `os.walk` passes over errors unless it is told of one that raises."""
+
+    def fail(error):
+        raise error
+
+    return {os.path.relpath(f"{top}/{name}", root) for top, names, _ in os.walk(root, onerror=fail) for name in names}
+
+
 def look(root):
     for path in chance.sample(NAMES, 12):
         found = inode(root, path)
@@ -85,7 +94,7 @@ while time.monotonic() < until:
             patient(lambda: rename(f"{root}/{old}", f"{root}/{new}", EXCHANGE))
             move(both)
     elif what < 0.95:
-        walked = {os.path.relpath(f"{top}/{name}", root) for top, names, _ in os.walk(root) for name in names}
+        walked = patient(lambda: walk(root))
         assert walked == set(where), f"{root}: {walked ^ set(where)}"
     elif old in where and len(below(old)) == 1:
         patient(lambda: os.rmdir(f"{root}/{old}"))

@@ -42,8 +42,12 @@ pub trait SessionStore: Filesystem {
     /// Records the session. Its last-applied sequence number is 0 until a change with an own number
     /// is made. The record is durable when this returns.
     fn add_session(&self, session: u128) -> Result<(), Errno>;
-    /// Removes the session's record: nobody will ask for it again.
+    /// Removes the record of a session whose client has nothing to replay. The next sync makes that
+    /// durable.
     fn remove_session(&self, session: u128);
+    /// The clients of these sessions must not replay anything: removes the records. Durable when
+    /// this returns, also if another call has removed a record before.
+    fn revoke_sessions(&self, sessions: &[u128]);
     /// All sessions that have a record.
     fn sessions(&self) -> Result<Vec<u128>, Errno>;
     /// The session's last-applied sequence number, if it has a record.

@@ -1,11 +1,14 @@
 //! The locks and atomics of the code that is model-checked: `tests/frame_model.rs`,
-//! `tests/deferred_model.rs`, `tests/wait_queue_model.rs`, `tests/residency_model.rs` and
-//! `tests/rwsem_model.rs` compile `frame.rs`, `deferred.rs`, `free_blocks.rs`, `residency.rs` and
-//! `rwsem.rs` against the model checkers' versions of the same names.
+//! `tests/frame_table_model.rs`, `tests/deferred_model.rs`, `tests/wait_queue_model.rs`,
+//! `tests/residency_model.rs` and `tests/rwsem_model.rs` compile `frame.rs`, `frame_table.rs`,
+//! `deferred.rs`, `free_blocks.rs`, `residency.rs` and `rwsem.rs` against the model checkers'
+//! versions of the same names.
 
 pub use parking_lot::{Condvar, Mutex, MutexGuard};
 pub use std::sync::Arc;
-pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+pub use std::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
 #[cfg(feature = "compare")]
 use std::time::Duration;
 

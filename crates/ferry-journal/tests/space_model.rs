@@ -2,6 +2,10 @@
 //! the end.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
+#[path = "space_model/growth.rs"]
+mod growth;
+#[path = "space_model/overdue.rs"]
+mod overdue;
 #[path = "../src/log/space/mod.rs"]
 #[allow(dead_code, reason = "the model needs a part of it")]
 mod space;
@@ -454,45 +458,6 @@ fn nobody_sleeps_beside_free_space_unless_a_crowd_runs() {
     );
 }
 
-/// A crowd may run for long and end nothing. A waiter that is first at two looks has its space at
-/// the second one, if it fits; and one that has become first meanwhile at the next.
-#[test]
-fn an_overdue_waiter_is_served_whatever_runs() {
-    shuttle::check_random(
-        || {
-            let space = new_space(8, 0, Wake::Barging);
-            for _ in 0..CROWD {
-                space.take(1, false, || ()).unwrap();
-            }
-            space.take(6, false, || ()).unwrap();
-            let taker = |bytes, waits| {
-                let there = space.clone();
-                let taker = thread::spawn(move || there.take(bytes, false, || ()).unwrap());
-                wait_until(|| space.stats().waits == waits);
-                taker
-            };
-            let first = taker(2, 1);
-            let second = taker(5, 2);
-            space.serve_overdue();
-            assert_eq!(space.stats().grants, 0);
-            space.serve_overdue();
-            assert_eq!(space.stats().grants, 0, "there is no space");
-            space.end(6);
-            assert_eq!(space.stats().grants, 0, "a crowd runs");
-            space.serve_overdue();
-            assert_eq!(space.stats().grants, 1, "the second one does not fit");
-            first.join().unwrap();
-            space.release(1);
-            assert_eq!(space.stats().grants, 1, "a crowd runs");
-            space.serve_overdue();
-            assert_eq!(space.stats().grants, 2);
-            second.join().unwrap();
-            space.serve_overdue();
-        },
-        SCHEDULES,
-    );
-}
-
 /// An urgent taker that waits is passed by nobody, whatever runs; nor does the log itself pass it.
 #[test]
 fn nobody_passes_an_urgent_waiter() {
@@ -515,7 +480,7 @@ fn nobody_passes_an_urgent_waiter() {
 /// The word has room for a number of operations. More of them wait, and nothing is overrun.
 #[test]
 fn more_operations_than_the_word_counts_wait() {
-    const OPERATIONS: u64 = (1 << 18) - 1;
+    const OPERATIONS: u64 = (1 << 16) - 1;
     let mut config = shuttle::Config::default();
     config.max_steps = shuttle::MaxSteps::None;
     let scheduler = shuttle::scheduler::RandomScheduler::new(1);

@@ -291,3 +291,33 @@ fn a_volume_counts_as_handed_over_only_until_its_next_mount() {
         assert!(!fs.was_handed_over(), "a crash at {point}");
     }
 }
+
+/// Whoever was told that a session is revoked lets others change what it had. So it must not be
+/// there again, whether its record was there or another call had just removed it.
+#[test]
+fn a_revoked_session_is_not_recorded_after_any_crash() {
+    let _no_bug = plant(Bug::None);
+    let device = Arc::new(SimDevice::new(64 << 20));
+    format(&as_device(&device), LOG_MIN);
+    let fs = open(device.clone(), false);
+    let many: Vec<u128> = (1..=200).collect();
+    many.iter().for_each(|session| fs.add_session(*session).unwrap());
+    device.restart_trace();
+    fs.remove_session(7);
+    let removed = device.trace_len();
+    fs.revoke_sessions(&[7]);
+    let seven = device.trace_len();
+    fs.revoke_sessions(&many);
+    fs.revoke_sessions(&[]);
+    let (all, mut rng) = (device.trace_len(), SimRng::new(4));
+    let recorded = |point, rng: &mut SimRng| {
+        open(Arc::new(device.crash_image(point, rng)), false).sessions().unwrap()
+    };
+    assert!(recorded(removed, &mut rng).contains(&7), "it is durable later");
+    for point in seven..=all {
+        assert!(!recorded(point, &mut rng).contains(&7), "a crash at {point}");
+    }
+    for _ in 0..10 {
+        assert!(recorded(all, &mut rng).is_empty());
+    }
+}

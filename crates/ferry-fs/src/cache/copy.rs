@@ -132,7 +132,8 @@ pub(crate) fn copy_free<const N: usize>(
         let mut sampled = [const { None }; N];
         let mut steady = true;
         for (part, slot) in parts(offset, out.len()).zip(&mut sampled) {
-            let Some(frame) = file.front.get(part.index, folios(size)) else { return false };
+            let frame = file.front.get(part.index, folios(size), &cache.tables);
+            let Some(frame) = frame else { return false };
             let Some(seq) = frame.sample() else {
                 steady = false;
                 break;

@@ -9,6 +9,7 @@
 //! is *claimed*. If its file's page lock is held, the holder removes the item (`deferred.rs`).
 //! Claimed bytes count as free already, so that others do not evict for the same need.
 
+use crate::cache::frame_table::TableBudget;
 use crate::cache::node::Node;
 use crate::cache::queues::{Entry, Queues};
 use ferry_journal::JournalError;
@@ -71,6 +72,8 @@ pub(crate) struct Cache {
     dirty: AtomicUsize,
     evicted: AtomicUsize,
     shards: Box<[Mutex<Queues>]>,
+    /// Memory for the tables by which readers find frames; counted in `used`, too.
+    pub tables: TableBudget,
     /// The shard that is the next to give something up.
     turn: AtomicUsize,
     /// Items in the queues.
@@ -92,6 +95,7 @@ impl Cache {
             dirty: AtomicUsize::new(0),
             evicted: AtomicUsize::new(0),
             shards: (0..shards).map(|_| Mutex::new(Queues::new(limit / shards))).collect(),
+            tables: TableBudget::new(limit),
             turn: AtomicUsize::new(0),
             items: AtomicUsize::new(0),
             first_uses: AtomicUsize::new(0),

@@ -10,6 +10,8 @@ pub(crate) mod file_data;
 pub(crate) mod folio;
 pub(crate) mod frame;
 pub(crate) mod frame_table;
+#[cfg(test)]
+mod frame_table_tests;
 pub(crate) mod node;
 pub(crate) mod pages;
 mod queues;

@@ -83,7 +83,7 @@ impl Pages {
     /// Lets readers find the frame of a folio without a lock, in a file of `size` bytes.
     pub fn show(&self, folio: &Folio, size: u64) {
         if let Some((cache, front)) = &self.owner {
-            cache.charge(front.put(folio.frame(), folios(size)), 0);
+            cache.charge(front.put(folio.frame(), folios(size), &cache.tables), 0);
         }
     }
 
@@ -454,6 +454,7 @@ impl Drop for Pages {
         folios.chain(windows).for_each(|(node, memory)| self.left(node, memory));
         if let Some((cache, front)) = &self.owner {
             cache.charge(0, front.memory());
+            cache.tables.give_back(front);
             cache.charge_dirty(0, self.dirty_blocks as usize * BLOCK as usize);
         }
     }

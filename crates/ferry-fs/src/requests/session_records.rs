@@ -45,6 +45,12 @@ impl SessionStore for LocalFs {
         }
     }
 
+    fn revoke_sessions(&self, sessions: &[u128]) {
+        if let Err(error) = self.do_revoke_sessions(sessions) {
+            self.report("revoking sessions", ROOT, error);
+        }
+    }
+
     fn sessions(&self) -> Result<Vec<u128>, Errno> {
         self.do_sessions().map_err(|error| self.report("listing sessions", ROOT, error))
     }
@@ -195,6 +201,26 @@ impl LocalFs {
         both.iter().for_each(|key| txn.delete(key));
         txn.commit();
         Ok(())
+    }
+
+    fn do_revoke_sessions(&self, sessions: &[u128]) -> Result<(), FsError> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        let mut newest = None;
+        for some in sessions.chunks(SESSIONS_MAX) {
+            let keys = 2 * some.len() as u32;
+            let mut txn =
+                self.journal.begin(Credits { keys, bytes: keys * SESSION_BYTES, urgent: true })?;
+            let _marking = self.marking.lock();
+            for session in some {
+                [keys::mark(*session), keys::synced(*session)]
+                    .iter()
+                    .for_each(|key| txn.delete(key));
+            }
+            newest = newest.max(Some(txn.commit()));
+        }
+        newest.map_or(Ok(()), |seq| self.force(seq))
     }
 
     fn do_add_lock_holder(&self, session: u128) -> Result<(), FsError> {

@@ -5,7 +5,7 @@ use crate::extents::{Changes, Delta, Edit, WINDOW_BLOCKS};
 use crate::inode::incore::Inode;
 use crate::space::segments::Chunk;
 use crate::store::data_store::DataStore;
-use crate::writeback::batch::{Contents, Taken, Work};
+use crate::writeback::batch::{Taken, Work};
 use std::sync::Arc;
 
 /// One inode's share of a batch, ready to be logged.
@@ -28,11 +28,6 @@ impl DataStore {
             Entry { work, edits: Vec::new(), changes: Vec::new(), delta: Delta::default() };
         let inode = Arc::clone(entry.work.guard.inode());
         let mut done = || -> Result<(), FsError> {
-            if matches!(entry.work.contents, Contents::Inline(_))
-                && inode.state.share().logged.blocks > 0
-            {
-                self.edit(&inode, 0, &mut entry.edits)?.drop_range(0, WINDOW_BLOCKS);
-            }
             for run in &entry.work.runs {
                 let Some(chunk) = chunk else { break };
                 self.map_run(

@@ -400,18 +400,13 @@ impl DataStore {
     }
 }
 
-/// The contents that go into the record: of a small file without unwritten extents that has
-/// something new.
+/// The contents that go into the record: of a small file without blocks that has something new. A
+/// block stays even if the contents would fit into the record: a program may have reserved it.
 fn inline_contents(state: &InodeState, pages: &Pages) -> Option<Box<[u8]>> {
     let size = usize::try_from(state.rec.size).ok().filter(|s| *s <= INLINE_MAX && *s > 0)?;
-    let alone = match state.logged.blocks {
-        0 => true,
-        1 => matches!(pages.mapping(0, 1), Known::Is(crate::extents::Mapping::Data(..))),
-        _ => false,
-    };
     let inline = state.logged.inline.as_deref();
-    if pages.no_inline || !alone || !(pages.is_dirty(0) || inline.is_some_and(|i| i.len() != size))
-    {
+    let is_new = pages.is_dirty(0) || inline.is_some_and(|i| i.len() != size);
+    if pages.no_inline || state.logged.blocks > 0 || !is_new {
         return None;
     }
     let mut contents = vec![0; size];
@@ -444,6 +439,7 @@ fn apply_logged(state: &mut InodeState, pages: &mut Pages, work: &Work, counted:
     let mut taken_anew = 0;
     match &work.contents {
         Contents::Inline(contents) => {
+            checked!(state.logged.blocks == 0, "contents in the record have no blocks beside them");
             state.logged.inline = Some(contents.clone());
             if !pages.is_dirty(0) {
                 pages.forget(0, 1); // the record has it: it need not be cached

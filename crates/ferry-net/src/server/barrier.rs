@@ -16,10 +16,18 @@ use crate::rt::Mutex;
 /// What runs when the barrier is open.
 type Run = Box<dyn FnOnce() + Send>;
 
+/// What has become of a session that may have something to replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaited {
+    Absent,
+    Arrived,
+    /// It comes too late. The barrier waits until the volume says so.
+    GivenUp,
+}
+
 #[derive(Default)]
 struct State {
-    /// Sessions that may have something to replay; `true`: the session has come.
-    awaited: HashMap<u128, bool>,
+    awaited: HashMap<u128, Awaited>,
     waiting: Vec<Run>,
     /// The server stops: what waits is dropped.
     stopped: bool,
@@ -35,7 +43,7 @@ impl Barrier {
     /// A barrier that waits for these sessions.
     pub(super) fn new(awaited: Vec<u128>) -> Self {
         let closed = AtomicBool::new(!awaited.is_empty());
-        let awaited = awaited.into_iter().map(|session| (session, false)).collect();
+        let awaited = awaited.into_iter().map(|session| (session, Awaited::Absent)).collect();
         Self { closed, state: Mutex::new(State { awaited, ..State::default() }) }
     }
 
@@ -61,33 +69,41 @@ impl Barrier {
     /// A session has come back; `true`: it is awaited, and may replay. This is true once.
     pub(super) fn arrive(&self, session: u128) -> bool {
         let mut state = self.state.lock();
-        state.awaited.get_mut(&session).is_some_and(|arrived| !std::mem::replace(arrived, true))
+        let absent = state.awaited.get_mut(&session).filter(|now| **now == Awaited::Absent);
+        absent.map(|now| *now = Awaited::Arrived).is_some()
     }
 
-    /// A session has settled, or has ended.
+    /// A session has settled, has ended, or is given up.
     pub(super) fn release(&self, session: u128) {
         let mut state = self.state.lock();
         state.awaited.remove(&session);
         self.open_if_done(state);
     }
 
-    /// The hold time is over. Returns the sessions that have not come.
+    /// The hold time is over. Returns the sessions that have not come and cannot replay any more.
+    /// The caller releases each when that is durable.
     pub(super) fn give_up_absent(&self) -> Vec<u128> {
         let mut state = self.state.lock();
         if state.stopped {
             return Vec::new();
         }
-        let absent =
-            state.awaited.extract_if(|_, arrived| !*arrived).map(|(session, _)| session).collect();
-        self.open_if_done(state);
-        absent
+        let absent = state.awaited.iter_mut().filter(|(_, now)| **now == Awaited::Absent);
+        let given_up = absent.map(|(session, now)| {
+            *now = Awaited::GivenUp;
+            *session
+        });
+        given_up.collect()
     }
 
     /// Sessions that have not settled and may be given up: none if the server stops, because they
     /// go on at the next one.
     pub(super) fn awaited(&self) -> Vec<u128> {
         let state = self.state.lock();
-        if state.stopped { Vec::new() } else { state.awaited.keys().copied().collect() }
+        if state.stopped {
+            return Vec::new();
+        }
+        let awaited = state.awaited.iter().filter(|(_, now)| **now != Awaited::GivenUp);
+        awaited.map(|(session, _)| *session).collect()
     }
 
     /// The server stops; `true`: everything that clients had for the previous server is replayed,
@@ -141,6 +157,9 @@ mod tests {
         assert!(barrier.is_closed() && ran.load(Ordering::SeqCst) == 0);
         assert_eq!(barrier.awaited(), [2]);
         barrier.release(2);
+        assert!(barrier.is_closed(), "that a session was given up is not durable yet");
+        assert!(barrier.give_up_absent().is_empty(), "once");
+        barrier.release(3);
         barrier.wait(run());
         assert!(!barrier.is_closed() && ran.load(Ordering::SeqCst) == 2);
         assert!(barrier.stop() && !Barrier::new(Vec::new()).is_closed());

@@ -367,9 +367,10 @@ impl Core {
             }
             Err(errno) => Applied::failed(errno),
         };
-        // The session was fenced in between, and the change has brought its record back.
+        // The session was fenced or has ended in between, and the change has brought its record
+        // back.
         if soon && !session.is_registered() {
-            self.fs.remove_session(session.id);
+            self.fs.revoke_sessions(&[session.id]);
         }
         changing.made = made_inode(session, &applied.outcome);
         if ack.is_some() {

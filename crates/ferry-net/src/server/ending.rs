@@ -31,7 +31,7 @@ impl Core {
             return self.remove(session);
         }
         // While the session is recorded, a sync records its durable watermark.
-        session.unregister(&*self.fs);
+        session.unregister(&*self.fs, reason);
         self.free_locks(session);
         self.remove(session);
         self.barrier.release(session.id);
@@ -115,7 +115,7 @@ impl Core {
     }
 
     /// Other clients may change what is in the session's replay log, and its client may not know
-    /// that this is durable: it must not replay it.
+    /// that this is durable: it must not replay it. Waits for the device.
     pub(super) fn fence(&self, session: &Session) {
         session.fence(&*self.fs);
         self.leases.end_fenced_epoch(session.number);

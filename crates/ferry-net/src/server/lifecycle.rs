@@ -378,7 +378,7 @@ fn awaited_sessions(fs: &dyn SessionStore, evicted: &[SessionSeq], hold: Duratio
         |id: &u128| !hold.is_zero() && !evicted.iter().any(|evicted| evicted.session == *id);
     let (awaited, others): (Vec<u128>, Vec<u128>) =
         fs.sessions().unwrap_or_default().into_iter().partition(is_awaited);
-    others.iter().for_each(|id| fs.remove_session(*id));
+    fs.revoke_sessions(&others);
     awaited
 }
 

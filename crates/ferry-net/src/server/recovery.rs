@@ -34,12 +34,18 @@ impl Core {
 
     /// The hold time is over: clients that have not come cannot replay.
     pub(super) fn give_up_absent(&self) {
-        for id in self.barrier.give_up_absent() {
+        let absent = self.barrier.give_up_absent();
+        if absent.is_empty() {
+            return;
+        }
+        for _ in &absent {
             tracing::warn!(
                 "a client has not come back in time: what it had acknowledged and was not durable is lost"
             );
-            self.fs.remove_session(id);
         }
+        // Before others may change anything (DURABLE-4).
+        self.fs.revoke_sessions(&absent);
+        absent.into_iter().for_each(|id| self.barrier.release(id));
     }
 
     /// Gives up the sessions that have not come in a hold time since `began`, and those that have
@@ -54,8 +60,8 @@ impl Core {
             let session = self.sessions.lock().get(&id).cloned();
             if let Some(session) = session.filter(|session| session.is_stalled(now, most)) {
                 tracing::warn!(client = session.name, "does not go on with its replay");
-                self.fence(&session);
-                session.give_up_replay();
+                session.give_up_replay(&*self.fs);
+                self.leases.end_fenced_epoch(session.number);
                 self.barrier.release(id);
             }
         }

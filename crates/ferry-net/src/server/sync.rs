@@ -7,6 +7,10 @@
 //!   one together.
 //! * DURABLE-3: a sync records the durable watermark of each session on the volume. So a client
 //!   that has not heard of it replays nothing that others may have changed since.
+//! * DURABLE-4: a session whose client must not replay any more (it was fenced, has ended, or has
+//!   not come back in time) loses its record durably before another client may change what the
+//!   first one has in its replay log. That change is in a replay log, too. If a crash took only the
+//!   removal of the record, both clients would replay.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -151,11 +151,17 @@ fn contents_move_between_record_and_extents() {
     volume.reopen(true);
     let file = volume.inodes.inode(5).unwrap().unwrap();
     assert!(volume.read(&file, 0, 10_000) == model);
-    // Back into the record, once something is written.
+    // It would fit into the record again, and stays in the block that it has.
     volume.store.set_size(&file, 700, &mut |_| ()).unwrap();
     volume.write(&file, 10, b"new");
     model.truncate(700);
     model[10..13].copy_from_slice(b"new");
+    volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
+    assert_eq!(volume.store.table.used().0, 1);
+    volume.check();
+    // Once it had no block, what is written goes into the record.
+    volume.store.set_size(&file, 0, &mut |_| ()).unwrap();
+    volume.write(&file, 0, &model);
     volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
     assert_eq!(volume.store.table.used().0, 0);
     volume.check();
@@ -166,6 +172,46 @@ fn contents_move_between_record_and_extents() {
     volume.evict();
     assert!(volume.read(&file, 0, 10_000) == model);
     volume.check();
+}
+
+/// A reserved block of a small file stays, whatever is written and however often the file is read
+/// from the volume again.
+#[test]
+fn a_small_file_keeps_its_reserved_block() {
+    type Prepare = fn(&Volume, &Arc<Inode>);
+    let reserve = |volume: &Volume, file: &Arc<Inode>| {
+        let (mode, len) = (libc::FALLOC_FL_KEEP_SIZE, BLOCK);
+        volume.store.fallocate(file, mode, 0, len, &mut |_| ()).unwrap();
+    };
+    let before: [Prepare; 3] = [
+        |_, _| (),
+        // Contents that are still in memory.
+        |volume, file| volume.write(file, 0, &pattern(1, 90)),
+        // Contents in the record.
+        |volume, file| {
+            volume.write(file, 0, &pattern(2, 2048));
+            volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
+            assert!(file.state.read().logged.inline.is_some());
+        },
+    ];
+    for (case, before) in before.into_iter().enumerate() {
+        let mut volume = Volume::new(64, 256 << 10, 4 << 20, false);
+        let file = volume.create(5);
+        before(&volume, &file);
+        reserve(&volume, &file);
+        drop(file);
+        for round in 0..3 {
+            volume.reopen(true);
+            let file = volume.inodes.inode(5).unwrap().unwrap();
+            volume.write(&file, 0, &pattern(round, 100));
+            volume.store.write_back(Dirty::File(&file), Busy::Wait).unwrap();
+            let state = file.state.read();
+            assert_eq!((state.logged.blocks, &state.logged.inline), (1, &None), "case {case}");
+            drop(state);
+            assert!(volume.read(&file, 0, 100) == pattern(round, 100), "case {case}");
+            volume.check();
+        }
+    }
 }
 
 #[test]

@@ -225,3 +225,38 @@ fn write_back_waits_for_unneeded_chunks_of_others() {
     assert_eq!(volume.store.stats().no_room, 0);
     volume.check();
 }
+
+/// Small files that reserved a block, were written, and written again after they had been read from
+/// the volume: on a volume that others have filled meanwhile they still have it.
+#[test]
+fn small_files_can_grow_into_their_reserved_blocks_on_a_full_volume() {
+    const FILES: u64 = 64;
+    let mut volume = Volume::new(64, 256 << 10, 4 << 20, false);
+    for ino in 100..100 + FILES {
+        let file = volume.create(ino);
+        volume.store.fallocate(&file, libc::FALLOC_FL_KEEP_SIZE, 0, BLOCK, &mut |_| ()).unwrap();
+        volume.write(&file, 0, &pattern(ino, 100));
+    }
+    volume.reopen(true);
+    let files: Vec<_> =
+        (100..100 + FILES).map(|ino| volume.inodes.inode(ino).unwrap().unwrap()).collect();
+    for file in &files {
+        volume.write(file, 50, &pattern(file.ino, 100));
+    }
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
+    let other = volume.create(6);
+    let mut end = 0;
+    while volume.store.write(&other, At::Offset(end), &[7; 4096], Touch::Nothing).is_ok() {
+        end += BLOCK;
+    }
+    for file in &files {
+        volume.write(file, 0, &pattern(file.ino + 1, 4096));
+    }
+    volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
+    volume.evict();
+    for file in &files {
+        assert!(volume.read(file, 0, 5000) == pattern(file.ino + 1, 4096), "file {}", file.ino);
+    }
+    assert_eq!(volume.store.stats().no_room, 0);
+    volume.check();
+}

@@ -108,8 +108,8 @@ impl Space {
             // Its wait has ended meanwhile.
             return false;
         };
-        let Some(left) = self.deduct(waiter.bytes, before + self.floor(urgent), Taker::Served)
-        else {
+        let floor = || before + self.floor(urgent);
+        let Some(left) = self.deduct(waiter.bytes, floor, Taker::Served) else {
             return false;
         };
         queues.remove(waiter);

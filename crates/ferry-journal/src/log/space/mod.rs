@@ -20,7 +20,8 @@
 //! * Urgent takers that wait are never passed.
 //!
 //! While the first waiter would not fit, a release takes no lock. Bytes below `keep_back` go to
-//! urgent takers only.
+//! urgent takers only. Both the free bytes and `keep_back` change when the log grows. A taker that
+//! looks at the two without the lock takes only if the log has not grown in between.
 
 #[cfg(feature = "compare")]
 mod compare;
@@ -50,7 +51,8 @@ pub enum NoGrant {
 /// | 0 | new takers wait |
 /// | 1 | urgent takers wait |
 /// | 2 to 5 | takers that may still barge; means something only while new takers wait |
-/// | 6 to 23 | operations that run: they have taken space and have not ended |
+/// | 6 to 7 | how often the log has grown, modulo 4 |
+/// | 8 to 23 | operations that run: they have taken space and have not ended |
 /// | 24 to 63 | free bytes |
 #[derive(Clone, Copy)]
 struct Word(u64);
@@ -58,11 +60,12 @@ struct Word(u64);
 const NEW_WAIT: u64 = 1;
 const URGENT_WAIT: u64 = 1 << 1;
 const BARGE: u64 = 1 << 2;
-const OPERATION: u64 = 1 << 6;
+const GROWTH: u64 = 1 << 6;
+const OPERATION: u64 = 1 << 8;
 const BYTE: u64 = 1 << 24;
 /// More operations never run at the same time: others wait.
 const OPERATIONS_MAX: u64 = BYTE / OPERATION - 1;
-const _: () = assert!(BARGES_MAX < OPERATION / BARGE, "the word has room for this many");
+const _: () = assert!(BARGES_MAX < GROWTH / BARGE, "the word has room for this many");
 
 impl Word {
     fn free(self) -> u64 {
@@ -74,7 +77,7 @@ impl Word {
     }
 
     fn barges_left(self) -> u64 {
-        self.0 % OPERATION / BARGE
+        self.0 % GROWTH / BARGE
     }
 
     fn has_waiters(self) -> bool {
@@ -107,6 +110,19 @@ impl Word {
             return None;
         }
         Some(Self(self.0 - bytes * BYTE - barges + operation))
+    }
+
+    /// The word once the log has grown by `bytes`.
+    fn grown(self, bytes: u64) -> Self {
+        let growths = (self.0 % OPERATION / GROWTH + 1) % (OPERATION / GROWTH) * GROWTH;
+        let others = self.0 / OPERATION * OPERATION + self.0 % GROWTH;
+        let grown = bytes.checked_mul(BYTE).and_then(|bytes| others.checked_add(bytes));
+        Self(grown.unwrap_or_else(|| panic!("a log longer by {bytes} bytes")) + growths)
+    }
+
+    /// The same word with other flags, and so many takers that may still barge.
+    fn with_waiters(self, flags: u64, barges: u64) -> Self {
+        Self(self.0 / GROWTH * GROWTH + barges * BARGE + flags)
     }
 }
 
@@ -290,20 +306,24 @@ impl Space {
     /// Takes `bytes` for an operation if that needs no wait. The operation ends with
     /// [`Space::end`].
     pub fn try_take(&self, bytes: u64, urgent: bool) -> bool {
-        self.deduct(bytes, self.floor(urgent), Taker::Running { urgent }).is_some()
+        self.deduct(bytes, || self.floor(urgent), Taker::Running { urgent }).is_some()
     }
 
     /// Takes `bytes` for a record of the log itself if they are free and no urgent taker waits.
     pub fn try_take_for_log(&self, bytes: u64) -> bool {
-        self.deduct(bytes, 0, Taker::Log).is_some()
+        self.deduct(bytes, || 0, Taker::Log).is_some()
     }
 
     /// Takes `bytes` by compare-and-swap if at least `floor` stay and the taker may. Returns the
     /// word then.
-    fn deduct(&self, bytes: u64, floor: u64, taker: Taker) -> Option<Word> {
+    ///
+    /// `floor` is asked again for each word: the log may have grown. A growth raises what is kept
+    /// back before it changes the word, and the word counts growths. So the floor of a word that
+    /// is still the same is the old one or that of the next growth, whose bytes are not there yet.
+    fn deduct(&self, bytes: u64, floor: impl Fn() -> u64, taker: Taker) -> Option<Word> {
         let mut word = self.word();
         loop {
-            let less = word.less(bytes, floor, taker)?;
+            let less = word.less(bytes, floor(), taker)?;
             match self.word.compare_exchange_weak(
                 word.0,
                 less.0,
@@ -391,8 +411,7 @@ impl Space {
     pub fn grow(&self, bytes: u64, keep_back: u64) {
         let mut queues = self.lock();
         self.keep_back.store(keep_back, Ordering::SeqCst);
-        let word = self.word.fetch_add(bytes * BYTE, Ordering::SeqCst);
-        assert!(word.checked_add(bytes * BYTE).is_some(), "a log longer by {bytes} bytes");
+        self.update(|word| word.grown(bytes));
         self.pass(&mut queues);
     }
 
@@ -430,8 +449,8 @@ impl Space {
         // A newcomer may be first.
         let mut word = self.publish(queues, false);
         while let Some((first, urgent)) = queues.first() {
-            if leaves(word) || self.deduct(first.bytes, self.floor(urgent), Taker::Served).is_none()
-            {
+            let floor = || self.floor(urgent);
+            if leaves(word) || self.deduct(first.bytes, floor, Taker::Served).is_none() {
                 // The word that says so is newer than what is published: the next release sees
                 // the waiter.
                 return;
@@ -461,17 +480,21 @@ impl Space {
         let renews = |word: Word| served || !word.new_wait();
         let published = |word: Word| {
             let barges = if renews(word) { self.barges_max } else { word.barges_left() };
-            word.0 / OPERATION * OPERATION + barges * BARGE + flags
+            word.with_waiters(flags, barges)
         };
-        let before = self
-            .word
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |w| Some(published(Word(w))))
-            .expect("the update always gives a value");
-        let before = Word(before);
+        let before = self.update(published);
         if before.new_wait() && renews(before) {
             self.barges.fetch_add(self.barges_max - before.barges_left(), Ordering::Relaxed);
         }
-        Word(published(before))
+        published(before)
+    }
+
+    /// Changes the word. Returns it as it was before.
+    fn update(&self, change: impl Fn(Word) -> Word) -> Word {
+        let changed = self
+            .word
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |word| Some(change(Word(word)).0));
+        Word(changed.expect("the update always gives a value"))
     }
 
     /// Ends all waits without a grant: the log cannot be emptied for now. Later takers may wait

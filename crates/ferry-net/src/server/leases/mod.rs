@@ -28,8 +28,8 @@
 //!   server fences its session: the session loses all leases, its epoch ends, and no
 //!   early-acknowledged change of that epoch is applied any more. The server never does this while
 //!   a change of the session is being applied. No session gets any of these leases before the
-//!   volume has recorded the fence. Recording may wait for the device, so it happens without the
-//!   table's lock (`Fencing`), and meanwhile the leases count for nobody.
+//!   fence is durable on the volume (DURABLE-4). Recording waits for the device, so it happens
+//!   without the table's lock (`Fencing`), and meanwhile the leases count for nobody.
 //! * LEASE-8: the server recalls a write lease only after it has sent the answer that grants it.
 //! * LEASE-9: if a client's term ends again and again while it owes an answer to a recall, the
 //!   client gets no lease for a while, each time for twice as long. An answer in time, in the same

@@ -6,6 +6,7 @@ use ferry_fs::{Errno, Ino, SessionStore};
 
 use super::change::one_of;
 use super::link::{removed_names, send};
+use super::phase::CloseReason;
 use super::state::{Registration, Session};
 use crate::frame;
 use crate::message::{DirName, ToClient};
@@ -42,19 +43,29 @@ impl Session {
         *self.registration.lock() == Registration::Recorded
     }
 
-    /// Other clients may change what this one has acknowledged early, so it must not replay that.
-    /// It is recorded again when it has heard of the fence and acknowledges anew.
+    /// Other clients may change what this one has acknowledged early, so it must not replay that,
+    /// whatever crashes (DURABLE-4). It is recorded again when it has heard of the fence and
+    /// acknowledges anew. Waits for the device.
     pub(in crate::server) fn fence(&self, fs: &dyn SessionStore) {
         let mut registration = self.registration.lock();
         if std::mem::replace(&mut *registration, Registration::Fenced) == Registration::Recorded {
-            fs.remove_session(self.id);
+            fs.revoke_sessions(&[self.id]);
         }
     }
 
-    /// The session has ended: no later server waits for it.
-    pub(in crate::server) fn unregister(&self, fs: &dyn SessionStore) {
-        if *self.registration.lock() == Registration::Recorded {
-            fs.remove_session(self.id);
+    /// The session has ended: no later server waits for it. Unless its client has nothing to
+    /// replay, this waits for the device (DURABLE-4).
+    pub(in crate::server) fn unregister(&self, fs: &dyn SessionStore, reason: CloseReason) {
+        let mut registration = self.registration.lock();
+        if std::mem::replace(&mut *registration, Registration::Absent) != Registration::Recorded {
+            return;
+        }
+        match reason {
+            CloseReason::Left | CloseReason::Stopped => fs.remove_session(self.id),
+            CloseReason::Violation
+            | CloseReason::Evicted
+            | CloseReason::Away
+            | CloseReason::HandedOver => fs.revoke_sessions(&[self.id]),
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::rt::RwLockReadGuard;
+use ferry_fs::SessionStore;
 
 use super::phase::{Event, Replay};
 use super::state::{RESTORING_MAX, Registration, RestoreProgress, Session, Worker};
@@ -69,17 +70,20 @@ impl Session {
 
     /// The client has replayed everything.
     pub(in crate::server) fn replayed(&self) {
-        self.end_replay(Event::Replayed);
+        self.end_replay(Event::Replayed, || {});
     }
 
-    /// The server waits for the replay no longer.
-    pub(in crate::server) fn give_up_replay(&self) {
-        self.end_replay(Event::GivenUp);
+    /// The server waits for the replay no longer: other clients may change what is in the replay
+    /// log. Waits for the device.
+    pub(in crate::server) fn give_up_replay(&self, fs: &dyn SessionStore) {
+        // A change that is replayed meanwhile would bring the session's record back.
+        self.end_replay(Event::GivenUp, || self.fence(fs));
     }
 
-    fn end_replay(&self, event: Event) {
+    fn end_replay(&self, event: Event, first: impl FnOnce()) {
         {
             let _none_under_way = self.replaying.write();
+            first();
             self.transition(&mut self.state.lock(), event);
         }
         self.reservations.forget_former();

@@ -38,8 +38,12 @@ impl Lab {
     }
 
     fn with(seed: u64, plan: Plan) -> Self {
+        Self::on(seed, plan, Env::real())
+    }
+
+    fn on(seed: u64, plan: Plan, env: Env) -> Self {
         let (to, from) = unbounded_channel();
-        Self { sim: Sim::new(seed, plan, &to, Env::real()), random: SimRng::new(seed), _from: from }
+        Self { sim: Sim::new(seed, plan, &to, env), random: SimRng::new(seed), _from: from }
     }
 
     fn mount(&self, asynchronous: bool) -> Mounted {
@@ -75,9 +79,13 @@ impl Lab {
         inode(&fs, dir, name).map(|ino| (ino, contents(&fs, ino)))
     }
 
-    fn figure(&self, of: &str) -> u64 {
+    fn sessions(&self) -> Vec<serde_json::Value> {
         let server = self.sim.net.server.lock().clone().unwrap();
-        server.control().clients().as_array().unwrap().iter().map(|c| c[of].as_u64().unwrap()).sum()
+        server.control().clients().as_array().unwrap().clone()
+    }
+
+    fn figure(&self, of: &str) -> u64 {
+        self.sessions().iter().map(|session| session[of].as_u64().unwrap()).sum()
     }
 }
 
@@ -495,4 +503,93 @@ fn an_applied_change_is_not_repeated_because_its_epoch_has_ended() {
         assert_eq!(setting.join().unwrap(), Ok(()));
     });
     assert!(away.create(dir, "again").is_ok());
+}
+
+/// A file of which a client that is away has acknowledged a change, which never arrives.
+struct Contested {
+    dir: Ino,
+    ino: Ino,
+    away: Mounted,
+    fh: u64,
+}
+
+impl Contested {
+    fn new(lab: &Lab) -> Self {
+        let (away, dir) = lab.alone("d");
+        let (ino, fh) = away.create(dir, "f").unwrap();
+        away.write(ino, fh, 0, b"before").unwrap();
+        away.sync().unwrap();
+        away.way.silence();
+        away.write(ino, fh, 0, b"AWAY").unwrap();
+        Self { dir, ino, away, fh }
+    }
+
+    /// Another client changes the file, and nothing makes that durable.
+    fn taken_by(&self, other: &Mounted) {
+        assert_eq!(other.ino(ROOT, "d"), self.dir);
+        assert_eq!(other.ino(self.dir, "f"), self.ino);
+        let fh = other.open(self.ino).unwrap();
+        other.write(self.ino, fh, 0, b"OTHER").unwrap();
+    }
+
+    /// Behind a crash: the client that was away has lost its change, and the other has not.
+    fn is_the_others(&self, lab: &Lab, other: &Mounted) {
+        assert!(!self.away.is_intact(), "another client had the file since");
+        assert!(other.is_intact(), "it has come back in time");
+        assert_eq!(lab.found(self.dir, "f").unwrap().1, b"OTHERe");
+        assert_eq!(self.away.read(self.ino, self.fh, 100).unwrap(), b"OTHERe");
+    }
+}
+
+/// A case on a virtual clock, on a volume that makes nothing durable unasked.
+fn simulated(seed: u64, plan: Plan, case: impl FnOnce(Lab) + Send + 'static) {
+    let run = sim::run(seed, Bug::None, false, move |env| case(Lab::on(seed, plan, env)));
+    if let Some(failure) = run.failure {
+        panic!("{failure}\n{}", run.trace);
+    }
+}
+
+const LONG_GRACE: Plan = Plan { term: Duration::from_secs(1), grace: GRACE_ENOUGH, ..CASE };
+
+#[test]
+fn a_fence_survives_a_crash_though_nothing_was_synced_after_it() {
+    simulated(510, LONG_GRACE, |mut lab| {
+        let (other, _) = lab.alone("e");
+        let contested = Contested::new(&lab);
+        contested.taken_by(&other);
+        lab.crash();
+        contested.is_the_others(&lab, &other);
+    });
+}
+
+#[test]
+fn a_session_that_has_ended_replays_nothing_though_nothing_was_synced_since() {
+    let plan = Plan { session_life: Duration::from_millis(100), ..LONG_GRACE };
+    simulated(511, plan, |mut lab| {
+        let (other, _) = lab.alone("e");
+        let contested = Contested::new(&lab);
+        contested.away.way.vanish();
+        lab.sim.net.cut_all();
+        thread::block_on(time::sleep(Duration::from_secs(3)));
+        assert_eq!(lab.sessions().len(), 1, "its client was away for too long");
+        contested.taken_by(&other);
+        contested.away.way.return_again();
+        lab.crash();
+        contested.is_the_others(&lab, &other);
+    });
+}
+
+#[test]
+fn a_client_that_was_given_up_replays_nothing_though_nothing_was_synced_since() {
+    let plan = Plan { grace: Duration::from_secs(1), ..LONG_GRACE };
+    simulated(512, plan, |mut lab| {
+        let (other, _) = lab.alone("e");
+        let contested = Contested::new(&lab);
+        contested.away.way.vanish();
+        lab.crash();
+        contested.taken_by(&other);
+        contested.away.way.return_again();
+        lab.crash();
+        contested.is_the_others(&lab, &other);
+    });
 }

@@ -179,6 +179,11 @@ impl Way {
         self.deaf_below.send_replace(self.connections.load(Ordering::Relaxed));
     }
 
+    /// It carries again what comes on new connections.
+    pub(super) fn return_again(&self) {
+        self.vanished.send_replace(false);
+    }
+
     /// From now on it carries nothing, and nobody is told.
     pub(super) fn vanish(&self) {
         self.vanished.send_replace(true);

@@ -155,6 +155,7 @@ impl SessionStore for Undivided {
         reserve_space(bytes: u64, inodes: u64) -> Result<Box<dyn Reservation>, Errno>;
         add_session(session: u128) -> Result<(), Errno>;
         remove_session(session: u128) -> ();
+        revoke_sessions(sessions: &[u128]) -> ();
         sessions() -> Result<Vec<u128>, Errno>;
         last_applied(session: u128) -> Result<Option<u64>, Errno>;
         durable_watermark(session: u128) -> Result<u64, Errno>;
