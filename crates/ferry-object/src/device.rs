@@ -16,6 +16,7 @@
 
 use crate::access::{Access, Held, Patience, Tries};
 use crate::batch::{Batch, Built, Layout, Pending, build};
+use crate::cache::{CacheStats, DiskCache};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job, Upload};
 use crate::format::{
@@ -35,8 +36,9 @@ use ferry_env::planted::{Bug, is_planted};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::time::Duration;
 
 /// How a device uses the store.
@@ -137,6 +139,7 @@ pub struct ObjectDevice {
     /// Number of the next data object or shard of this owner.
     next_object: AtomicU64,
     fronts: Mutex<HashMap<ObjectRef, Arc<Front>>>,
+    cache: OnceLock<DiskCache>,
     /// When the last look for a newer claim that found none began.
     looked: Mutex<Duration>,
     flush_timer: FlushTimer,
@@ -246,6 +249,7 @@ impl ObjectDevice {
             state: Mutex::new(state),
             next_object: AtomicU64::new(0),
             fronts: Mutex::default(),
+            cache: OnceLock::new(),
             looked: Mutex::new(looked),
             flush_timer: FlushTimer::default(),
             _locks: locks,
@@ -310,6 +314,17 @@ impl ObjectDevice {
         }
     }
 
+    /// What objects have is read from this cache from now on, if it is there.
+    pub(crate) fn use_cache(&self, cache: DiskCache) {
+        let set = self.cache.set(cache);
+        assert!(set.is_ok(), "a device has one cache");
+    }
+
+    /// What the cache on disk did, if there is one.
+    pub fn cache_stats(&self) -> Option<CacheStats> {
+        self.cache.get().map(DiskCache::stats)
+    }
+
     /// Requests that the store does not carry out now.
     pub fn held_requests(&self) -> Option<Held> {
         self.access.held()
@@ -371,6 +386,11 @@ impl ObjectDevice {
                 } else {
                     me.access.put_once(&upload.name, &upload.bytes)
                 };
+                if let (Ok(()), Some(cache), Some(object)) =
+                    (&result, me.cache.get(), ObjectRef::of_name(&upload.name))
+                {
+                    cache.add(object, 0, &upload.bytes);
+                }
                 Box::new(move || match result {
                     Err(error) if me.access.repeats(&error, &mut tries) => {
                         me.access.executor.start(me.upload_again(upload, tries, then));
@@ -705,12 +725,40 @@ impl ObjectDevice {
 
     /// Reads blocks of an object, and verifies them.
     fn fetch(&self, location: Location, out: &mut [u8]) -> Result<(), ObjectError> {
-        let name = location.object.name();
         let from = location.block * BLOCK as u64;
         let bytes = from..from + out.len() as u64;
         let front = self.front(location.object)?;
-        let stored = self.access.get(&name, Some(front.stored(&bytes)?))?;
-        front.extract(&bytes, &stored, out)
+        let stored = front.stored(&bytes)?;
+        self.verified(location.object, stored, |stored| front.extract(&bytes, stored, out))
+    }
+
+    /// Hands bytes of an object to `verify`, which finds out whether they are what was written: those
+    /// of the cache on disk, or those of the store.
+    fn verified<T>(
+        &self,
+        object: ObjectRef,
+        range: Range<u64>,
+        mut verify: impl FnMut(&[u8]) -> Result<T, ObjectError>,
+    ) -> Result<T, ObjectError> {
+        let name = object.name();
+        let Some(cache) = self.cache.get() else {
+            return verify(&self.access.get(&name, Some(range))?);
+        };
+        if let Some(bytes) = cache.read(object, &range) {
+            match verify(&bytes) {
+                Err(error) => {
+                    tracing::debug!(%error, "the cache has something else");
+                    cache.remove(object, &range);
+                }
+                verified => return verified,
+            }
+        }
+        let wide = DiskCache::widened(&range);
+        let bytes = self.access.get(&name, Some(wide.clone()))?;
+        let at = |offset: u64| bytes.len().min((offset - wide.start) as usize);
+        let verified = verify(&bytes[at(range.start)..at(range.end)])?;
+        cache.add(object, wide.start, &bytes);
+        Ok(verified)
     }
 
     fn front(&self, object: ObjectRef) -> Result<Arc<Front>, ObjectError> {
@@ -718,10 +766,11 @@ impl ObjectDevice {
             return Ok(Arc::clone(front));
         }
         let name = object.name();
-        let bytes = self.access.get(&name, Some(0..FRONT_LEN))?;
-        let front = Front::decode(&self.access.codec, &name, &bytes)?
-            .expect_object(object, &self.volume.id)?;
-        let front = Arc::new(front);
+        let decode = |bytes: &[u8]| {
+            let front = Front::decode(&self.access.codec, &name, bytes)?;
+            front.expect_object(object, &self.volume.id)
+        };
+        let front = Arc::new(self.verified(object, 0..FRONT_LEN, decode)?);
         let mut fronts = self.fronts.lock();
         if fronts.len() >= FRONTS_MAX {
             fronts.clear();
@@ -821,7 +870,7 @@ impl BlockDevice for ObjectDevice {
 
     fn figures(&self) -> Vec<(&'static str, u64)> {
         let stats = self.stats();
-        vec![
+        let mut figures = vec![
             ("puts", stats.puts),
             ("put_bytes", stats.put_bytes),
             ("gets", stats.gets),
@@ -833,7 +882,16 @@ impl BlockDevice for ObjectDevice {
             ("unsent_bytes", stats.unsent_bytes as u64),
             ("root", stats.root),
             ("epoch", stats.epoch),
-        ]
+        ];
+        if let Some(cache) = self.cache_stats() {
+            figures.extend([
+                ("cache_hits", cache.hits),
+                ("cache_misses", cache.misses),
+                ("cache_bytes", cache.bytes),
+                ("cache_damaged", cache.damaged),
+            ]);
+        }
+        figures
     }
 
     fn held(&self) -> Option<HeldRequests> {

@@ -111,6 +111,16 @@ impl ObjectRef {
         }
     }
 
+    /// The object of this name, if the map can refer to it.
+    pub fn of_name(name: &str) -> Option<Self> {
+        if let Some(seq) = name.strip_prefix("w/") {
+            return Some(Self::log(u64::from_str_radix(seq, 16).ok()?));
+        }
+        let (epoch, number) = name.strip_prefix("s/")?.split_once('/')?.1.split_once('-')?;
+        let hex = |text| u64::from_str_radix(text, 16).ok();
+        Some(Self { epoch: hex(epoch)?, number: hex(number)? })
+    }
+
     fn kind(self) -> Kind {
         if self.is_log() { Kind::Log } else { Kind::Data }
     }
@@ -1028,6 +1038,16 @@ mod tests {
         let [plain, _, off, zstd] = codecs();
         assert!(found(&plain));
         assert!(!found(&off) && !found(&zstd));
+    }
+
+    #[test]
+    fn the_name_of_an_object_tells_which_it_is() {
+        for object in [ObjectRef::log(0x1234), ObjectRef { epoch: 0x1f, number: 0xabc }] {
+            assert_eq!(ObjectRef::of_name(&object.name()), Some(object));
+        }
+        for name in ["super", "e/0000000000000001", "c/0000000000000001", "m/00000000/1-1", "s/x"] {
+            assert_eq!(ObjectRef::of_name(name), None, "{name}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@
 //! keys       the key of an encrypted volume
 //! access     requests that are repeated until they are carried out
 //! batch      changes in memory, and the objects made of them
+//! cache      DiskCache: parts of objects on a disk of the machine
 //! format     the objects, byte by byte        runs       runs of blocks with a value
 //! codec      compression and encryption of what objects store
 //! dir        DirStore                          executor   Executor, ThreadExecutor
@@ -25,6 +26,7 @@
 
 mod access;
 mod batch;
+mod cache;
 mod codec;
 mod device;
 mod dir;
@@ -44,6 +46,7 @@ mod url;
 mod volume;
 
 pub use access::Held;
+pub use cache::{CacheOptions, CacheStats};
 pub use codec::Compression;
 pub use device::{Limits, ObjectDevice, ObjectStats};
 pub use dir::DirStore;

@@ -1,6 +1,7 @@
 //! A volume by the URL of its store: connecting, opening, making.
 
 use crate::access::{Access, Patience};
+use crate::cache::{CacheOptions, DiskCache};
 use crate::device::{Limits, ObjectDevice};
 use crate::dir::DirStore;
 use crate::error::ObjectError;
@@ -116,21 +117,33 @@ pub fn has_volume(url: &StoreUrl, env: &Env) -> Result<bool, ObjectError> {
     }
 }
 
-/// Opens the volume in a store. Until it is dropped, the device looks by itself for newer owners
-/// and deletes what is not needed.
+/// Opens the volume in a store, with a cache on disk if one is asked for. Until it is dropped, the
+/// device looks by itself for newer owners and deletes what is not needed.
 pub fn open_volume(
     url: &StoreUrl,
     opening: Opening,
     passphrase: Option<Passphrase>,
+    cache: Option<&CacheOptions>,
     env: &Env,
 ) -> Result<Arc<ObjectDevice>, ObjectError> {
+    // A cache that cannot be used is found before the volume is claimed.
+    let cache = match cache {
+        None => None,
+        Some(options) => Some(DiskCache::open(options, &look_at(url, env)?.1.id)?),
+    };
     let Connected { store, executor } = connect(url, env)?;
     let claimant = claimant(url, opening, passphrase, env)?;
-    if opening == Opening::Read {
-        return ObjectDevice::open_read_only(store, executor, &claimant, limits(), env);
+    let device = if opening == Opening::Read {
+        ObjectDevice::open_read_only(store, executor, &claimant, limits(), env)?
+    } else {
+        ObjectDevice::open(store, executor, &claimant, limits(), env)?
+    };
+    if let Some(cache) = cache {
+        device.use_cache(cache);
     }
-    let device = ObjectDevice::open(store, executor, &claimant, limits(), env)?;
-    device.tick_by_itself();
+    if opening != Opening::Read {
+        device.tick_by_itself();
+    }
     Ok(device)
 }
 

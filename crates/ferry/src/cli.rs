@@ -11,7 +11,7 @@ use ferry_journal::FlushPolicy;
 use ferry_net::{Export, IdSet};
 
 use crate::location::Location;
-use crate::options::{HELP as OPTIONS_HELP, one_access};
+use crate::options::{HELP as OPTIONS_HELP, one_access, parse_cache_disk};
 use crate::size::{parse_bytes, parse_duration};
 
 /// A POSIX file system in a single file, for work that makes many small files and syncs them.
@@ -231,6 +231,13 @@ pub struct ServeArgs {
     /// more, and what it has not synced is lost
     #[arg(long)]
     pub take_over: bool,
+    /// A volume in a store: a directory of a local disk in which parts of the store's objects are
+    /// cached. It may be lost at any time
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// With --cache: the most that it takes of that disk [default: 10G]
+    #[arg(long, value_name = "SIZE", value_parser = parse_cache_disk, requires = "cache")]
+    pub cache_disk: Option<u64>,
     /// Address and port to listen at
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7373")]
     pub listen: String,
@@ -626,7 +633,7 @@ mod tests {
             "ferry umount /mnt --force --lazy",
             "ferry mkfs dir:///srv/store --size 2T",
             "ferry mount dir:///srv/store /mnt --take-over -o ro",
-            "ferry serve dir:///srv/store --take-over",
+            "ferry serve dir:///srv/store --take-over --cache /c --cache-disk 50G",
             "ferry stats dir:///srv/store",
             "ferry mkfs s3://bucket/a/b --endpoint http://127.0.0.1:9000",
             "ferry mount s3://bucket/a?endpoint=https://s3.example.org&profile=work /mnt",
@@ -674,6 +681,7 @@ mod tests {
             "ferry serve v --export a:ro",
             "ferry serve v --export /a",
             "ferry serve v --tls d --insecure",
+            "ferry serve v --cache-disk 50G",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

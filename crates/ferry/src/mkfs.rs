@@ -152,7 +152,7 @@ fn half_made(
     }
     let passphrase = options.encryption.as_ref().map(|encryption| &encryption.passphrase);
     let found: Arc<dyn BlockDevice> =
-        match open_volume(url, Opening::Read, passphrase.cloned(), env) {
+        match open_volume(url, Opening::Read, passphrase.cloned(), None, env) {
             Err(ObjectError::WrongPassphrase) => return Err(ObjectError::VolumeExists),
             found => found?,
         };
@@ -162,7 +162,8 @@ fn half_made(
     if !is_half {
         return Err(ObjectError::VolumeExists);
     }
-    let device = open_volume(url, Opening::Own { take_over: false }, passphrase.cloned(), env)?;
+    let device =
+        open_volume(url, Opening::Own { take_over: false }, passphrase.cloned(), None, env)?;
     Ok(Made { device, is_new: false, warnings: Vec::new() })
 }
 

@@ -16,7 +16,7 @@ use crate::control::STATS;
 use crate::daemon::{self, Service};
 use crate::error::CliError;
 use crate::location::Location;
-use crate::open::{How, explain, open_when_free};
+use crate::open::{How, cache_options, explain, open_cached_when_free};
 use crate::options::MountOptions;
 use crate::size::format_bytes;
 use crate::{logging, mkfs, mounts, passphrase, remote, umount, utab};
@@ -43,6 +43,7 @@ pub fn run(
     if !args.daemon {
         clear_dead_mount(&args.mountpoint)?;
     }
+    cache_options(&args.volume, options.cache_dir.as_deref(), options.cache_disk)?;
     let mountpoint = usable_mountpoint(&args.mountpoint)?;
     if let Location::Server(address) = &args.volume {
         remote::check(address, args, options)?;
@@ -165,7 +166,9 @@ fn serve(
     daemon::prepare(args.daemon);
     let env = Env::real();
     let volume = Location::parse(source.as_os_str()).map_err(CliError::Usage)?;
-    let opened = open_when_free(&volume, how, &env).map_err(|e| explain(&volume, &e))?;
+    let cache = cache_options(&volume, options.cache_dir.as_deref(), options.cache_disk)?;
+    let opened = open_cached_when_free(&volume, how, cache.as_ref(), &env);
+    let opened = opened.map_err(|e| explain(&volume, &e))?;
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{volume}: {e}"));
     let fs_options = fs_options(options);
     let listed = options.listed_words(fs_options.flush, fs_options.fast_flush);

@@ -10,7 +10,9 @@ use ferry_device::{
     OpenMode,
 };
 use ferry_env::Env;
-use ferry_object::{ObjectDevice, ObjectError, Opening, Passphrase, StoreUrl, open_volume};
+use ferry_object::{
+    CacheOptions, ObjectDevice, ObjectError, Opening, Passphrase, StoreUrl, open_volume,
+};
 
 use crate::error::CliError;
 use crate::holder::{Holder, LOOK_AGAIN};
@@ -131,9 +133,41 @@ impl OpenError {
 /// Opens a volume. One whose mount is gone but whose daemon still writes back (umount(8) does not
 /// wait for that) is waited for; one that is mounted is refused at once.
 pub fn open_when_free(volume: &Location, how: How, env: &Env) -> Result<Opened, OpenError> {
-    // It is asked for once.
+    open_cached_when_free(volume, how, None, env)
+}
+
+/// The same, with a cache on disk for a volume in a store.
+pub fn open_cached_when_free(
+    volume: &Location,
+    how: How,
+    cache: Option<&CacheOptions>,
+    env: &Env,
+) -> Result<Opened, OpenError> {
+    // The passphrase is asked for once.
     let passphrase = OnceCell::new();
-    when_free(volume, || open(volume, how, &passphrase, env))
+    when_free(volume, || open(volume, how, cache, &passphrase, env))
+}
+
+/// The cache that a user asks for; an error if the volume is not in a store.
+pub fn cache_options(
+    volume: &Location,
+    directory: Option<&Path>,
+    bytes: Option<u64>,
+) -> Result<Option<CacheOptions>, CliError> {
+    match (directory, volume) {
+        (None, _) if bytes.is_some() => Err(CliError::Usage(
+            "cache_disk is the size of the cache on disk: say where that is, too (cache=DIR)"
+                .into(),
+        )),
+        (None, _) => Ok(None),
+        (Some(directory), Location::Store(_)) => Ok(Some(CacheOptions {
+            directory: directory.into(),
+            bytes: bytes.unwrap_or(CacheOptions::BYTES_DEFAULT),
+        })),
+        (Some(_), _) => Err(CliError::Usage(format!(
+            "{volume}: a cache on disk is for volumes in a store (s3://, dir://)"
+        ))),
+    }
 }
 
 /// The same for a volume that must be of several components.
@@ -181,17 +215,18 @@ fn when_free<T>(
 
 /// Opens a volume in a store. If it is encrypted, its passphrase is got then.
 fn open_in_store(
-    volume: &Location,
-    url: &StoreUrl,
+    (volume, url): (&Location, &StoreUrl),
     how: How,
+    cache: Option<&CacheOptions>,
     passphrase: &OnceCell<Passphrase>,
     env: &Env,
 ) -> Result<Opened, OpenError> {
-    let opened = match open_volume(url, how.opening(), passphrase.get().cloned(), env) {
+    let open = || open_volume(url, how.opening(), passphrase.get().cloned(), cache, env);
+    let opened = match open() {
         Err(ObjectError::PassphraseWanted) => {
             let found = passphrase::get(volume, false).map_err(OpenError::Passphrase)?;
-            let found = passphrase.get_or_init(|| found).clone();
-            open_volume(url, how.opening(), Some(found), env)
+            passphrase.get_or_init(|| found);
+            open()
         }
         opened => opened,
     }?;
@@ -204,12 +239,13 @@ fn open_in_store(
 fn open(
     volume: &Location,
     how: How,
+    cache: Option<&CacheOptions>,
     passphrase: &OnceCell<Passphrase>,
     env: &Env,
 ) -> Result<Opened, OpenError> {
     let path = match volume {
         Location::Path(path) => path,
-        Location::Store(url) => return open_in_store(volume, url, how, passphrase, env),
+        Location::Store(url) => return open_in_store((volume, url), how, cache, passphrase, env),
         Location::Server(_) => return Err(OpenError::Served),
     };
     let device: Arc<dyn BlockDevice> = if CompositeVolume::is_at(path) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ferry_fs::CacheMode;
 use ferry_journal::FlushPolicy;
+use ferry_object::CacheOptions;
 
 use crate::cache_size::machine_bytes;
 use crate::size::{format_bytes, parse_bytes, parse_duration};
@@ -19,6 +20,9 @@ cache=writeback     the kernel also gathers writes; ENOSPC may then come at a la
 cache=strict        every read and write reaches the daemon (direct I/O)
 cache_size=SIZE     memory for contents, inodes, names and the home store's cache, for example 512M (the default is an eighth of
                     what the machine has or its control groups allow; when memory is short, the mount gives way)
+cache=/DIR          of s3:// and dir://: parts of the store's objects are cached in this directory of a local disk, which may be lost at
+                    any time; beside cache=MODE
+cache_disk=SIZE     the most that it takes of that disk, at least 64M (the default is 10G)
 flush=adaptive      an fsync waits for others only where they are known to be back at once (the default);
                     flush=gather, flush=delay, flush=each: see ferry tune --help
 fast_flush=T        flush=delay does not wait where flushes take less than this (default 2ms)
@@ -55,6 +59,10 @@ pub struct MountOptions {
     pub cache: CacheMode,
     /// Bytes of the daemon's data cache; `None`: the default.
     pub cache_bytes: Option<u64>,
+    /// The directory of the cache on disk of a volume in a store.
+    pub cache_dir: Option<PathBuf>,
+    /// Its size in bytes; `None`: the default.
+    pub cache_disk: Option<u64>,
     /// The age at which changes are committed; `None`: the default.
     pub commit_interval: Option<Duration>,
     /// The flush policy; `None`: the default.
@@ -117,6 +125,8 @@ impl MountOptions {
             ("rw", None) => self.read_only = false,
             ("allow_other" | "allow_root", None) => self.allow_other = true,
             ("remount", None) => self.remount = true,
+            ("cache", Some(dir)) if dir.starts_with('/') => self.cache_dir = Some(dir.into()),
+            ("cache_disk", Some(size)) => self.cache_disk = Some(parse_cache_disk(size)?),
             ("cache", Some(mode)) => self.cache = parse_cache(mode)?,
             ("cache_size", Some(size)) => self.cache_bytes = Some(parse_cache_size(size)?),
             ("commit_interval", Some(time)) => self.commit_interval = Some(parse_time(key, time)?),
@@ -182,6 +192,8 @@ impl MountOptions {
     fn cache_words(&self) -> Vec<String> {
         let mut words = vec![format!("cache={}", self.cache.name())];
         words.extend(self.cache_bytes.map(|bytes| format!("cache_size={bytes}")));
+        words.extend(self.cache_dir.as_ref().map(|dir| format!("cache={}", dir.display())));
+        words.extend(self.cache_disk.map(|bytes| format!("cache_disk={bytes}")));
         words.extend(
             self.commit_interval.map(|time| format!("commit_interval={}ms", time.as_millis())),
         );
@@ -289,6 +301,15 @@ fn parse_time(key: &str, text: &str) -> Result<Duration, String> {
         return Err(format!("{key}={text} is too short: it must be at least 1ms"));
     }
     Ok(time)
+}
+
+/// Parses the size of a cache on disk.
+pub fn parse_cache_disk(text: &str) -> Result<u64, String> {
+    let (bytes, least) = (parse_bytes(text)?, CacheOptions::BYTES_MIN);
+    if bytes < least {
+        return Err(format!("{text}: a cache on disk has at least {}", format_bytes(least)));
+    }
+    Ok(bytes)
 }
 
 /// Parses the size of the cache. A size that is too small to work with, or larger than the
@@ -436,7 +457,7 @@ mod tests {
 
     #[test]
     fn options_survive_the_way_to_the_daemon() {
-        let text = "ro,cache=strict,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
+        let text = "ro,cache=strict,cache=/var/a,cache_disk=50G,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
         let options = MountOptions::parse(&[text], false).expect("known");
         assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));
     }

@@ -379,6 +379,63 @@ fn environment_profile_and_url_name_one_store() {
     assert_eq!(store.locks().len(), 1, "{:?}", store.locks());
 }
 
+/// Bytes in which no two blocks are equal.
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state.to_le_bytes()
+    };
+    (0..len / 8).flat_map(|_| next()).collect()
+}
+
+#[test]
+fn a_cache_on_disk_answers_in_place_of_the_store_and_may_be_damaged() {
+    let store = Store::made();
+    let option = format!("cache={},cache_disk=64M", store.at("cache").display());
+    let mount = |mount: &str| ok(&store.try_mount(mount, &["-o", &option]));
+    let figure = |name: &str| store.stats("first")["store"][name].as_u64().expect("a number");
+    let file = store.at("cache/ferry-cache");
+    let wanted = noise(16 << 20);
+    mount("first");
+    fs::write(store.at("first").join("large"), &wanted).expect("a file");
+    ok(&store.ferry(&["umount", "first"]));
+    let read = || assert!(fs::read(store.at("first").join("large")).expect("a file") == wanted);
+
+    // What was written is there after a new mount.
+    mount("first");
+    let (hits, got) = (figure("cache_hits"), figure("get_bytes"));
+    read();
+    assert!(figure("cache_hits") > hits && figure("get_bytes") < got + (1 << 20));
+    assert!(figure("cache_bytes") >= 16 << 20);
+    ok(&store.ferry(&["umount", "first"]));
+
+    // Damage costs time only.
+    let len = fs::metadata(&file).expect("it is there").len();
+    assert!(len <= (64 << 20) + 4096, "{len}");
+    let damaged = fs::OpenOptions::new().write(true).open(&file).expect("it is there");
+    let slots = 1 << 20;
+    std::os::unix::fs::FileExt::write_all_at(&damaged, &noise((len - slots) as usize), slots)
+        .expect("it can be written");
+    mount("first");
+    read();
+    assert!(figure("cache_damaged") > 0);
+    // It is of one volume and one process.
+    let other = format!("s3://{BUCKET}/other?endpoint={}", store.fake.url());
+    ok(&store.ferry(&["mkfs", &other]));
+    let before = store.fake.keys();
+    let refused = store.ferry(&["mount", &other, "second", "-o", &option]);
+    fails(&refused, 1, &["the cache of another volume", "name another directory"]);
+    assert_eq!(store.fake.keys(), before, "nothing was claimed");
+    ok(&store.ferry(&["umount", "first"]));
+    fs::remove_dir_all(store.at("cache")).expect("it is there");
+    mount("first");
+    read();
+    ok(&store.ferry(&["umount", "first"]));
+    fails(&store.ferry(&["mount", "v", "first", "-o", &option]), 2, &["for volumes in a store"]);
+}
+
 /// A server, which ends with its test.
 struct Served(Child);
 
