@@ -53,19 +53,18 @@ pub trait BlockDevice: Send + Sync {
     fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
         reads.iter_mut().map(|(offset, buf)| self.read(*offset, buf)).collect()
     }
-    /// Starts a read of the whole of `buf`, of which nobody else has a share. A device that is a file
-    /// reads through `ring`; any other may have ended the read when this returns. It may fail where
-    /// [`BlockDevice::read`] would not: that asks each copy which the device has.
+    /// Starts a read of the whole of `buf`, of which nobody else has a share. It may fail where
+    /// [`BlockDevice::read`] would not: that asks each copy which the device has. A device that can
+    /// only wait for what it reads refuses with `EOPNOTSUPP`, at once: the caller serves others on
+    /// this thread.
     fn start_read(
         &self,
         _ring: &dyn ReadRing,
-        offset: u64,
-        mut buf: Arc<AlignedBuf>,
+        _offset: u64,
+        _buf: Arc<AlignedBuf>,
         done: ReadDone,
     ) {
-        let bytes = Arc::get_mut(&mut buf).expect("nobody else has a share");
-        let result = self.read(offset, bytes);
-        done(result.map(|()| buf));
+        done(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
     }
     /// Writes and waits until the write completed (not: is durable).
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()>;

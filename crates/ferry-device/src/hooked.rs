@@ -7,6 +7,7 @@
 
 use crate::buffer::AlignedBuf;
 use crate::device::{BlockDevice, ComponentStats, Io, IoDone, check_range};
+use crate::started::{ReadDone, ReadRing, read_at_once};
 use crate::timing::{FlushTimer, FlushTiming};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeSet, VecDeque};
@@ -114,6 +115,7 @@ pub struct HookedDevice {
     faults: Mutex<Vec<Fault>>,
     unreadable: Mutex<BTreeSet<u64>>,
     writes_heal: AtomicBool,
+    refuses_starts: AtomicBool,
     holding: Mutex<Holding>,
     held: Condvar,
 }
@@ -133,6 +135,7 @@ impl HookedDevice {
             faults: Mutex::default(),
             unreadable: Mutex::default(),
             writes_heal: AtomicBool::new(false),
+            refuses_starts: AtomicBool::new(false),
             holding: Mutex::default(),
             held: Condvar::new(),
         }
@@ -213,6 +216,11 @@ impl HookedDevice {
     /// sector.
     pub fn heal_by_writing(&self) {
         self.writes_heal.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on it refuses to start reads, as a device does that can only wait.
+    pub fn refuse_started_reads(&self) {
+        self.refuses_starts.store(true, Ordering::SeqCst);
     }
 
     /// From now on it keeps back each submitted write and each flush that `rule` names.
@@ -400,6 +408,13 @@ impl BlockDevice for HookedDevice {
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
         self.count(Op::Read, buf.len() as u64);
         self.read_counted(offset, buf)
+    }
+
+    fn start_read(&self, _ring: &dyn ReadRing, offset: u64, buf: Arc<AlignedBuf>, done: ReadDone) {
+        if self.refuses_starts.load(Ordering::SeqCst) {
+            return done(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
+        }
+        read_at_once(self, offset, buf, done);
     }
 
     fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {

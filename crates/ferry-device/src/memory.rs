@@ -3,9 +3,11 @@
 
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
 use crate::device::{BlockDevice, Io, check_range};
+use crate::started::{ReadDone, ReadRing, read_at_once};
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 
 /// Memory is taken in chunks of this many bytes.
 const CHUNK_SIZE: usize = 64 * 1024;
@@ -84,6 +86,10 @@ impl BlockDevice for MemDevice {
             }
         }
         Ok(())
+    }
+
+    fn start_read(&self, _ring: &dyn ReadRing, offset: u64, buf: Arc<AlignedBuf>, done: ReadDone) {
+        read_at_once(self, offset, buf, done);
     }
 
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {

@@ -199,6 +199,18 @@ fn a_started_read_that_fails_on_one_side_succeeds_when_it_is_read_again() {
 }
 
 #[test]
+fn a_started_read_that_a_side_refuses_is_no_error_of_the_side() {
+    let devices = new_mirror(2);
+    let dev = open(&devices, &[0, 1], &Arc::default());
+    work(&dev).unwrap();
+    devices.iter().for_each(|device| device.refuse_started_reads());
+    let refused = started(&dev, 0, BLOCK_SIZE).expect_err("it would have to wait");
+    assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP));
+    check(&dev, 0);
+    assert!(dev.components().iter().all(|side| side.read_errors == 0));
+}
+
+#[test]
 fn a_side_with_wrong_bytes_is_written_anew_from_one_with_the_wanted_ones() {
     let devices = new_mirror(2);
     let (memory, offset) = (Arc::default(), 3 * BLOCK);

@@ -144,10 +144,10 @@ impl File {
     fn check_table(&self) {
         let pages = self.pages.read().unwrap();
         for index in 0..2 {
-            let shown = self.front.get(index, FOLIOS, &self.budget);
+            let found = self.front.get(index, FOLIOS, &self.budget);
             let current = &pages[index as usize];
             assert!(
-                shown.is_none_or(|frame| Arc::ptr_eq(&frame, current)),
+                found.is_none_or(|frame| Arc::ptr_eq(&frame, current)),
                 "a frame that was given up stays in the table"
             );
         }

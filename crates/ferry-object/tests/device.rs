@@ -3,7 +3,7 @@
 mod common;
 
 use common::TestStore;
-use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Io};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, FileRead, Io, ReadRing};
 use ferry_env::Env;
 use ferry_object::{
     Claimant, Limits, ObjectDevice, ObjectError, Store, ThreadExecutor, VolumeOptions,
@@ -102,6 +102,30 @@ fn what_was_flushed_is_there_for_the_next_owner() {
     assert_eq!(read(&next, 0, 3), *filled(3, 1));
     next.close().expect("close");
     volume.open(false, small()).expect("a closed volume is free");
+}
+
+/// A ring that nothing is to be read through.
+struct NoRing;
+
+impl ReadRing for NoRing {
+    fn start(&self, _read: FileRead) {
+        panic!("the store is no file");
+    }
+}
+
+/// The thread that starts a read serves others: it must not wait for the store.
+#[test]
+fn a_read_is_not_started_where_it_would_have_to_wait() {
+    let volume = Volume::new();
+    let device = volume.open(false, small()).expect("it is free");
+    device.write(0, &filled(3, 1)).expect("write");
+    device.flush().expect("flush");
+    let (ended, end) = mpsc::channel();
+    let done = Box::new(move |result| ended.send(result).expect("somebody waits"));
+    device.start_read(&NoRing, 0, Arc::new(AlignedBuf::zeroed(BLOCK_SIZE)), done);
+    let refused = end.try_recv().expect("it has ended").expect_err("it refuses");
+    assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP));
+    assert_eq!(read(&device, 0, 3), *filled(3, 1));
 }
 
 #[test]

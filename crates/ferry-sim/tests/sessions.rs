@@ -292,8 +292,8 @@ fn a_volume_counts_as_handed_over_only_until_its_next_mount() {
     }
 }
 
-/// Whoever was told that a session is revoked lets others change what it had. So it must not be
-/// there again, whether its record was there or another call had just removed it.
+/// A server that has revoked a session lets other clients change what that session had. So no crash
+/// brings the record back, even if another call had removed it just before.
 #[test]
 fn a_revoked_session_is_not_recorded_after_any_crash() {
     let _no_bug = plant(Bug::None);

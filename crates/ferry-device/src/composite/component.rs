@@ -71,7 +71,7 @@ impl Component {
     ) {
         let me = Arc::clone(self);
         let done = move |result: io::Result<_>| {
-            if result.is_err() {
+            if result.as_ref().is_err_and(|error| error.raw_os_error() != Some(libc::EOPNOTSUPP)) {
                 me.read_errors.fetch_add(1, Ordering::Relaxed);
             }
             done(result);

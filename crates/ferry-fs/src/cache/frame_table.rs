@@ -144,7 +144,7 @@ impl Front {
 
     /// Bytes of memory.
     pub fn memory(&self) -> usize {
-        self.all().map(|table| table.len() * size_of::<Slot>()).sum()
+        self.all().map(size_of_val).sum()
     }
 
     fn all(&self) -> impl Iterator<Item = &[Slot]> {

@@ -65,6 +65,9 @@ struct Parts {
 impl Started {
     /// One run has ended.
     fn run_ended(&self, run: Run, result: io::Result<Arc<AlignedBuf>>) {
+        if let Ok(buf) = &result {
+            count(&self.store.counters.read_bytes, buf.len() as u64);
+        }
         let fetched = result.ok().map(|buf| Fetched { run, buf, bad: Vec::new() });
         let fetched = fetched.filter(Fetched::is_sound);
         let mut parts = self.parts.lock();
@@ -153,7 +156,6 @@ impl DataStore {
         for run in miss.runs {
             let (started, dev) = (Arc::clone(&started), run.dev * BLOCK);
             let buf = Arc::new(AlignedBuf::zeroed(run.crcs.len() * BLOCK_BYTES));
-            count(&self.counters.read_bytes, buf.len() as u64);
             let done = move |result| started.run_ended(run, result);
             self.dev.start_read(ring, dev, buf, Box::new(done));
         }

@@ -123,8 +123,8 @@ fn two_looks_are_enough_whatever_runs_beside_them() {
 fn looks_overrun_nothing_and_leave_nobody_asleep() {
     check(|wake| {
         const TOTAL: u64 = 8;
-        const KEPT_BACK: u64 = 2;
-        let space = new_space(TOTAL, KEPT_BACK, wake);
+        const RESERVE: u64 = 2;
+        let space = new_space(TOTAL, RESERVE, wake);
         let (out, running) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(4)));
         let takers: Vec<_> = [(6, false), (2, false), (4, false), (8, true)]
             .into_iter()
@@ -133,7 +133,7 @@ fn looks_overrun_nothing_and_leave_nobody_asleep() {
                 thread::spawn(move || {
                     let result = space.take(bytes, urgent, || ());
                     if result.is_ok() {
-                        let most = if urgent { TOTAL } else { TOTAL - KEPT_BACK };
+                        let most = if urgent { TOTAL } else { TOTAL - RESERVE };
                         assert!(out.fetch_add(bytes, Ordering::SeqCst) + bytes <= most, "overrun");
                         out.fetch_sub(bytes, Ordering::SeqCst);
                         space.end(bytes);

@@ -1,7 +1,7 @@
 //! Reads that go through the ring of the thread that serves them.
 
 use crate::requests::tests::*;
-use ferry_device::{FileDevice, FileRead, ReadRing};
+use ferry_device::{FileDevice, FileRead, HookedDevice, ReadRing};
 use parking_lot::{Condvar, Mutex};
 use std::cell::RefCell;
 use std::fs::File;
@@ -86,9 +86,14 @@ fn block(number: usize, round: u8) -> Vec<u8> {
 /// A file that is in no memory, on a device that is a file. Its blocks stand in reverse order on
 /// the device. The part of the extent map is in memory.
 fn cold() -> Cold {
+    cold_on(|device| device)
+}
+
+/// The same on what `wrap` makes of the device.
+fn cold_on(wrap: impl FnOnce(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice>) -> Cold {
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::create(&dir.path().join("volume"), 64 << 20, false, &Env::real());
-    let dev: Arc<dyn BlockDevice> = Arc::new(device.unwrap());
+    let dev = wrap(Arc::new(device.unwrap()));
     let options = FsOptions { cache_bytes: 8 << 20, ..FsOptions::default() };
     let mut world = World::on(dev, &MkfsOptions::default(), options);
     let ino = world.file(ROOT, "file").unwrap();
@@ -191,6 +196,19 @@ fn what_the_ring_could_not_read_well_is_read_again_by_a_thread_that_may_wait() {
     cold.begin(31, BLOCK, 1);
     cold.transport.complete(|_| Err(libc::EIO));
     assert_eq!(cold.transport.wait(), [Ok(block(31, 0))]);
+    cold.end();
+}
+
+#[test]
+fn where_the_device_can_only_wait_the_read_is_left_to_a_thread_that_may() {
+    let cold = cold_on(|inner| {
+        let device = HookedDevice::new(inner);
+        device.refuse_started_reads();
+        Arc::new(device)
+    });
+    assert!(matches!(cold.read(30, BLOCK), Err(Stop::Parked)));
+    assert!(cold.transport.begun.borrow().is_empty());
+    assert_eq!(cold.transport.wait(), [Ok(block(30, 0))]);
     cold.end();
 }
 
