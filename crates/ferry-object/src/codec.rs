@@ -1,12 +1,12 @@
 //! How bytes become what an object stores: compressed, then encrypted and authenticated.
 //!
-//! An object is sealed in pieces: each of its frames, and its table. Where the volume is encrypted:
+//! An object is sealed in parts: each of its frames, and its table. Where the volume is encrypted:
 //!
 //! * SEAL-1: each object has a key of its own, which follows from the volume's key and the object's
-//!   random id. So a nonce is the number of a piece: no two pieces of one key share it, even where
+//!   random id. So a nonce is the number of a part: no two parts of one key share it, even where
 //!   two owners write objects of one name.
-//! * SEAL-2: what identifies the object (its header up to the bytes of contents) and the piece (its
-//!   number, codec and length) is authenticated with it. No piece can take the place of another.
+//! * SEAL-2: what identifies the object (its header up to the bytes of contents) and the part (its
+//!   number, codec and length) is authenticated with it. No part can take the place of another.
 //! * SEAL-3: every object has a sealed table, an empty one too, so that no header is taken for true
 //!   that was not written with the key. `super` and the objects that hold the wrapped key are plain:
 //!   they are read first, and the wrapping authenticates `super`.
@@ -20,10 +20,10 @@ use std::fmt;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
-/// Bytes that sealing adds to a piece.
+/// Bytes that sealing adds to a part.
 pub(crate) const TAG_LEN: usize = 16;
-/// The number of the piece that is an object's table. Frames count from 0.
-pub(crate) const TABLE_PIECE: u32 = u32::MAX;
+/// The number of the part that is an object's table. Frames count from 0.
+pub(crate) const TABLE_PART: u32 = u32::MAX;
 /// Bytes of a header that identify its object.
 pub(crate) const IDENTITY_LEN: usize = 88;
 /// A frame holds the contents themselves.
@@ -80,7 +80,7 @@ impl VolumeKey {
     }
 }
 
-/// What seals and opens the pieces of one object.
+/// What seals and opens the parts of one object.
 #[derive(Clone)]
 pub(crate) struct ObjectKey(LessSafeKey);
 
@@ -91,9 +91,9 @@ impl fmt::Debug for ObjectKey {
     }
 }
 
-/// A piece of an object: what is authenticated beside its bytes.
+/// A part of an object: what is authenticated beside its bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece<'a> {
+pub(crate) struct Part<'a> {
     /// The first bytes of the object's header, behind the magic number.
     pub identity: &'a [u8; IDENTITY_LEN],
     pub number: u32,
@@ -101,7 +101,7 @@ pub(crate) struct Piece<'a> {
     pub plain_len: u32,
 }
 
-impl Piece<'_> {
+impl Part<'_> {
     fn nonce(&self) -> Nonce {
         let mut nonce = [0; 12];
         nonce[..4].copy_from_slice(&self.number.to_le_bytes());
@@ -120,19 +120,19 @@ impl Piece<'_> {
 }
 
 impl ObjectKey {
-    /// Appends the piece to `out`, sealed, [`TAG_LEN`] bytes longer.
-    pub fn seal(&self, piece: Piece<'_>, plain: &[u8], out: &mut Vec<u8>) {
+    /// Appends the part to `out`, sealed, [`TAG_LEN`] bytes longer.
+    pub fn seal(&self, part: Part<'_>, plain: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(plain);
         let tag =
-            self.0.seal_in_place_separate_tag(piece.nonce(), piece.associated(), &mut out[start..]);
-        out.extend_from_slice(tag.expect("a piece is shorter than AES-GCM can seal").as_ref());
+            self.0.seal_in_place_separate_tag(part.nonce(), part.associated(), &mut out[start..]);
+        out.extend_from_slice(tag.expect("a part is shorter than AES-GCM can seal").as_ref());
     }
 
-    /// The bytes of a piece; `None` if they are not what was sealed.
-    pub fn open(&self, piece: Piece<'_>, sealed: &[u8]) -> Option<Vec<u8>> {
+    /// The bytes of a part; `None` if they are not what was sealed.
+    pub fn open(&self, part: Part<'_>, sealed: &[u8]) -> Option<Vec<u8>> {
         let mut bytes = sealed.to_vec();
-        let len = self.0.open_in_place(piece.nonce(), piece.associated(), &mut bytes).ok()?.len();
+        let len = self.0.open_in_place(part.nonce(), part.associated(), &mut bytes).ok()?.len();
         bytes.truncate(len);
         Some(bytes)
     }
@@ -192,26 +192,26 @@ pub(crate) fn decompress(
 mod tests {
     use super::*;
 
-    fn piece(identity: &[u8; IDENTITY_LEN], number: u32) -> Piece<'_> {
-        Piece { identity, number, codec: CODEC_STORED, plain_len: 5 }
+    fn part(identity: &[u8; IDENTITY_LEN], number: u32) -> Part<'_> {
+        Part { identity, number, codec: CODEC_STORED, plain_len: 5 }
     }
 
     #[test]
-    fn a_piece_is_opened_only_as_what_it_was_sealed_as() {
+    fn a_part_is_opened_only_as_what_it_was_sealed_as() {
         let volume = VolumeKey::new(&Zeroizing::new([7; KEY_LEN]), &[1; 16]);
         let (identity, key) = ([3; IDENTITY_LEN], volume.object(&[2; 16]));
         let mut sealed = Vec::new();
-        key.seal(piece(&identity, 4), b"plain", &mut sealed);
+        key.seal(part(&identity, 4), b"plain", &mut sealed);
         assert_eq!(sealed.len(), 5 + TAG_LEN);
-        assert_eq!(key.open(piece(&identity, 4), &sealed).as_deref(), Some(&b"plain"[..]));
-        assert_eq!(key.open(piece(&identity, 5), &sealed), None, "another piece");
-        assert_eq!(key.open(piece(&[4; IDENTITY_LEN], 4), &sealed), None, "another object");
-        let codec = Piece { codec: CODEC_ZSTD, ..piece(&identity, 4) };
+        assert_eq!(key.open(part(&identity, 4), &sealed).as_deref(), Some(&b"plain"[..]));
+        assert_eq!(key.open(part(&identity, 5), &sealed), None, "another part");
+        assert_eq!(key.open(part(&[4; IDENTITY_LEN], 4), &sealed), None, "another object");
+        let codec = Part { codec: CODEC_ZSTD, ..part(&identity, 4) };
         assert_eq!(key.open(codec, &sealed), None, "another codec");
         let other = volume.object(&[9; 16]);
-        assert_eq!(other.open(piece(&identity, 4), &sealed), None, "another id");
+        assert_eq!(other.open(part(&identity, 4), &sealed), None, "another id");
         let other = VolumeKey::new(&Zeroizing::new([7; KEY_LEN]), &[8; 16]).object(&[2; 16]);
-        assert_eq!(other.open(piece(&identity, 4), &sealed), None, "another volume");
+        assert_eq!(other.open(part(&identity, 4), &sealed), None, "another volume");
     }
 
     #[test]

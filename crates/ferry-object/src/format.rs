@@ -1,8 +1,8 @@
 //! The objects, byte by byte; `docs/format.md` describes them. All integers are little-endian.
 
 use crate::codec::{
-    CODEC_STORED, Codec, Compression, IDENTITY_LEN, KEY_LEN, ObjectKey, Piece, TABLE_PIECE,
-    TAG_LEN, compress, decompress,
+    CODEC_STORED, Codec, Compression, IDENTITY_LEN, KEY_LEN, ObjectKey, Part, TABLE_PART, TAG_LEN,
+    compress, decompress,
 };
 use crate::error::ObjectError;
 use crate::runs::{Run, Sliced};
@@ -210,7 +210,7 @@ struct Frame {
     crc: u32,
 }
 
-/// A flag of a header: the object's pieces are sealed.
+/// A flag of a header: the object's parts are sealed.
 const SEALED: u32 = 1;
 
 /// Header and frame index of an object: enough to read and verify a part of it.
@@ -219,7 +219,7 @@ pub(crate) struct Front {
     pub header: Header,
     name: String,
     identity: [u8; IDENTITY_LEN],
-    /// What opens its pieces, if they are sealed.
+    /// What opens its parts, if they are sealed.
     key: Option<ObjectKey>,
     table: Range<usize>,
     table_crc: u32,
@@ -305,12 +305,12 @@ pub(crate) fn encode(codec: &Codec, header: &Header, table: &[u8], contents: &[u
     out.u64(header.next);
     out.u64(contents.len() as u64);
     let identity = identity(&out.0);
-    let store = |piece: Piece<'_>, bytes: &[u8], to: &mut Vec<u8>| match &key {
-        Some(key) => key.seal(piece, bytes, to),
+    let store = |part: Part<'_>, bytes: &[u8], to: &mut Vec<u8>| match &key {
+        Some(key) => key.seal(part, bytes, to),
         None => to.extend_from_slice(bytes),
     };
     let mut stored_table = Vec::with_capacity(table.len() + TAG_LEN);
-    store(table_piece(&identity, table.len()), table, &mut stored_table);
+    store(table_part(&identity, table.len()), table, &mut stored_table);
     let frames = contents.len().div_ceil(FRAME_MAX);
     let front = HEADER_LEN + frames * FRAME_LEN + stored_table.len();
     let mut index = Writer(Vec::with_capacity(frames * FRAME_LEN));
@@ -320,8 +320,8 @@ pub(crate) fn encode(codec: &Codec, header: &Header, table: &[u8], contents: &[u
         let start = body.len();
         let (stored_as, bytes) = compress(codec.compression, frame, &mut buffer);
         let (number, plain_len) = (n as u32, frame.len() as u32);
-        let piece = Piece { identity: &identity, number, codec: stored_as, plain_len };
-        store(piece, bytes, &mut body);
+        let part = Part { identity: &identity, number, codec: stored_as, plain_len };
+        store(part, bytes, &mut body);
         index.u32((n * FRAME_MAX) as u32);
         index.u32(plain_len);
         index.u32((front + start) as u32);
@@ -349,8 +349,8 @@ fn identity(head: &[u8]) -> [u8; IDENTITY_LEN] {
     identity
 }
 
-fn table_piece(identity: &[u8; IDENTITY_LEN], len: usize) -> Piece<'_> {
-    Piece { identity, number: TABLE_PIECE, codec: CODEC_STORED, plain_len: len as u32 }
+fn table_part(identity: &[u8; IDENTITY_LEN], len: usize) -> Part<'_> {
+    Part { identity, number: TABLE_PART, codec: CODEC_STORED, plain_len: len as u32 }
 }
 
 /// The header at the front of `bytes`, and the lengths that it has behind the common fields.
@@ -503,14 +503,14 @@ impl Front {
             return Err(damaged(&self.name, "the checksum of its table is wrong"));
         }
         let plain_len = table.len() - self.key.as_ref().map_or(0, |_| TAG_LEN);
-        self.open(table_piece(&self.identity, plain_len), table).map(Cow::into_owned)
+        self.open(table_part(&self.identity, plain_len), table).map(Cow::into_owned)
     }
 
-    /// The bytes of a piece, as they were before it was sealed.
-    fn open<'a>(&self, piece: Piece<'_>, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, ObjectError> {
+    /// The bytes of a part, as they were before it was sealed.
+    fn open<'a>(&self, part: Part<'_>, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, ObjectError> {
         match &self.key {
             None => Ok(stored.into()),
-            Some(key) => key.open(piece, stored).map(Cow::from).ok_or_else(|| {
+            Some(key) => key.open(part, stored).map(Cow::from).ok_or_else(|| {
                 damaged(&self.name, "it is not what was written with the volume's key")
             }),
         }
@@ -556,8 +556,8 @@ impl Front {
                 return Err(damaged(&self.name, "the checksum of a frame is wrong"));
             }
             let Frame { codec, plain_len, .. } = *frame;
-            let piece = Piece { identity: &self.identity, number, codec, plain_len };
-            let found = decompress(codec, self.open(piece, found)?, plain_len as usize)
+            let part = Part { identity: &self.identity, number, codec, plain_len };
+            let found = decompress(codec, self.open(part, found)?, plain_len as usize)
                 .map_err(|what| damaged(&self.name, what))?;
             let plain = u64::from(frame.plain_offset);
             let (start, end) =
