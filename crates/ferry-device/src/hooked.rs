@@ -6,8 +6,8 @@
 //! steps one after the other.
 
 use crate::buffer::AlignedBuf;
-use crate::device::{BlockDevice, ComponentStats, Io, IoDone, check_range};
-use crate::started::{ReadDone, ReadRing, read_at_once};
+use crate::device::{BlockDevice, ComponentStats, Io, IoDone, check_range, read_at_once};
+use crate::started::{ReadDone, ReadRing};
 use crate::timing::{FlushTimer, FlushTiming};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeSet, VecDeque};

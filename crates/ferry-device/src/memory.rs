@@ -2,8 +2,8 @@
 //! written takes memory.
 
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
-use crate::device::{BlockDevice, Io, check_range};
-use crate::started::{ReadDone, ReadRing, read_at_once};
+use crate::device::{BlockDevice, Io, check_range, read_at_once};
+use crate::started::{ReadDone, ReadRing};
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::io;

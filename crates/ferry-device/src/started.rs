@@ -4,7 +4,6 @@
 //! other thread: the thread goes on with other requests, and finds the end of the read beside them.
 
 use crate::buffer::AlignedBuf;
-use crate::device::BlockDevice;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -16,18 +15,6 @@ pub type ReadDone = Box<dyn FnOnce(io::Result<Arc<AlignedBuf>>) + Send>;
 pub trait ReadRing {
     /// Starts `read`. Its end comes later, on this thread.
     fn start(&self, read: FileRead);
-}
-
-/// A started read of a device that never waits: it has ended when this returns.
-pub(crate) fn read_at_once(
-    dev: &dyn BlockDevice,
-    offset: u64,
-    mut buf: Arc<AlignedBuf>,
-    done: ReadDone,
-) {
-    let bytes = Arc::get_mut(&mut buf).expect("nobody else has a share");
-    let result = dev.read(offset, bytes);
-    done(result.map(|()| buf));
 }
 
 /// A read of an open file.

@@ -24,9 +24,6 @@ mod node;
 /// Where the included files find each other.
 mod cache {
     pub(crate) use super::{frame, node};
-    pub(crate) mod folio {
-        pub const FOLIO_BYTES: usize = 64 << 10;
-    }
 }
 
 /// What they are compiled against here.
@@ -214,7 +211,7 @@ fn a_table_is_counted_once_and_given_back() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let limit = 40 * cache::folio::FOLIO_BYTES;
+        let limit = 40 * cache::frame::FOLIO_BYTES;
         let (front, budget) = (Arc::new(Front::default()), Arc::new(TableBudget::new(limit)));
         let put = |index| {
             let (front, budget) = (Arc::clone(&front), Arc::clone(&budget));

@@ -11,7 +11,6 @@
 //!   that was not written with the key. `super` and the objects that hold the wrapped key are plain:
 //!   they are read first, and the wrapping authenticates `super`.
 
-use crate::format::{BLOCK, Id};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
 use std::borrow::Cow;
@@ -19,6 +18,9 @@ use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 use zeroize::Zeroizing;
+
+/// A random number that names one volume, or one object.
+pub(crate) type Id = [u8; 16];
 
 /// Bytes that sealing adds to a part.
 pub(crate) const TAG_LEN: usize = 16;
@@ -159,7 +161,7 @@ pub(crate) fn compress<'a>(
     if compression == Compression::Off {
         return (CODEC_STORED, frame);
     }
-    let gain = (frame.len() / 16).min(BLOCK);
+    let gain = (frame.len() / 16).min(ferry_device::BLOCK_SIZE);
     buffer.clear();
     buffer.resize(frame.len() - gain, 0);
     // A frame that does not fit is an error.

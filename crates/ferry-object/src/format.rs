@@ -1,5 +1,6 @@
 //! The objects, byte by byte; `docs/format.md` describes them. All integers are little-endian.
 
+pub(crate) use crate::codec::Id;
 use crate::codec::{
     CODEC_STORED, Codec, Compression, IDENTITY_LEN, KEY_LEN, ObjectKey, Part, TABLE_PART, TAG_LEN,
     compress, decompress,
@@ -43,9 +44,6 @@ pub(crate) const FRONT_LEN: u64 = 8 << 10;
 const _: () = assert!(HEADER_LEN + FRAMES_MAX * FRAME_LEN <= FRONT_LEN as usize);
 const _: () = assert!(FRAME_MAX.is_multiple_of(BLOCK) && DATA_MAX.is_multiple_of(FRAME_MAX));
 const _: () = assert!(DATA_MAX < u32::MAX as usize);
-
-/// A random number that names one volume, or one object.
-pub(crate) type Id = [u8; 16];
 
 /// Name of the object that says what volume this is.
 pub(crate) const SUPER: &str = "super";

@@ -17,9 +17,8 @@ use crate::executor::{Answer, Job, Upload};
 use crate::format::{
     Id, Kind, ObjectRef, Root, RootState, encode, encode_shard, root_name, shard_name,
 };
-use crate::state::{Effects, State};
+use crate::state::{Effects, State, Writing};
 use crate::volume::encode_root;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -28,16 +27,6 @@ use std::time::Duration;
 const DELETES_PER_LOOK: usize = 64;
 /// The time between two ticks.
 const TICK: Duration = Duration::from_secs(1);
-
-/// A root that is being written.
-pub(crate) struct Writing {
-    root: Root,
-    shards: BTreeMap<u64, ObjectRef>,
-    /// Shards that have not answered.
-    left: usize,
-    /// What it needs no more, and the root before it does.
-    dead: Vec<String>,
-}
 
 impl ObjectDevice {
     /// Starts a root if the log is long.

@@ -3,8 +3,7 @@
 use crate::batch::{Batch, Pending};
 use crate::error::ObjectError;
 use crate::executor::Job;
-use crate::format::{BLOCK, Entry, EntryKind, Id, Location, ObjectRef, SHARD_BLOCKS};
-use crate::roots::Writing;
+use crate::format::{BLOCK, Entry, EntryKind, Id, Location, ObjectRef, Root, SHARD_BLOCKS};
 use crate::runs::{Run, RunMap};
 use ferry_device::{Io, IoDone};
 use ferry_env::planted::{Bug, is_planted};
@@ -12,6 +11,16 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// A root that is being written.
+pub(crate) struct Writing {
+    pub root: Root,
+    pub shards: BTreeMap<u64, ObjectRef>,
+    /// Shards that have not answered.
+    pub left: usize,
+    /// What it needs no more, and the root before it does.
+    pub dead: Vec<String>,
+}
 
 /// What the committed part of the log says of each block.
 #[derive(Default)]

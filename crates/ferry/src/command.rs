@@ -15,8 +15,8 @@ use crate::error::CliError;
 use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
-    cert, clients, control, debug, fsck, logging, mkfs, mount, passphrase, replace, scrub, serve,
-    sync, top, umount,
+    cert, clients, control, debug, fsck, logging, mkfs, mount, passphrase, rekey, replace, scrub,
+    serve, sync, top, umount,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -106,7 +106,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Evict(args) => quietly().and_then(|()| clients::evict(args))?,
         Command::Cert(command) => quietly().and_then(|()| cert::run(command))?,
         Command::Mkfs(args) => quietly().and_then(|()| mkfs::run(args))?,
-        Command::Passphrase(args) => quietly().and_then(|()| passphrase::run(args))?,
+        Command::Passphrase(args) => quietly().and_then(|()| rekey::run(args))?,
         Command::Replace(args) => quietly().and_then(|()| replace::run(args))?,
         Command::Umount(args) => quietly().and_then(|()| umount::run(args))?,
         Command::Stats(args) => quietly().and_then(|()| control::stats(args))?,

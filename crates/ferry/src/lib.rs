@@ -60,6 +60,7 @@ mod object;
 mod open;
 mod options;
 mod passphrase;
+mod rekey;
 mod remote;
 mod replace;
 mod scrub;

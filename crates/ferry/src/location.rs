@@ -10,7 +10,6 @@ use ferry_net::Address;
 use ferry_object::StoreUrl;
 
 use crate::error::CliError;
-use crate::mounts;
 
 /// Where a volume lies. Where a command takes a mount point, too, that is a path.
 #[derive(Clone, Debug)]
@@ -41,7 +40,7 @@ impl Location {
     /// the name need not exist.
     pub fn resolved(&self) -> io::Result<PathBuf> {
         Ok(match self {
-            Self::Path(path) => mounts::resolve(path)?,
+            Self::Path(path) => resolve(path)?,
             Self::Store(url) => url.resolved().unwrap_or_else(|_| url.clone()).to_string().into(),
             Self::Server(address) => address.to_string().into(),
         })
@@ -92,5 +91,23 @@ impl ValueParserFactory for Location {
     fn value_parser() -> ValueParser {
         let parse = |text: OsString| Self::parse(&text);
         ValueParser::new(OsStringValueParser::new().try_map(parse))
+    }
+}
+
+/// The absolute path without symbolic links. The last component is not opened: it may be a mount
+/// whose daemon has died.
+pub fn resolve(path: &Path) -> io::Result<PathBuf> {
+    if path.file_name().is_none() {
+        return path.canonicalize();
+    }
+    // The last component may be a symbolic link. A dead mount answers readlink(2) with an error,
+    // and is no link.
+    if path.symlink_metadata().is_ok_and(|m| m.is_symlink()) {
+        return path.canonicalize();
+    }
+    let absolute = std::path::absolute(path)?;
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+        _ => Ok(absolute),
     }
 }

@@ -15,7 +15,7 @@ use crate::cli::MountArgs;
 use crate::control::STATS;
 use crate::daemon::{self, Service};
 use crate::error::CliError;
-use crate::location::Location;
+use crate::location::{Location, resolve};
 use crate::open::{How, cache_options, explain, open_cached_when_free};
 use crate::options::MountOptions;
 use crate::size::format_bytes;
@@ -62,7 +62,7 @@ pub fn run(
         eprintln!("ferry: made a new volume, {}", args.volume);
     }
     let source = source(&args.volume)?;
-    let log = log_path(options)?;
+    let log = options.log_path()?;
     if args.foreground {
         return serve(&source, how, &mountpoint, args, options, log.as_deref());
     }
@@ -137,12 +137,12 @@ pub fn run_plain(
         return daemon::spawn(&daemon_args(command, options, log_level), options.log.as_deref());
     }
     daemon::prepare(mount.daemon);
-    let (log, asked) = (log_path(options)?, Asked::new());
+    let (log, asked) = (options.log_path()?, Asked::new());
     let served = daemon::serve(
         make(options.cache),
         &Service {
             mountpoint: &mountpoint,
-            options: fuse_options(mount.name.into(), options, false),
+            options: options.for_kernel(mount.name.into(), false),
             listed_options: None,
             daemon: mount.daemon,
             log: log.as_deref(),
@@ -183,7 +183,7 @@ fn serve(
         Arc::clone(&fs) as Arc<dyn Filesystem>,
         &Service {
             mountpoint,
-            options: fuse_options(source.to_string_lossy().into_owned(), options, false),
+            options: options.for_kernel(source.to_string_lossy().into_owned(), false),
             listed_options: Some(listed),
             daemon: args.daemon,
             log,
@@ -261,28 +261,6 @@ fn fs_options(options: &MountOptions) -> FsOptions {
     }
 }
 
-/// The options for the kernel; `remote`: the mount is of a server's volume.
-pub fn fuse_options(
-    fsname: String,
-    options: &MountOptions,
-    remote: bool,
-) -> ferry_fuse::MountOptions {
-    let (nosuid, nodev) = options.distrusts(remote);
-    ferry_fuse::MountOptions {
-        fsname,
-        read_only: options.read_only,
-        allow_other: options.allow_other.then_some(true),
-        nosuid,
-        nodev,
-        idle_poll: !options.idle_poll_off,
-        noexec: options.noexec,
-        noatime: options.noatime,
-        strictatime: options.strictatime,
-        nodiratime: options.nodiratime,
-        ..ferry_fuse::MountOptions::default()
-    }
-}
-
 /// The daemon's command line: `command` (subcommand, source and mount point) and the options.
 fn daemon_args(
     mut command: Vec<OsString>,
@@ -311,18 +289,10 @@ fn daemon_args(
     command
 }
 
-/// Checks, before anything is mounted, that the log file can be written.
-pub fn log_path(options: &MountOptions) -> Result<Option<PathBuf>, CliError> {
-    let Some(log) = &options.log else { return Ok(None) };
-    let opened = std::fs::OpenOptions::new().create(true).append(true).open(log);
-    opened.map_err(CliError::path(log, "cannot write the log file"))?;
-    Ok(Some(log.clone()))
-}
-
 /// Clears the mount of a killed daemon, which would block the next mount.
 fn clear_dead_mount(mountpoint: &Path) -> Result<(), CliError> {
-    let resolved = mounts::resolve(mountpoint)
-        .map_err(CliError::path(mountpoint, "cannot find the mount point"))?;
+    let resolved =
+        resolve(mountpoint).map_err(CliError::path(mountpoint, "cannot find the mount point"))?;
     while umount::clear_dead(&resolved)? {
         say_cleared(&resolved);
     }

@@ -9,7 +9,7 @@ use ferry_net::Address;
 use ferry_object::StoreUrl;
 
 use crate::error::CliError;
-use crate::location::Location;
+use crate::location::{Location, resolve};
 
 /// The type that the kernel shows for a mounted volume.
 pub const FS_TYPE: &str = "fuse.ferry";
@@ -141,24 +141,6 @@ pub fn must_be_reached(mount: &Mount) -> Result<(), CliError> {
 
 fn cover<'m>(mount: &Mount, mounts: &'m [Mount]) -> Option<&'m Mount> {
     mounts.iter().find(|m| m.parent == mount.id && m.id != mount.id && m.target == mount.target)
-}
-
-/// The absolute path without symbolic links. The last component is not opened: it may be a mount
-/// whose daemon has died.
-pub fn resolve(path: &Path) -> io::Result<PathBuf> {
-    if path.file_name().is_none() {
-        return path.canonicalize();
-    }
-    // The last component may be a symbolic link. A dead mount answers readlink(2) with an error,
-    // and is no link.
-    if path.symlink_metadata().is_ok_and(|m| m.is_symlink()) {
-        return path.canonicalize();
-    }
-    let absolute = std::path::absolute(path)?;
-    match (absolute.parent(), absolute.file_name()) {
-        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
-        _ => Ok(absolute),
-    }
 }
 
 fn parse(text: &[u8]) -> Vec<Mount> {

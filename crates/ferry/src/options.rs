@@ -10,6 +10,7 @@ use ferry_journal::FlushPolicy;
 use ferry_object::CacheOptions;
 
 use crate::cache_size::machine_bytes;
+use crate::error::CliError;
 use crate::size::{format_bytes, parse_bytes, parse_duration};
 
 /// Shown by `--help` and for an unknown option.
@@ -187,6 +188,32 @@ impl MountOptions {
     /// here.
     pub fn distrusts(&self, remote: bool) -> (bool, bool) {
         (self.nosuid.unwrap_or(remote), self.nodev.unwrap_or(remote))
+    }
+
+    /// The options for the kernel; `remote`: the mount is of a server's volume.
+    pub fn for_kernel(&self, fsname: String, remote: bool) -> ferry_fuse::MountOptions {
+        let (nosuid, nodev) = self.distrusts(remote);
+        ferry_fuse::MountOptions {
+            fsname,
+            read_only: self.read_only,
+            allow_other: self.allow_other.then_some(true),
+            nosuid,
+            nodev,
+            idle_poll: !self.idle_poll_off,
+            noexec: self.noexec,
+            noatime: self.noatime,
+            strictatime: self.strictatime,
+            nodiratime: self.nodiratime,
+            ..ferry_fuse::MountOptions::default()
+        }
+    }
+
+    /// Checks, before anything is mounted, that the log file can be written.
+    pub fn log_path(&self) -> Result<Option<PathBuf>, CliError> {
+        let Some(log) = &self.log else { return Ok(None) };
+        let opened = std::fs::OpenOptions::new().create(true).append(true).open(log);
+        opened.map_err(CliError::path(log, "cannot write the log file"))?;
+        Ok(Some(log.clone()))
     }
 
     fn cache_words(&self) -> Vec<String> {

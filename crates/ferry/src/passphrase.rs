@@ -6,17 +6,13 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use ferry_env::Env;
-use ferry_object::{Encryption, Kdf, ObjectError, Passphrase, change_passphrase, is_encrypted};
+use ferry_object::{Encryption, Kdf, Passphrase};
 use rustix::fs::MemfdFlags;
 use rustix::process::DumpableBehavior;
 use zeroize::Zeroizing;
 
-use crate::cli::PassphraseArgs;
-use crate::control::print;
 use crate::error::CliError;
 use crate::location::Location;
-use crate::open::explain;
 
 /// The environment variable that names the file.
 pub const VARIABLE: &str = "FERRY_PASSPHRASE_FILE";
@@ -58,8 +54,14 @@ pub fn read(path: &Path) -> Result<Passphrase, CliError> {
     })
 }
 
-/// Asks at the terminal; twice if it is a new one.
-fn ask(volume: &Location, is_new: bool) -> Result<Zeroizing<Vec<u8>>, CliError> {
+/// The passphrase of a volume, from the terminal; it is asked for twice if it is a new one.
+fn from_terminal(volume: &Location, is_new: bool) -> Result<Zeroizing<Vec<u8>>, CliError> {
+    if !std::io::stdin().is_terminal() {
+        return Err(CliError::Failed(format!(
+            "{volume}: the volume is encrypted: name the file with its passphrase, with --passphrase-file FILE, the mount option \
+             passphrase_file=FILE, or the environment variable {VARIABLE}"
+        )));
+    }
     let prompt = |text: String| {
         rpassword::prompt_password(text)
             .map(|word| Zeroizing::new(word.into_bytes()))
@@ -73,28 +75,29 @@ fn ask(volume: &Location, is_new: bool) -> Result<Zeroizing<Vec<u8>>, CliError> 
     Ok(word)
 }
 
-fn from_terminal(volume: &Location, is_new: bool) -> Result<Zeroizing<Vec<u8>>, CliError> {
-    if !std::io::stdin().is_terminal() {
-        return Err(CliError::Failed(format!(
-            "{volume}: the volume is encrypted: name the file with its passphrase, with --passphrase-file FILE, the mount option \
-             passphrase_file=FILE, or the environment variable {VARIABLE}"
-        )));
-    }
-    ask(volume, is_new)
+fn ask(volume: &Location, is_new: bool) -> Result<Passphrase, CliError> {
+    Passphrase::new(from_terminal(volume, is_new)?)
+        .ok_or_else(|| CliError::Failed("an empty passphrase protects nothing".into()))
 }
 
 /// The passphrase of a volume, from the file that the user named or from the terminal.
 pub fn get(volume: &Location, is_new: bool) -> Result<Passphrase, CliError> {
     match file() {
         Some(path) => read(&path),
-        None => Passphrase::new(from_terminal(volume, is_new)?).ok_or_else(empty),
+        None => ask(volume, is_new),
     }
 }
 
-/// How a new volume, or a new passphrase, is encrypted.
+/// How a new volume is encrypted.
 pub fn new_encryption(volume: &Location) -> Result<Encryption, CliError> {
     protect_memory();
     Ok(Encryption { passphrase: get(volume, true)?, kdf: Kdf::default() })
+}
+
+/// How a volume is encrypted from now on: by the passphrase in this file, or from the terminal.
+pub fn changed_encryption(volume: &Location, file: Option<&Path>) -> Result<Encryption, CliError> {
+    let passphrase = file.map_or_else(|| ask(volume, true), read)?;
+    Ok(Encryption { passphrase, kdf: Kdf::default() })
 }
 
 /// No core dump shows the keys, and no other process of the same user reads this one's memory.
@@ -102,36 +105,6 @@ pub fn protect_memory() {
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!(%error, "a core dump of this process would show the keys of the volume");
     }
-}
-
-/// Runs `ferry passphrase`.
-pub fn run(args: &PassphraseArgs) -> Result<(), CliError> {
-    let volume = &args.volume;
-    let Location::Store(url) = volume else {
-        return Err(CliError::Usage(format!(
-            "{volume}: only volumes in a store (s3://, dir://) are encrypted by FerryFS"
-        )));
-    };
-    protect_memory();
-    let failed = |error: ObjectError| explain(volume, &error.into());
-    let env = Env::real();
-    if !is_encrypted(url, &env).map_err(failed)? {
-        return Err(CliError::Failed(format!(
-            "{volume}: the volume is not encrypted: only `ferry mkfs --encrypt` makes one that is"
-        )));
-    }
-    let old = get(volume, false)?;
-    let new = match &args.new_passphrase_file {
-        Some(path) => read(path)?,
-        None => Passphrase::new(from_terminal(volume, true)?).ok_or_else(empty)?,
-    };
-    let new = Encryption { passphrase: new, kdf: Kdf::default() };
-    change_passphrase(url, &old, &new, &env).map_err(failed)?;
-    print(&format!("{volume}: the new passphrase counts, and the old one does not\n"))
-}
-
-fn empty() -> CliError {
-    CliError::Failed("an empty passphrase protects nothing".into())
 }
 
 /// A file that a daemon reads the passphrase from.

@@ -16,8 +16,8 @@ use crate::error::CliError;
 use crate::mounts::{self, Mount};
 use crate::options::{MountOptions, async_word};
 use crate::socket::object;
+use crate::utab;
 use crate::waiting::pause;
-use crate::{mount, utab};
 
 /// How long operations wait for an unreachable server, unless `timeout=` says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -96,9 +96,9 @@ pub fn serve(
     };
     let connector = Arc::new(TcpConnector::new(address.clone(), tls));
     let fs = RemoteFs::connect(connector, client, &env).map_err(failed)?;
-    let mut fuse = mount::fuse_options(address.to_string(), options, true);
+    let mut fuse = options.for_kernel(address.to_string(), true);
     fuse.read_only |= fs.is_read_only();
-    let log = mount::log_path(options)?;
+    let log = options.log_path()?;
     let asked = Asked::new();
     let answers = answers(&fs);
     let listed = async_word(fs.is_asynchronous());

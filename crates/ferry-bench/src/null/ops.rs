@@ -10,20 +10,12 @@ use ferry_fs::{
 };
 
 use super::node::{Body, Node};
-use super::tree::listed;
+use super::tree::{errno, index, listed};
 use super::{FOREVER, NullFs};
 
 /// `statfs` says so many blocks, of 4 KiB, whatever is in use: 1 TiB.
 const BLOCKS: u64 = 1 << 28;
 const FALLOC_PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-
-pub(super) fn errno<T>(code: i32) -> Answer<T> {
-    Err(Errno(code).into())
-}
-
-pub(super) fn index(offset: u64) -> Result<usize, Errno> {
-    usize::try_from(offset).map_err(|_| Errno(libc::EFBIG))
-}
 
 impl Filesystem for NullFs {
     fn attach(&self, host: Arc<dyn Host>) {

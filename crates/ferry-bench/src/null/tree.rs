@@ -5,8 +5,15 @@ use std::sync::Arc;
 use ferry_fs::{Answer, Cx, DirEntry, Errno, Ino, RenameFlags, posix};
 
 use super::node::{Body, Dir, Node};
-use super::ops::{errno, index};
 use super::{NullFs, Tree};
+
+pub(super) fn errno<T>(code: i32) -> Answer<T> {
+    Err(Errno(code).into())
+}
+
+pub(super) fn index(offset: u64) -> Result<usize, Errno> {
+    usize::try_from(offset).map_err(|_| Errno(libc::EFBIG))
+}
 
 impl NullFs {
     /// Makes an inode and its name.

@@ -1,7 +1,8 @@
 //! One page: what was run, plots, a table.
 
+use super::plot::{self, escape};
 use super::table::visible_metrics;
-use super::{intervals, number, plot, ratio, ratio_title};
+use super::{intervals, number, ratio, ratio_title};
 use crate::run::Report;
 use std::fmt::Write;
 
@@ -55,9 +56,4 @@ fn table(report: &Report) -> String {
         }
     }
     out + "</table>\n"
-}
-
-/// Text between tags.
-pub fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -1,7 +1,6 @@
 //! Plots as inline SVG: bars for cases that stand for themselves, lines over `x` for those of a
 //! group.
 
-use super::html::escape;
 use super::number;
 use crate::run::{CaseReport, Metric, Report, VariantReport};
 use std::fmt::Write;
@@ -214,4 +213,9 @@ impl Axes {
             escape(metric)
         );
     }
+}
+
+/// Text between tags.
+pub(super) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

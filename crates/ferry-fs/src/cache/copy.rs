@@ -5,8 +5,8 @@
 
 use crate::cache::eviction::{Cache, CachedFile};
 use crate::cache::file_data::FileData;
-use crate::cache::folio::{CHUNK_BYTES, FOLIO_BYTES, mask};
-use crate::cache::frame::{Frame, copied};
+use crate::cache::folio::{CHUNK_BYTES, mask};
+use crate::cache::frame::{FOLIO_BYTES, Frame, copied};
 use crate::cache::pages::{Pages, folios};
 use crate::keys::BLOCK;
 use ferry_env::planted::{Bug, is_planted};

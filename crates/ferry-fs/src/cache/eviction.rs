@@ -11,20 +11,15 @@
 
 use crate::cache::frame_table::TableBudget;
 use crate::cache::node::Node;
-use crate::cache::queues::{Entry, Queues};
+use crate::cache::queues::{self, Item};
 use ferry_journal::JournalError;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// Something that eviction may take from a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Item {
-    /// The folio with this number.
-    Folio(u64),
-    /// The window of the extent map with this number.
-    Window(u64),
-}
+/// An item that may be evicted, and the queues of one shard.
+type Entry = queues::Entry<dyn CachedFile>;
+type Queues = queues::Queues<dyn CachedFile>;
 
 /// A file as the cache sees it: the inode in memory whose contents are cached.
 pub(crate) trait CachedFile: Send + Sync + 'static {

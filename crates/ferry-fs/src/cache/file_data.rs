@@ -2,10 +2,11 @@
 //! errors, and the lock that makes changes of its extents one after the other.
 
 use crate::cache::deferred::Deferred;
-use crate::cache::eviction::{Claimed, Item};
+use crate::cache::eviction::Claimed;
 use crate::cache::fetching::Fetching;
 use crate::cache::frame_table::Front;
 use crate::cache::pages::Pages;
+use crate::cache::queues::Item;
 use crate::errseq::ErrorSequence;
 use crate::order::{Guard, Rank};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};

@@ -1,15 +1,14 @@
 //! A folio: up to 64 KiB of a file in memory, with a state for each block of 4 KiB.
 
 use crate::cache::batch::Batch;
-use crate::cache::frame::Frame;
+use crate::cache::frame::{FOLIO_BYTES, Frame};
 use crate::cache::node::Node;
 use crate::keys::BLOCK;
 use std::sync::Arc;
 
 /// Blocks in a folio.
 pub const FOLIO_BLOCKS: u64 = 16;
-/// Bytes in a full folio.
-pub const FOLIO_BYTES: usize = (FOLIO_BLOCKS * BLOCK) as usize;
+const _: () = assert!(FOLIO_BYTES == (FOLIO_BLOCKS * BLOCK) as usize);
 /// Largest piece of a read or write that happens under one lock, in bytes.
 pub const CHUNK_BYTES: usize = 1 << 20;
 const BLOCK_BYTES: usize = BLOCK as usize;

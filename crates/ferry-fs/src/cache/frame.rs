@@ -15,6 +15,9 @@ use crate::cache::node::Node;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock, try_lock};
 use std::sync::Arc;
 
+/// Bytes in a full folio.
+pub const FOLIO_BYTES: usize = 64 << 10;
+
 const WORD: usize = size_of::<u64>();
 
 /// The bytes of one folio, or of a part of it.

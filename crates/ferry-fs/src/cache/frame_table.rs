@@ -8,8 +8,7 @@
 //! A file has tables of its own, as large as the file wants and the cache allows
 //! ([`TableBudget`]): a table that is too small makes readers meet writers at the locks.
 
-use crate::cache::folio::FOLIO_BYTES;
-use crate::cache::frame::Frame;
+use crate::cache::frame::{FOLIO_BYTES, Frame};
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
 use std::sync::{Arc, OnceLock};
 

@@ -1,6 +1,6 @@
 //! Tests of the tables: how large they are, and what they take of the cache.
 
-use crate::cache::folio::FOLIO_BYTES;
+use crate::cache::frame::FOLIO_BYTES;
 use crate::cache::frame::Frame;
 use crate::cache::frame_table::{Front, SHARE, SMALL_SLOTS, SPREAD, Slot, TableBudget};
 use std::collections::BTreeSet;

@@ -1,10 +1,12 @@
 //! Cached contents of one file: its folios, and the loaded windows of its extent map.
 
-use crate::cache::eviction::{Cache, CachedFile, Claimed, Item};
-use crate::cache::folio::{FOLIO_BLOCKS, FOLIO_BYTES, Folio, OVERHEAD_BYTES, mask};
+use crate::cache::eviction::{Cache, CachedFile, Claimed};
+use crate::cache::folio::{FOLIO_BLOCKS, Folio, OVERHEAD_BYTES, mask};
+use crate::cache::frame::FOLIO_BYTES;
 use crate::cache::frame::Frame;
 use crate::cache::frame_table::Front;
 use crate::cache::node::Node;
+use crate::cache::queues::Item;
 use crate::extents::{Mapping, WINDOW_BLOCKS, Window};
 use crate::keys::BLOCK;
 use std::collections::{BTreeMap, BTreeSet};

@@ -9,7 +9,6 @@
 //!
 //! A use here is one that counts in [`Node`].
 
-use crate::cache::eviction::{CachedFile, Item};
 use crate::cache::node::{Look, NO_SLOT, Node};
 use std::sync::{Arc, Weak};
 
@@ -22,12 +21,26 @@ const GHOST_BYTES: usize = 16 << 10;
 /// A ghost has so many slots to be in.
 const GHOST_WAYS: usize = 4;
 
-/// An item that may be evicted.
-#[derive(Clone)]
-pub(crate) struct Entry {
-    pub file: Weak<dyn CachedFile>,
+/// Something that eviction may take from a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Item {
+    /// The folio with this number.
+    Folio(u64),
+    /// The window of the extent map with this number.
+    Window(u64),
+}
+
+/// An item that may be evicted, of a file.
+pub(crate) struct Entry<F: ?Sized> {
+    pub file: Weak<F>,
     pub item: Item,
     pub node: Arc<Node>,
+}
+
+impl<F: ?Sized> Clone for Entry<F> {
+    fn clone(&self) -> Self {
+        Self { file: Weak::clone(&self.file), item: self.item, node: Arc::clone(&self.node) }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +50,9 @@ enum Queue {
 }
 
 /// One item in a queue.
-struct Slot {
+struct Slot<F: ?Sized> {
     /// `None`: the slot is free.
-    entry: Option<Entry>,
+    entry: Option<Entry<F>>,
     queue: Queue,
     bytes: usize,
     /// The neighbour that entered before it; of a free slot, the next free one.
@@ -100,8 +113,8 @@ impl Ghosts {
 }
 
 /// The queues of one shard.
-pub(crate) struct Queues {
-    slots: Vec<Slot>,
+pub(crate) struct Queues<F: ?Sized> {
+    slots: Vec<Slot<F>>,
     /// The first free slot.
     free: u32,
     small: List,
@@ -109,7 +122,7 @@ pub(crate) struct Queues {
     ghosts: Ghosts,
 }
 
-impl Queues {
+impl<F: ?Sized> Queues<F> {
     /// Those of a shard of at most `bytes`.
     pub fn new(bytes: usize) -> Self {
         let buckets = bytes / (GHOST_BYTES * GHOST_WAYS);
@@ -127,7 +140,7 @@ impl Queues {
     }
 
     /// Adds an item of `bytes`. `false`: it is in a queue already.
-    pub fn enter(&mut self, entry: Entry, bytes: usize) -> bool {
+    pub fn enter(&mut self, entry: Entry<F>, bytes: usize) -> bool {
         if entry.node.slot().is_none() && self.ghosts.take(entry.node.key()) {
             entry.node.set_hot();
         }
@@ -135,7 +148,7 @@ impl Queues {
     }
 
     /// Adds an item that was taken out for eviction and stays. `false`: it is in a queue already.
-    pub fn again(&mut self, entry: Entry, bytes: usize) -> bool {
+    pub fn again(&mut self, entry: Entry<F>, bytes: usize) -> bool {
         if entry.node.slot().is_some() {
             return false;
         }
@@ -157,7 +170,7 @@ impl Queues {
     }
 
     /// Takes an item out.
-    pub fn leave(&mut self, node: &Node) -> Option<Entry> {
+    pub fn leave(&mut self, node: &Node) -> Option<Entry<F>> {
         Some(self.take_out(node.slot()?))
     }
 
@@ -173,7 +186,7 @@ impl Queues {
 
     /// Takes the next item out that is to be evicted, and its size. Looks at no more than `looks`.
     /// The shard may have `share` bytes now.
-    pub fn next(&mut self, looks: &mut u32, share: usize) -> Option<(Entry, usize)> {
+    pub fn next(&mut self, looks: &mut u32, share: usize) -> Option<(Entry<F>, usize)> {
         let small_max = share / SMALL_SHARE;
         self.ghosts.reach = ((share - small_max) / GHOST_UNIT) as u32;
         while *looks > 0 {
@@ -247,7 +260,7 @@ impl Queues {
     }
 
     /// Takes a slot's item out and makes the slot free.
-    fn take_out(&mut self, at: u32) -> Entry {
+    fn take_out(&mut self, at: u32) -> Entry<F> {
         self.unlink(at);
         let slot = &mut self.slots[at as usize];
         let entry = slot.entry.take().expect("a linked slot has one");

@@ -2,7 +2,8 @@
 
 use crate::cache::copy::WAITS_MAX as WAITS_FOR_FRAMES;
 use crate::cache::file_data::PagesShared;
-use crate::cache::folio::{CHUNK_BYTES, FOLIO_BLOCKS, FOLIO_BYTES, mask};
+use crate::cache::folio::{CHUNK_BYTES, FOLIO_BLOCKS, mask};
+use crate::cache::frame::FOLIO_BYTES;
 use crate::cache::frame::Frame;
 use crate::cache::pages::{Known, Pages};
 use crate::error::FsError;

@@ -11,7 +11,7 @@ use crate::cache::copy::parts;
 use crate::cache::copy::{
     FOLIOS_MAX, WAITS_MAX, begin, copy_free, fill_in, finish, make_room, settle,
 };
-use crate::cache::folio::FOLIO_BYTES;
+use crate::cache::frame::FOLIO_BYTES;
 use crate::cache::frame::Frame;
 use crate::error::FsError;
 use crate::file::plan::{Needs, prepare};

@@ -99,7 +99,7 @@ impl Client {
     fn send_with(
         &self,
         request: &Request<'_>,
-        keys: &super::credentials::Keys,
+        keys: &super::keys::Keys,
     ) -> Result<Answer, ObjectError> {
         let Address { scheme, host, path } = &self.address;
         let key = request.key.map(|key| encode(key, true));

@@ -8,15 +8,18 @@
 //! S3Store
 //! client        requests, connections, time limits      rules   what a bucket does by itself
 //! answer        what an answer means
-//! credentials   keys, and where they come from
-//! settings      environment and profiles                sign    signatures
+//! settings      what the environment and profiles say
+//! credentials   where keys come from, and new ones       sign    signatures
+//! profile       profiles                                keys    a pair of keys
 //! location      s3://BUCKET/PREFIX, endpoints           time    times as text
 //! ```
 
 mod answer;
 mod client;
 mod credentials;
+mod keys;
 mod location;
+mod profile;
 mod rules;
 mod settings;
 mod sign;

@@ -4,7 +4,7 @@
 //! whatever changes them on the way (a proxy that drops `If-None-Match`, a damaged byte) makes the
 //! store refuse the request.
 
-use super::credentials::Keys;
+use super::keys::Keys;
 use super::time::stamp;
 use ring::{digest, hmac};
 use std::fmt::Write;

@@ -1,6 +1,6 @@
 //! The requests of one owner. Its one thread runs them when it waits, in any order.
 
-use super::store::Effect;
+use super::objects::Effect;
 use super::turns::Turns;
 use ferry_object::{Answer, Executor, Job};
 use parking_lot::Mutex;

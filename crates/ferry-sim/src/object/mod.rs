@@ -11,12 +11,14 @@
 //! history   what each owner wrote and was told, and what the next one may find
 //! executor  one owner's requests, in any order
 //! store     the objects, and what can go wrong with a request
+//! objects   what the store holds
 //! stored    how a volume stores its objects
 //! turns     whose turn it is; virtual time; what happens late
 //! ```
 
 mod executor;
 mod history;
+mod objects;
 mod run;
 mod store;
 mod stored;

@@ -1,6 +1,6 @@
 //! Whose turn it is, and virtual time.
 
-use super::store::{Effect, Objects};
+use super::objects::{Effect, Objects};
 use crate::device::SimRng;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;

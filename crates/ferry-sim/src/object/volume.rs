@@ -2,7 +2,7 @@
 //! changes the store: what is there then is opened by the next owner, checked, and compared with
 //! what the model allows.
 
-use super::store::{Effect, Objects};
+use super::objects::{Effect, Objects};
 use super::stored;
 use crate::crash::{Life, Traced};
 use crate::device::{SimClock, SimRng, sim_env};
