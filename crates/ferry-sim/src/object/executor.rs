@@ -30,8 +30,10 @@ impl SimExecutor {
     /// The machine has crashed: what was on its way to the store may arrive, or not.
     pub fn crash(&self) {
         let queue = std::mem::take(&mut *self.queue.lock());
+        let jobs = queue.jobs.into_iter().map(|(_, job)| (job.upload, job.run));
+        let (uploads, runs): (Vec<_>, Vec<_>) = jobs.unzip();
         let mut world = self.turns.world();
-        for upload in queue.jobs.into_iter().filter_map(|(_, job)| job.upload) {
+        for upload in uploads.into_iter().flatten() {
             let effect = match upload.exclusive {
                 true => Effect::Create(upload.name, upload.bytes),
                 false => Effect::Put(upload.name, upload.bytes),
@@ -44,8 +46,9 @@ impl SimExecutor {
                 world.happen_after(Duration::from_millis(late), effect);
             }
         }
+        // What they hold may ask for the time when it is dropped.
         drop(world);
-        drop(queue.answers);
+        drop((runs, queue.answers));
     }
 
     /// Runs one job, or passes one answer on; `false`: there is none.
