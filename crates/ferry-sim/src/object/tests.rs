@@ -9,7 +9,7 @@ use ferry_env::Env;
 use ferry_env::planted::{Bug, plant};
 
 /// Seeds in which each bug is looked for, at most.
-const PLANTED_SEEDS: u64 = 4000;
+const PLANTED_SEEDS: u64 = 10_000;
 
 #[derive(Default)]
 struct Sum {
