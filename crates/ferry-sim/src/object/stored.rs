@@ -5,7 +5,7 @@ use ferry_object::{Compression, Encryption, Kdf, Passphrase, VolumeOptions};
 /// The options of the volume of a seed.
 pub(super) fn options(seed: u64, capacity: u64, boundary: (u64, u64)) -> VolumeOptions {
     // One seed in four: it takes time that other seeds can use.
-    let compression = if seed % 4 == 0 { Compression::Zstd } else { Compression::Off };
+    let compression = if seed.is_multiple_of(4) { Compression::Zstd } else { Compression::Off };
     let encryption = passphrase(seed).map(|passphrase| Encryption {
         passphrase,
         // The cheapest: many owners open it.
