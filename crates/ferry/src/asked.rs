@@ -8,6 +8,9 @@ use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 
 use crate::error::CliError;
@@ -89,17 +92,31 @@ fn connect(mount: &Mount) -> Option<UnixStream> {
 }
 
 /// Whether a daemon of the mount lives: it answers, or has nothing to say for so long, because it
-/// hangs. A killed one may listen until the kernel has closed its files, but ends without an answer.
+/// hangs. A killed one is silent, too, until the kernel has closed its files, but it has ended.
 pub fn lives(mount: &Mount, silence: Duration) -> bool {
     let Some(stream) = connect(mount) else { return false };
+    let pid = socket::peer(&stream);
     if stream.set_read_timeout(Some(silence)).is_err() {
         return true;
     }
     match socket::ask_on(stream, ALIVE) {
         Ok(_) => true,
         Err(error) => {
-            matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+            let silent =
+                matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+            silent && !pid.and_then(Pid::from_raw).is_some_and(has_ended)
         }
+    }
+}
+
+/// Whether a process has ended. What it had open may be open for a while longer.
+fn has_ended(pid: Pid) -> bool {
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => {
+            let mut ended = [PollFd::new(&process, PollFlags::IN)];
+            poll(&mut ended, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+        }
+        Err(error) => error == Errno::SRCH,
     }
 }
 
@@ -197,5 +214,30 @@ mod tests {
         assert!(!lives(&mount, Duration::from_secs(60)));
         hung_up.join().unwrap();
         assert!(!lives(&mount, Duration::from_secs(60)));
+    }
+
+    /// As after a kill, until the kernel has closed the daemon's files: here another process has
+    /// the listener open, which a process made that has ended.
+    #[test]
+    fn a_silent_daemon_that_has_ended_is_dead() {
+        let device = format!("test-ended:{}", std::process::id());
+        let (mount, listener) = mount_and_listener(&device);
+        drop(listener);
+        let listen = "import socket, subprocess, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind('\\0' + sys.argv[1])
+listener.listen()
+held = subprocess.Popen(['sleep', '60'], pass_fds=[listener.fileno()], stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL)
+print(held.pid)";
+        let python = std::process::Command::new("python3")
+            .args(["-c", listen, &name(&mount, mounted_at())])
+            .output()
+            .unwrap();
+        let held = String::from_utf8(python.stdout).unwrap().trim().parse().unwrap();
+        assert!(connect(&mount).is_some(), "the kernel completes connections");
+        assert!(!lives(&mount, Duration::from_millis(10)));
+        rustix::process::kill_process(Pid::from_raw(held).unwrap(), rustix::process::Signal::KILL)
+            .unwrap();
     }
 }
