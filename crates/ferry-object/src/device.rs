@@ -21,7 +21,7 @@ use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job, Upload};
 use crate::format::{
     BLOCK, DATA_MAX, Entry, EntryKind, FRONT_LEN, Front, Header, Kind, Location, ObjectRef,
-    RootState, claim_name, encode, encode_entries, log_name, new_header, random_id,
+    RootState, claim_name, encode, encode_entries, log_name, new_header,
 };
 use crate::locks::Locks;
 use crate::runs::{Run, RunMap, Sliced};
@@ -467,7 +467,8 @@ impl ObjectDevice {
         }
         let batch = std::mem::take(&mut state.open);
         let (seq, previous) = (state.next_seq, state.last_id);
-        let id = random_id(&self.env);
+        let header = Header { previous, next: seq + 1, ..self.header(Kind::Log, seq) };
+        let id = header.id;
         let runs = Arc::new(batch.runs);
         (state.next_seq, state.last_id) = (seq + 1, id);
         state.sealed.push_back(Sealed {
@@ -480,7 +481,6 @@ impl ObjectDevice {
             log: Arc::default(),
         });
         let me = self.me();
-        let header = Header { id, previous, next: seq + 1, ..self.header(Kind::Log, seq) };
         let run = move || -> Answer {
             let objects = me.objects(&header, build(&runs, me.layout()));
             Box::new(move || me.built(seq, objects))
