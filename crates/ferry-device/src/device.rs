@@ -116,6 +116,13 @@ pub trait BlockDevice: Send + Sync {
     ) -> bool {
         false
     }
+    /// The device wants to know what a sequential reader will read next, so many bytes ahead at most;
+    /// 0: it does not, since a read of it waits for hardly anything.
+    fn read_ahead_bytes(&self) -> u64 {
+        0
+    }
+    /// A range will be read soon. Waits for no request, and may do nothing.
+    fn read_ahead(&self, _offset: u64, _len: u64) {}
     /// The components of a composite; empty for a single device.
     fn components(&self) -> Vec<ComponentStats> {
         Vec::new()

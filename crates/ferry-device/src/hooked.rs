@@ -471,6 +471,14 @@ impl BlockDevice for HookedDevice {
         self.serve(&request, &mut || self.inner.allocate(offset, len))
     }
 
+    fn read_ahead_bytes(&self) -> u64 {
+        self.inner.read_ahead_bytes()
+    }
+
+    fn read_ahead(&self, offset: u64, len: u64) {
+        self.inner.read_ahead(offset, len);
+    }
+
     fn host_free(&self) -> Option<u64> {
         self.host_free.or_else(|| self.inner.host_free())
     }

@@ -1,6 +1,7 @@
 //! How fast a store is by itself: creates of small objects, one at a time and many together, and
-//! large objects written and read in parallel. `rate s3://BUCKET/PREFIX` or `rate DIRECTORY`; keys
-//! and endpoint come from the environment. What it makes it deletes again.
+//! large objects written and read in parallel. `rate s3://BUCKET/PREFIX [large]` or `rate DIRECTORY
+//! [large]`, which has large objects only, 8 at a time; keys and endpoint come from the environment.
+//! What it makes it deletes again.
 
 use ferry_env::Env;
 use ferry_object::{DirStore, ObjectError, S3Location, S3Settings, S3Store, Store};
@@ -13,7 +14,7 @@ const SMALL_OBJECTS: usize = 400;
 
 fn main() -> Result<(), ObjectError> {
     let Some(target) = std::env::args().nth(1) else {
-        eprintln!("usage: rate s3://BUCKET/PREFIX | DIRECTORY");
+        eprintln!("usage: rate s3://BUCKET/PREFIX | DIRECTORY [large]");
         std::process::exit(2);
     };
     let env = Env::real();
@@ -43,10 +44,14 @@ fn main() -> Result<(), ObjectError> {
         );
         parallel(&env, SMALL_OBJECTS, 8, |n| store.delete(&name(n))).map(drop)
     };
-    small("a", 8 << 10, 1)?;
-    small("b", 64 << 10, 1)?;
-    small("c", 8 << 10, 16)?;
-    for threads in [1, 8] {
+    let only_large = std::env::args().nth(2).is_some_and(|word| word == "large");
+    if !only_large {
+        small("a", 8 << 10, 1)?;
+        small("b", 64 << 10, 1)?;
+        small("c", 8 << 10, 16)?;
+    }
+    let threads: &[usize] = if only_large { &[8] } else { &[1, 8] };
+    for &threads in threads {
         let name = |n| format!("{prefix}/large/{threads}-{n:03}");
         let rate = |what: &str, request: &(dyn Fn(usize) -> Result<(), ObjectError> + Sync)| {
             let begun = env.clock.monotonic();

@@ -210,6 +210,14 @@ impl Access {
         Ok(bytes)
     }
 
+    /// The same of a part of an object, with no repetition.
+    pub fn get_once(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>, ObjectError> {
+        let bytes = self.store.get(name, Some(range))?;
+        self.counters.gets.fetch_add(1, Ordering::Relaxed);
+        self.counters.get_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+
     /// Front and table of an object.
     pub fn table(&self, name: &str) -> Result<(Front, Vec<u8>), ObjectError> {
         let mut bytes = self.get(name, Some(0..TABLE_READ))?;

@@ -39,7 +39,7 @@ impl CacheOptions {
 }
 
 /// Bytes of a part: so much is read from the store at least.
-const PART: u64 = 128 << 10;
+pub(crate) const PART: u64 = 128 << 10;
 /// The name of the file in its directory.
 const FILE: &str = "ferry-cache";
 const MAGIC: &[u8; 8] = b"FERRYCCH";
@@ -248,6 +248,12 @@ impl DiskCache {
             at = begin + PART;
         }
         Some(bytes)
+    }
+
+    /// Whether all of a range of an object is here, which is not read.
+    pub fn has(&self, object: ObjectRef, range: &Range<u64>) -> bool {
+        let mut parts = range.start / PART..range.end.div_ceil(PART);
+        parts.all(|number| self.parts.contains_key(&Part { object, number: number as u32 }))
     }
 
     /// The range that is read from the store where this one is not here: whole parts.

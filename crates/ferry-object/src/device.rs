@@ -15,6 +15,7 @@
 //! * OBJECT-6: when another owner has taken a name in the log, nothing is acknowledged any more.
 
 use crate::access::{Access, Held, Patience, Tries};
+use crate::ahead::{Ahead, Fetch, Found};
 use crate::batch::{Batch, Built, Layout, Pending, build};
 use crate::cache::{CacheStats, DiskCache};
 use crate::error::ObjectError;
@@ -62,6 +63,8 @@ pub struct Limits {
     pub grace: Duration,
     /// How long reads are answered after a look that no newer claim exists.
     pub term: Duration,
+    /// Bytes in memory that were read ahead of their readers, at most.
+    pub ahead_bytes_max: u64,
     /// A request that the store refuses, or does not answer, is repeated until it is carried out, as
     /// where the store's disk is full. Otherwise the device fails.
     pub holds: bool,
@@ -81,6 +84,7 @@ impl Default for Limits {
             root_delay: Duration::from_secs(60),
             grace: Duration::from_secs(600),
             term: Duration::from_secs(5),
+            ahead_bytes_max: 2 * READ_AHEAD_BYTES,
             holds: true,
             patience: Duration::MAX,
         }
@@ -108,11 +112,19 @@ pub struct ObjectStats {
     pub map_runs: usize,
     /// Bytes in memory that the store does not have.
     pub unsent_bytes: usize,
+    /// Bytes in memory, or on their way, that were read ahead of their readers.
+    pub ahead_bytes: u64,
     /// Number of the newest root.
     pub root: u64,
     /// The owner's epoch.
     pub epoch: u64,
 }
+
+/// A reader that goes on sequentially is read ahead by so much, at most.
+const READ_AHEAD_BYTES: u64 = 32 << 20;
+
+/// So much of an object that was not read before is fetched with its front.
+const FIRST_BYTES_MAX: u64 = (4 << 20) - FRONT_LEN;
 
 /// Fronts of objects in memory, at most.
 const FRONTS_MAX: usize = 4096;
@@ -140,6 +152,7 @@ pub struct ObjectDevice {
     next_object: AtomicU64,
     fronts: Mutex<HashMap<ObjectRef, Arc<Front>>>,
     cache: OnceLock<DiskCache>,
+    pub(crate) ahead: Ahead,
     /// When the last look for a newer claim that found none began.
     looked: Mutex<Duration>,
     flush_timer: FlushTimer,
@@ -250,6 +263,7 @@ impl ObjectDevice {
             next_object: AtomicU64::new(0),
             fronts: Mutex::default(),
             cache: OnceLock::new(),
+            ahead: Ahead::new(limits.ahead_bytes_max),
             looked: Mutex::new(looked),
             flush_timer: FlushTimer::default(),
             _locks: locks,
@@ -309,6 +323,7 @@ impl ObjectDevice {
             mapped_bytes: blocks * BLOCK as u64,
             map_runs,
             unsent_bytes: state.unsent,
+            ahead_bytes: self.ahead.bytes(),
             root: state.roots.number,
             epoch: self.volume.epoch,
         }
@@ -707,19 +722,21 @@ impl ObjectDevice {
 
     fn read_blocks(&self, start: u64, buf: &mut [u8]) -> Result<(), ObjectError> {
         let found = self.locate(start, (buf.len() / BLOCK) as u64)?;
-        buf.fill(0);
+        let mut filled = 0;
         for run in found.iter() {
             let from = (run.start - start) as usize * BLOCK;
+            buf[filled..from].fill(0);
+            filled = from + run.len as usize * BLOCK;
             let part = &mut buf[from..from + run.len as usize * BLOCK];
             match &run.value {
-                Where::Memory(pending) => {
-                    if let Some(bytes) = pending.bytes(run.len) {
-                        part.copy_from_slice(bytes);
-                    }
-                }
+                Where::Memory(pending) => match pending.bytes(run.len) {
+                    Some(bytes) => part.copy_from_slice(bytes),
+                    None => part.fill(0),
+                },
                 Where::Store(location) => self.fetch(*location, part)?,
             }
         }
+        buf[filled..].fill(0);
         self.await_term()
     }
 
@@ -733,16 +750,39 @@ impl ObjectDevice {
     }
 
     /// Hands bytes of an object to `verify`, which finds out whether they are what was written: those
-    /// of the cache on disk, or those of the store.
+    /// that were read ahead, those of the cache on disk, or those of the store.
     fn verified<T>(
         &self,
         object: ObjectRef,
         range: Range<u64>,
         mut verify: impl FnMut(&[u8]) -> Result<T, ObjectError>,
     ) -> Result<T, ObjectError> {
+        loop {
+            let now = self.env.clock.monotonic();
+            match self.ahead.read(object, &range, now, || self.access.executor.step()) {
+                Found::Nothing => break,
+                Found::Fetch(fetch) => self.fetched_ahead(&fetch, self.fetch_span(&fetch)),
+                Found::Bytes(bytes) => match verify(&bytes) {
+                    Err(error) => {
+                        tracing::debug!(%error, "what was read ahead is something else");
+                        self.ahead.forget(object, &range);
+                        break;
+                    }
+                    verified => return verified,
+                },
+            }
+        }
         let name = object.name();
         let Some(cache) = self.cache.get() else {
-            return verify(&self.access.get(&name, Some(range))?);
+            if !self.ahead.is_near_another(object, &range) {
+                return verify(&self.access.get(&name, Some(range))?);
+            }
+            let wide = DiskCache::widened(&range);
+            let bytes = self.access.get(&name, Some(wide.clone()))?;
+            let at = |offset: u64| bytes.len().min((offset - wide.start) as usize);
+            let verified = verify(&bytes[at(range.start)..at(range.end)])?;
+            self.ahead.insert(object, wide.start, bytes, self.env.clock.monotonic());
+            return Ok(verified);
         };
         if let Some(bytes) = cache.read(object, &range) {
             match verify(&bytes) {
@@ -771,12 +811,99 @@ impl ObjectDevice {
             front.expect_object(object, &self.volume.id)
         };
         let front = Arc::new(self.verified(object, 0..FRONT_LEN, decode)?);
+        self.add_front(object, Arc::clone(&front));
+        Ok(front)
+    }
+
+    fn add_front(&self, object: ObjectRef, front: Arc<Front>) {
         let mut fronts = self.fronts.lock();
         if fronts.len() >= FRONTS_MAX {
             fronts.clear();
         }
-        fronts.insert(object, Arc::clone(&front));
-        Ok(front)
+        fronts.insert(object, front);
+    }
+
+    /// Has contents of an object fetched that will be read soon. Where they are in the object its
+    /// front tells. If that is not here, what begins with the front is fetched first.
+    fn read_object_ahead(&self, object: ObjectRef, contents: Range<u64>) {
+        let front = self.fronts.lock().get(&object).cloned();
+        if let Some(front) = front {
+            return self.add_ahead(object, &front, &contents);
+        }
+        let with_front = contents.start == 0;
+        let begin = FRONT_LEN + if with_front { contents.end } else { 0 };
+        if self.ahead.add_unplaced(object, contents) {
+            let begin = 0..begin.min(FRONT_LEN + FIRST_BYTES_MAX);
+            self.add_stored_ahead(object, &begin);
+            let cached = self.cache.get().is_some_and(|cache| cache.has(object, &(0..FRONT_LEN)));
+            // The rest is fetched when the begin has come; if there is no room for that, not at all.
+            if cached || !self.ahead.has_begin(object) {
+                self.place_ahead(object, cached);
+            }
+        }
+    }
+
+    /// The front of an object may be here now: the rest of what is wanted of the object is known.
+    fn place_ahead(&self, object: ObjectRef, is_here: bool) {
+        let wanted = self.ahead.take_unplaced(object);
+        if wanted.is_empty() || !is_here {
+            return;
+        }
+        match self.front(object) {
+            Ok(front) => {
+                wanted.iter().for_each(|contents| self.add_ahead(object, &front, contents));
+            }
+            Err(error) => tracing::debug!(%error, "not read ahead"),
+        }
+    }
+
+    fn add_ahead(&self, object: ObjectRef, front: &Front, contents: &Range<u64>) {
+        // What is wrong with the object its reader finds again.
+        if let Ok(stored) = front.stored(contents) {
+            self.add_stored_ahead(object, &stored);
+        }
+    }
+
+    fn add_stored_ahead(&self, object: ObjectRef, range: &Range<u64>) {
+        let cached =
+            |part: &Range<u64>| self.cache.get().is_some_and(|cache| cache.has(object, part));
+        self.ahead.add(object, range, self.env.clock.monotonic(), cached);
+    }
+
+    /// Starts jobs that fetch what is to be read ahead.
+    fn start_fetchers(&self) {
+        while self.ahead.wants_fetcher() {
+            let me = self.me();
+            let run = move || -> Answer {
+                let fetched = me.ahead.next_fetch().map(|fetch| (me.fetch_span(&fetch), fetch));
+                Box::new(move || {
+                    me.ahead.fetcher_ended();
+                    if let Some((bytes, fetch)) = fetched {
+                        me.fetched_ahead(&fetch, bytes);
+                    }
+                    me.start_fetchers();
+                })
+            };
+            let job = Job { upload: None, after: Duration::ZERO, run: Box::new(run) };
+            self.access.executor.start(job);
+        }
+    }
+
+    /// Tried once: a reader insists.
+    fn fetch_span(&self, fetch: &Fetch) -> Option<Vec<u8>> {
+        let fetched = self.access.get_once(&fetch.object.name(), fetch.range.clone());
+        fetched.inspect_err(|error| tracing::debug!(%error, "not read ahead")).ok()
+    }
+
+    fn fetched_ahead(&self, fetch: &Fetch, bytes: Option<Vec<u8>>) {
+        let bytes = bytes.map(Arc::new);
+        self.ahead.ended(fetch, bytes.clone());
+        if fetch.range.start == 0 {
+            self.place_ahead(fetch.object, bytes.is_some());
+        }
+        if let (Some(bytes), Some(cache)) = (bytes, self.cache.get()) {
+            cache.add(fetch.object, fetch.range.start, &bytes);
+        }
     }
 }
 
@@ -868,6 +995,24 @@ impl BlockDevice for ObjectDevice {
         None
     }
 
+    fn read_ahead_bytes(&self) -> u64 {
+        READ_AHEAD_BYTES.min(self.limits.ahead_bytes_max / 2)
+    }
+
+    fn read_ahead(&self, offset: u64, len: u64) {
+        if self.check(offset, len).is_err() || len == 0 {
+            return;
+        }
+        let Ok(found) = self.locate(offset / BLOCK as u64, len / BLOCK as u64) else { return };
+        for run in found.iter() {
+            if let Where::Store(location) = run.value {
+                let from = location.block * BLOCK as u64;
+                self.read_object_ahead(location.object, from..from + run.len * BLOCK as u64);
+            }
+        }
+        self.start_fetchers();
+    }
+
     fn figures(&self) -> Vec<(&'static str, u64)> {
         let stats = self.stats();
         let mut figures = vec![
@@ -880,6 +1025,7 @@ impl BlockDevice for ObjectDevice {
             ("live_bytes", stats.mapped_bytes),
             ("map_runs", stats.map_runs as u64),
             ("unsent_bytes", stats.unsent_bytes as u64),
+            ("ahead_bytes", stats.ahead_bytes),
             ("root", stats.root),
             ("epoch", stats.epoch),
         ];

@@ -15,6 +15,7 @@
 //! keys       the key of an encrypted volume
 //! access     requests that are repeated until they are carried out
 //! batch      changes in memory, and the objects made of them
+//! ahead      Ahead: parts of objects that will be read soon, in memory
 //! cache      DiskCache: parts of objects on a disk of the machine
 //! format     the objects, byte by byte        runs       runs of blocks with a value
 //! codec      compression and encryption of what objects store
@@ -25,6 +26,7 @@
 //! ```
 
 mod access;
+mod ahead;
 mod batch;
 mod cache;
 mod codec;

@@ -155,6 +155,7 @@ impl ObjectDevice {
     /// Does what time asks for: looks for a newer claim, writes a root if something has died, and
     /// deletes what no root needs.
     pub fn tick(&self) {
+        self.ahead.drop_idle(self.env.clock.monotonic());
         if self.is_read_only() || self.failure().is_some() {
             return;
         }

@@ -268,3 +268,74 @@ fn a_read_that_waited_past_the_term_is_not_answered_after_a_take_over() {
     });
     assert!(matches!(first.failure(), Some(ObjectError::Fenced { .. })));
 }
+
+/// Blocks that cannot be compressed.
+fn noise(blocks: u64, seed: u8) -> AlignedBuf {
+    let mut buf = AlignedBuf::zeroed((blocks * BLOCK) as usize);
+    let mut state = u64::from(seed) << 32 | 1;
+    for word in buf.chunks_exact_mut(8) {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        word.copy_from_slice(&(state ^ state >> 29).to_le_bytes());
+    }
+    buf
+}
+
+/// A volume full of data, and a device that has read nothing of it.
+fn cold(limits: Limits) -> (Volume, Arc<ObjectDevice>) {
+    let volume = Volume::new();
+    let device = volume.open(false, limits).expect("it is free");
+    for n in 0..BLOCKS / 256 {
+        device.write(n * 256 * BLOCK, &noise(256, n as u8 + 1)).expect("write");
+    }
+    device.flush().expect("flush");
+    device.close().expect("close");
+    let next = volume.open(false, limits).expect("it is free");
+    (volume, next)
+}
+
+#[test]
+fn what_was_read_ahead_is_fetched_once_in_large_parts_and_is_right() {
+    let (_volume, device) = cold(Limits::default());
+    let before = device.stats();
+    device.read_ahead(0, BLOCKS * BLOCK);
+    for n in 0..BLOCKS / 256 {
+        assert_eq!(read(&device, n * 256, 256), *noise(256, n as u8 + 1), "{n}");
+    }
+    let after = device.stats();
+    let (gets, bytes) = (after.gets - before.gets, after.get_bytes - before.get_bytes);
+    assert!(gets <= BLOCKS / 256, "{gets} requests: one for each object, with its front");
+    assert!(bytes <= BLOCKS * BLOCK + (1 << 20), "{bytes} bytes");
+    assert!(after.ahead_bytes <= Limits::default().ahead_bytes_max);
+}
+
+#[test]
+fn a_reader_that_is_told_nothing_ahead_fetches_what_it_reads() {
+    let (_volume, device) = cold(Limits::default());
+    let before = device.stats();
+    for n in [7, 3, 11, 5] {
+        assert_eq!(read(&device, n * 256, 1), noise(256, n as u8 + 1)[..BLOCK_SIZE]);
+    }
+    let after = device.stats();
+    // A frame and a front for each.
+    let bytes = after.get_bytes - before.get_bytes;
+    assert!(bytes <= 4 * ((64 << 10) + (8 << 10) + 100), "{bytes} bytes");
+    assert_eq!(after.ahead_bytes, 0);
+}
+
+#[test]
+fn what_was_overwritten_after_it_was_read_ahead_is_read_as_it_is_now() {
+    let (_volume, device) = cold(Limits::default());
+    device.read_ahead(0, BLOCKS * BLOCK);
+    assert_eq!(read(&device, 0, 4), noise(4, 1).to_vec());
+    device.write(BLOCK, &noise(2, 99)).expect("write");
+    device.discard(3 * BLOCK, BLOCK).expect("discard");
+    let expect = |device: &ObjectDevice| {
+        assert_eq!(read(device, 0, 1), noise(1, 1).to_vec());
+        assert_eq!(read(device, 1, 2), noise(2, 99).to_vec());
+        assert_eq!(read(device, 3, 1), vec![0; BLOCK_SIZE]);
+    };
+    expect(&device);
+    device.flush().expect("flush");
+    expect(&device);
+}

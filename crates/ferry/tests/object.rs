@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -447,4 +448,42 @@ fn noise(len: usize) -> Vec<u8> {
         state.to_le_bytes()
     };
     (0..len / 8).flat_map(|_| next()).collect()
+}
+
+#[test]
+fn a_sequential_reader_is_read_ahead_and_a_random_one_is_not() {
+    let store = Store::made();
+    store.mount("first");
+    let contents = noise(64 << 20);
+    fs::write(store.at("first/file"), &contents).expect("it can be written");
+    let read = |read: &dyn Fn(&Path)| {
+        ok(&store.ferry(&["umount", "first"]));
+        store.mount("first");
+        let before = store.stats("first");
+        read(&store.at("first/file"));
+        let after = store.stats("first");
+        let figure = |stats: &serde_json::Value, name: &str| {
+            stats["store"][name].as_u64().expect("a figure of the store")
+        };
+        assert!(figure(&after, "ahead_bytes") <= 64 << 20);
+        ["gets", "get_bytes"].map(|name| figure(&after, name) - figure(&before, name))
+    };
+    let [gets, bytes] = read(&|file| {
+        assert!(fs::read(file).expect("it can be read") == contents);
+    });
+    // Each request of the kernel was one to the store, and so was each page of a table.
+    assert!(gets < 50, "{gets} requests");
+    assert!(bytes < 72 << 20, "{bytes} bytes");
+    let [_, bytes] = read(&|file| {
+        let file = fs::File::open(file).expect("it is there");
+        for n in 0..40_u64 {
+            let at = (n * 29 % 64) << 20;
+            let mut found = [0; 4096];
+            file.read_exact_at(&mut found, at).expect("a read");
+            assert_eq!(found, contents[at as usize..][..4096]);
+        }
+    });
+    // A frame and a front for each read, and tables.
+    assert!(bytes < 40 * (80 << 10) + (2 << 20), "{bytes} bytes for 40 blocks");
+    ok(&store.ferry(&["umount", "first"]));
 }

@@ -8,6 +8,7 @@ use crate::cache::file_data::FileData;
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::keys::BLOCK;
+use crate::store::ahead_jobs::Job;
 use crate::store::data_store::DataStore;
 use crate::store::fetch::{DIRECT_BLOCKS, missing};
 use std::ops::Range;
@@ -27,9 +28,12 @@ const CHUNK_BLOCKS: u64 = 256;
 pub fn start(store: &Arc<DataStore>) {
     let (weak, jobs) = (Arc::downgrade(store), Arc::clone(&store.ahead));
     let body = move || {
-        while let Some((inode, blocks)) = jobs.next() {
+        while let Some((inode, job)) = jobs.next() {
             let (Some(store), Some(inode)) = (weak.upgrade(), inode.upgrade()) else { continue };
-            store.prefetch(&inode, blocks);
+            match job {
+                Job::Fetch(blocks) => store.prefetch(&inode, blocks),
+                Job::Tell(bytes) => store.tell_device(&inode, bytes),
+            }
         }
     };
     match std::thread::Builder::new().name("ferry-readahead".into()).spawn(body) {
@@ -90,7 +94,7 @@ impl DataStore {
         let ahead = ahead.clamp(CHUNK_BLOCKS / 8, AHEAD_BLOCKS);
         if let Some(blocks) = next_range(&inode.file, offset, len, size, ahead, missed) {
             if self.options.background {
-                self.ahead.push(inode, blocks);
+                self.ahead.push(inode, Job::Fetch(blocks));
             } else {
                 self.prefetch(inode, blocks);
             }

@@ -8,6 +8,7 @@ pub(crate) mod read;
 pub(crate) mod resize;
 pub(crate) mod share;
 pub(crate) mod start;
+pub(crate) mod stream;
 #[cfg(test)]
 mod tests;
 pub(crate) mod write;

@@ -3,6 +3,7 @@
 use crate::api::Ino;
 use crate::errseq::ErrorCursor;
 use crate::file::read::Misses;
+use crate::file::stream::Stream;
 use crate::inode::incore::Inode;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -23,6 +24,8 @@ pub(crate) struct Handle {
     pub(crate) noatime: bool,
     /// What becomes of what it reads from the device.
     pub(crate) misses: Misses,
+    /// Where its reads got.
+    pub(crate) stream: Stream,
     /// Reads and writes bypass the kernel's page cache.
     pub(crate) direct: bool,
     /// Counted in [`Inode::bypassing`].

@@ -5,6 +5,7 @@ use crate::error::FsError;
 use crate::errseq::ErrorCursor;
 use crate::file::miss::Miss;
 use crate::file::read::Misses;
+use crate::file::stream::Stream;
 use crate::inode::incore::Inode;
 use crate::keys::InodeRecord;
 use crate::local::handles::Handle;
@@ -71,6 +72,7 @@ impl LocalFs {
             error_closed: ErrorCursor::default(),
             noatime,
             misses,
+            stream: Stream::default(),
             direct,
             bypassing,
             writes,
@@ -139,6 +141,7 @@ impl LocalFs {
         if pages && handle.direct {
             Self::has_mapped(&handle.inode);
         }
+        self.data.note_read(&handle.stream, &handle.inode, offset, out.len());
         if let Some(read) = self.data.read_cached(&handle.inode, offset, out) {
             self.was_read(&handle);
             return Ok(read);

@@ -9,9 +9,17 @@ use std::sync::{Arc, Weak};
 /// Jobs that wait for the thread; more are dropped, and the reader reads for itself.
 const JOBS_MAX: usize = 16;
 
+/// What is done for a reader of a file.
+pub enum Job {
+    /// These blocks are brought into the page cache.
+    Fetch(Range<u64>),
+    /// The device is told that these bytes will be read.
+    Tell(Range<u64>),
+}
+
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<(Weak<Inode>, Range<u64>)>,
+    jobs: VecDeque<(Weak<Inode>, Job)>,
     stopping: bool,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -47,15 +55,15 @@ impl Jobs {
         self.changed.notify_all();
     }
 
-    pub fn push(&self, inode: &Arc<Inode>, blocks: Range<u64>) {
+    pub fn push(&self, inode: &Arc<Inode>, job: Job) {
         let mut state = self.state.lock();
         if state.jobs.len() < JOBS_MAX {
-            state.jobs.push_back((Arc::downgrade(inode), blocks));
+            state.jobs.push_back((Arc::downgrade(inode), job));
             self.changed.notify_one();
         }
     }
 
-    pub fn next(&self) -> Option<(Weak<Inode>, Range<u64>)> {
+    pub fn next(&self) -> Option<(Weak<Inode>, Job)> {
         let mut state = self.state.lock();
         loop {
             if state.stopping {

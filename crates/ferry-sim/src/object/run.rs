@@ -114,6 +114,7 @@ impl Plan {
             root_delay: millis(rng, &[0, 1000, 60_000]),
             grace: millis(rng, &[2_000, 30_000, 600_000]),
             term: Duration::from_secs(5),
+            ahead_bytes_max: 1 << 20,
             holds: true,
             patience: Duration::MAX,
         };

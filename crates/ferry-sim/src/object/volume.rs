@@ -132,6 +132,7 @@ fn limits() -> Limits {
         root_delay: Duration::from_secs(20),
         grace: Duration::from_secs(60),
         term: Duration::from_secs(5),
+        ahead_bytes_max: 1 << 20,
         holds: true,
         patience: Duration::MAX,
     }
