@@ -272,11 +272,11 @@ fn a_read_that_waited_past_the_term_is_not_answered_after_a_take_over() {
 /// Blocks that cannot be compressed.
 fn noise(blocks: u64, seed: u8) -> AlignedBuf {
     let mut buf = AlignedBuf::zeroed((blocks * BLOCK) as usize);
-    let mut state = u64::from(seed) << 32 | 1;
+    let mut state = (u64::from(seed) << 32) | 1;
     for word in buf.chunks_exact_mut(8) {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        word.copy_from_slice(&(state ^ state >> 29).to_le_bytes());
+        word.copy_from_slice(&(state ^ (state >> 29)).to_le_bytes());
     }
     buf
 }

@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn the_longer_it_is_sequential_the_further_is_told_and_each_byte_once() {
         let mut position = Position::default();
-        let told = told(&mut position, (0..2000).map(|n| (n * 128 << 10, 128 << 10)));
+        let told = told(&mut position, (0..2000).map(|n| (n * (128 << 10), 128 << 10)));
         assert_eq!(told[0], 256 << 10..384 << 10, "from the second read on");
         assert!(told.windows(2).all(|pair| pair[0].end == pair[1].start));
         let ahead: Vec<u64> = told.iter().map(|range| range.end - range.start).collect();
