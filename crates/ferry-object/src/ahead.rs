@@ -475,7 +475,7 @@ mod tests {
         assert!(read(&ahead, 3 * MIB..4 * MIB).is_some());
         assert!(read(&ahead, 0..8).is_some(), "nobody needs the room");
         add(&ahead, 6, 0..MIB);
-        assert_eq!(fetch_all(&ahead), [0..MIB]);
+        assert_eq!(fetch_all(&ahead), std::slice::from_ref(&(0..MIB)));
         assert!(read(&ahead, 0..8).is_none() && read(&ahead, 4 * MIB..8 * MIB).is_some());
         ahead.drop_idle(NOW + IDLE / 2);
         assert_eq!(ahead.bytes(), 5 * MIB);
