@@ -73,8 +73,8 @@ struct Table {
     next: Id,
     /// The newest small reads that went to the store.
     misses: VecDeque<(ObjectRef, u64)>,
-    /// Ranges of contents whose place in the object is not known until its front has come.
-    unplaced: HashMap<ObjectRef, Vec<Range<u64>>>,
+    /// Ranges of contents whose offset in the object is not known until its front has come.
+    unresolved: HashMap<ObjectRef, Vec<Range<u64>>>,
 }
 
 /// What is to be requested.
@@ -206,16 +206,16 @@ impl Ahead {
 
     /// Notes a range of an object's contents until its front has come. Whether the front must be
     /// asked for: nobody did.
-    pub fn add_unplaced(&self, object: ObjectRef, contents: Range<u64>) -> bool {
+    pub fn add_unresolved(&self, object: ObjectRef, contents: Range<u64>) -> bool {
         let mut table = self.table.lock();
-        let waiting = table.unplaced.entry(object).or_default();
+        let waiting = table.unresolved.entry(object).or_default();
         waiting.push(contents);
         waiting.len() == 1
     }
 
     /// The front has come, or never will: what was noted.
-    pub fn take_unplaced(&self, object: ObjectRef) -> Vec<Range<u64>> {
-        self.table.lock().unplaced.remove(&object).unwrap_or_default()
+    pub fn take_unresolved(&self, object: ObjectRef) -> Vec<Range<u64>> {
+        self.table.lock().unresolved.remove(&object).unwrap_or_default()
     }
 
     /// Whether one more job should fetch spans. If so, it is counted, and calls
@@ -555,12 +555,12 @@ mod tests {
     }
 
     #[test]
-    fn ranges_without_a_place_wait_for_the_front_together() {
+    fn ranges_without_an_offset_wait_for_the_front_together() {
         let ahead = Ahead::new(64 * MIB);
-        assert!(ahead.add_unplaced(OBJECT, 0..10));
-        assert!(!ahead.add_unplaced(OBJECT, 10..30));
-        assert_eq!(ahead.take_unplaced(OBJECT), [0..10, 10..30]);
-        assert_eq!(ahead.take_unplaced(OBJECT), [] as [Range<u64>; 0]);
-        assert!(ahead.add_unplaced(OBJECT, 0..10));
+        assert!(ahead.add_unresolved(OBJECT, 0..10));
+        assert!(!ahead.add_unresolved(OBJECT, 10..30));
+        assert_eq!(ahead.take_unresolved(OBJECT), [0..10, 10..30]);
+        assert_eq!(ahead.take_unresolved(OBJECT), [] as [Range<u64>; 0]);
+        assert!(ahead.add_unresolved(OBJECT, 0..10));
     }
 }

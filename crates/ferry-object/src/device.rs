@@ -832,20 +832,20 @@ impl ObjectDevice {
         }
         let with_front = contents.start == 0;
         let begin = FRONT_LEN + if with_front { contents.end } else { 0 };
-        if self.ahead.add_unplaced(object, contents) {
+        if self.ahead.add_unresolved(object, contents) {
             let begin = 0..begin.min(FRONT_LEN + FIRST_BYTES_MAX);
             self.add_stored_ahead(object, &begin);
             let cached = self.cache.get().is_some_and(|cache| cache.has(object, &(0..FRONT_LEN)));
             // The rest is fetched when the begin has come; if there is no room for that, not at all.
             if cached || !self.ahead.has_begin(object) {
-                self.place_ahead(object, cached);
+                self.resolve_ahead(object, cached);
             }
         }
     }
 
     /// The front of an object may be here now: the rest of what is wanted of the object is known.
-    fn place_ahead(&self, object: ObjectRef, is_here: bool) {
-        let wanted = self.ahead.take_unplaced(object);
+    fn resolve_ahead(&self, object: ObjectRef, is_here: bool) {
+        let wanted = self.ahead.take_unresolved(object);
         if wanted.is_empty() || !is_here {
             return;
         }
@@ -899,7 +899,7 @@ impl ObjectDevice {
         let bytes = bytes.map(Arc::new);
         self.ahead.ended(fetch, bytes.clone());
         if fetch.range.start == 0 {
-            self.place_ahead(fetch.object, bytes.is_some());
+            self.resolve_ahead(fetch.object, bytes.is_some());
         }
         if let (Some(bytes), Some(cache)) = (bytes, self.cache.get()) {
             cache.add(fetch.object, fetch.range.start, &bytes);
@@ -1029,6 +1029,10 @@ impl BlockDevice for ObjectDevice {
             ("root", stats.root),
             ("epoch", stats.epoch),
         ];
+        if let Some(costs) = self.access.store.request_costs() {
+            let cost = costs.microdollars(stats.puts, stats.gets);
+            figures.push(("estimated_cost_microdollars", cost));
+        }
         if let Some(cache) = self.cache_stats() {
             figures.extend([
                 ("cache_hits", cache.hits),

@@ -63,6 +63,6 @@ pub use open::{
 };
 pub use prove::prove;
 pub use s3::{Endpoint, S3Location, S3Settings, S3Store, TimeLimits};
-pub use store::Store;
+pub use store::{RequestCosts, Store};
 pub use url::{S3Url, StoreUrl};
 pub use volume::{Claimant, VolumeOptions};

@@ -3,6 +3,28 @@
 use crate::error::ObjectError;
 use std::ops::Range;
 
+/// What a store asks for requests, in millionths of a millionth of a dollar. A deletion is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestCosts {
+    /// For an object that is created, put or listed.
+    pub put_picodollars: u64,
+    /// For an object, or a part of one, that is read.
+    pub get_picodollars: u64,
+}
+
+impl RequestCosts {
+    /// What AWS lists for S3 Standard in us-east-1: $0.005 for 1,000 PUTs and $0.0004 for
+    /// 1,000 GETs (<https://aws.amazon.com/s3/pricing/>, as of November 2026).
+    pub const S3_STANDARD: Self = Self { put_picodollars: 5_000_000, get_picodollars: 400_000 };
+
+    /// What so many requests cost, in millionths of a dollar.
+    pub fn microdollars(self, puts: u64, gets: u64) -> u64 {
+        let of = |requests: u64, each: u64| u128::from(requests) * u128::from(each);
+        let cost = of(puts, self.put_picodollars) + of(gets, self.get_picodollars);
+        u64::try_from(cost / 1_000_000).unwrap_or(u64::MAX)
+    }
+}
+
 /// A store of objects. An object is written once, as a whole, and never changes. All methods may be
 /// called from any thread, and wait for the answer.
 ///
@@ -28,6 +50,10 @@ pub trait Store: Send + Sync {
     fn sample(&self) -> Result<Vec<String>, ObjectError> {
         self.list("")
     }
+    /// What its requests cost, for an estimate; `None`: nothing.
+    fn request_costs(&self) -> Option<RequestCosts> {
+        None
+    }
     /// What the store does with its objects by itself. The result is what a user should know; what
     /// would lose objects is an error.
     fn check_rules(&self) -> Result<Vec<String>, ObjectError> {
@@ -41,5 +67,23 @@ pub(crate) fn exists(store: &dyn Store, name: &str) -> Result<bool, ObjectError>
         Ok(_) => Ok(true),
         Err(ObjectError::NotFound(_)) => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flush_every_tenth_of_a_second_costs_130_dollars_a_month() {
+        let month = 30 * 24 * 3600;
+        assert_eq!(RequestCosts::S3_STANDARD.microdollars(10 * month, 0) / 1_000_000, 129);
+        assert_eq!(
+            RequestCosts::S3_STANDARD.microdollars(0, month) / 10_000,
+            103,
+            "a look each second"
+        );
+        assert_eq!(RequestCosts::S3_STANDARD.microdollars(0, 0), 0);
+        assert_eq!(RequestCosts::S3_STANDARD.microdollars(1, 3), 6);
     }
 }

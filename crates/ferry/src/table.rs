@@ -71,8 +71,9 @@ fn grid(out: &mut String, map: &Map<String, Value>, columns: &[String]) {
 
 /// The name without its unit, which the value shows.
 fn label(key: &str) -> String {
-    let key = key.strip_suffix("_bytes").or_else(|| key.strip_suffix("_ns")).unwrap_or(key);
-    key.replace('_', " ")
+    let units = ["_bytes", "_ns", "_microdollars"];
+    let name = units.iter().find_map(|unit| key.strip_suffix(unit));
+    name.unwrap_or(key).replace('_', " ")
 }
 
 fn cell(key: &str, value: &Value) -> String {
@@ -81,6 +82,7 @@ fn cell(key: &str, value: &Value) -> String {
             Some(n) if key.ends_with("_bytes") || key == "bytes" => {
                 format!("{:>12}", format_bytes(n))
             }
+            Some(n) if key.ends_with("_microdollars") => format!("{:>12}", dollars(n)),
             Some(n) if key.ends_with("_ns") => format!("{:>12}", format_nanos(n)),
             Some(n) => format!("{:>12}", thousands(n)),
             None => format!("{:>12}", n.to_string()),
@@ -94,6 +96,11 @@ fn cell(key: &str, value: &Value) -> String {
         Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
         other => other.to_string(),
     }
+}
+
+/// Formats millionths of a dollar, to a hundredth of a cent.
+pub fn dollars(micros: u64) -> String {
+    format!("${}.{:04}", thousands(micros / 1_000_000), micros % 1_000_000 / 100)
 }
 
 /// Formats 1234567 as `1,234,567`.
@@ -135,6 +142,8 @@ mod tests {
             assert!(text.contains(line), "{line:?} in\n{text}");
         }
         assert!(text.contains("130.0 µs"), "{text}");
+        let text = rendered(r#"{"store": {"estimated_cost_microdollars": 1234567890}}"#);
+        assert!(text.contains("  estimated cost     $1,234.5678\n"), "{text}");
     }
 
     #[test]

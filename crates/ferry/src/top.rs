@@ -14,7 +14,7 @@ use crate::error::CliError;
 use crate::location::Location;
 use crate::size::{format_bytes, format_nanos};
 use crate::socket::printable;
-use crate::table::thousands;
+use crate::table::{dollars, thousands};
 use crate::waiting::{stop_on_signals, wait};
 
 /// How many kinds of requests are shown, the most frequent first.
@@ -180,6 +180,9 @@ fn frame(target: &Location, r: &Rates<'_>) -> String {
     out
 }
 
+/// Thirty days.
+const SECONDS_OF_A_MONTH: u64 = 30 * 24 * 3600;
+
 /// What an object store is asked for, and whether it does not do it.
 fn store(out: &mut String, r: &Rates<'_>) {
     if r.now["store"].is_null() {
@@ -196,6 +199,16 @@ fn store(out: &mut String, r: &Rates<'_>) {
         size("/store/get_bytes"),
         format_bytes(r.of("/store/unsent_bytes")),
     );
+    let cost = "/store/estimated_cost_microdollars";
+    if r.now.pointer(cost).is_some() {
+        let month = r.rate(cost).saturating_mul(SECONDS_OF_A_MONTH);
+        let _ = writeln!(
+            out,
+            "  estimated cost: {} until now, {} a month at this rate",
+            dollars(r.of(cost)),
+            dollars(month),
+        );
+    }
     if let Some(reason) = r.now["store"]["held"]["reason"].as_str() {
         let _ = writeln!(
             out,
@@ -283,8 +296,10 @@ mod tests {
         let at = |puts: u64| -> Value {
             let text = format!(
                 r#"{{ "store": {{ "puts": {puts}, "put_bytes": {}, "unsent_bytes": 4096,
+                "estimated_cost_microdollars": {},
                 "held": {{ "requests": 2, "time_ns": 12000000000, "reason": "no \u001bbucket" }} }} }}"#,
-                puts << 10
+                puts << 10,
+                puts * 5
             );
             serde_json::from_str(&text).expect("it is JSON")
         };
@@ -292,6 +307,8 @@ mod tests {
         let text =
             frame(&Location::from("/mnt"), &Rates { before: &before, now: &now, seconds: 2.0 });
         let line = "store: 5 PUTs/s of 5.0 KiB/s, 0 GETs/s of 0 B/s, 4.0 KiB unsent\n";
+        assert!(text.contains(line), "{text}");
+        let line = "  estimated cost: $0.0001 until now, $64.8000 a month at this rate\n";
         assert!(text.contains(line), "{text}");
         assert!(
             text.contains("  held for 12.00 s: 2 requests: no ") && !text.contains('\u{1b}'),

@@ -29,7 +29,7 @@ pub use location::{Endpoint, S3Location};
 pub use settings::{S3Settings, TimeLimits};
 
 use crate::error::ObjectError;
-use crate::store::Store;
+use crate::store::{RequestCosts, Store};
 use answer::Answer;
 use client::{Client, Request};
 use ferry_env::Env;
@@ -193,6 +193,11 @@ fn content_range(answer: &Answer) -> Option<(u64, u64)> {
 }
 
 impl Store for S3Store {
+    /// What AWS lists, whatever store answers.
+    fn request_costs(&self) -> Option<RequestCosts> {
+        Some(RequestCosts::S3_STANDARD)
+    }
+
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
         let key = self.key(name);
         let mut headers = vec![];
