@@ -27,6 +27,7 @@ use crate::locks::Locks;
 use crate::runs::{Run, RunMap, Sliced};
 use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
 use crate::store::{Store, exists};
+use crate::sweep::Inherited;
 use crate::volume::{
     Chain, Claimant, Shards, Volume, VolumeOptions, claim, identify, make, observe, owner_of,
 };
@@ -60,6 +61,8 @@ pub struct Limits {
     pub root_delay: Duration,
     /// Objects that no root needs are deleted after this time.
     pub grace: Duration,
+    /// The time between two sweeps. The first one begins when the grace has passed.
+    pub sweep: Duration,
     /// How long reads are answered after a look that no newer claim exists.
     pub term: Duration,
     /// A request that the store refuses, or does not answer, is repeated until it is carried out, as
@@ -80,6 +83,7 @@ impl Default for Limits {
             root_log_objects: 1000,
             root_delay: Duration::from_secs(60),
             grace: Duration::from_secs(600),
+            sweep: Duration::from_secs(86_400),
             term: Duration::from_secs(5),
             holds: true,
             patience: Duration::MAX,
@@ -100,6 +104,8 @@ pub struct ObjectStats {
     pub get_bytes: u64,
     /// Objects deleted.
     pub deletes: u64,
+    /// Those of them that nothing had named.
+    pub orphans: u64,
     /// Requests that had to be repeated.
     pub retries: u64,
     /// Bytes of the device that are not zeros, as the map has them.
@@ -116,6 +122,8 @@ pub struct ObjectStats {
 
 /// Fronts of objects in memory, at most.
 const FRONTS_MAX: usize = 4096;
+/// Objects that are deleted after one look, at most.
+pub(crate) const DELETES_PER_LOOK: usize = 64;
 
 /// The objects of a batch.
 struct Objects {
@@ -136,6 +144,7 @@ pub struct ObjectDevice {
     pub(crate) volume: Volume,
     pub(crate) limits: Limits,
     pub(crate) state: Mutex<State>,
+    pub(crate) inherited: Inherited,
     /// Number of the next data object or shard of this owner.
     next_object: AtomicU64,
     fronts: Mutex<HashMap<ObjectRef, Arc<Front>>>,
@@ -205,6 +214,7 @@ impl ObjectDevice {
         if limits.holds {
             access.patience = Patience::Serving;
         }
+        let inherited = Inherited::new(&chain, &shards);
         let mut map = Map::default();
         shards.iter().flatten().for_each(|run| map.load(run));
         map.loaded();
@@ -226,6 +236,8 @@ impl ObjectDevice {
             staged: Vec::new(),
             condemned: VecDeque::new(),
             collecting: false,
+            sweeping: false,
+            sweep_due: env.clock.monotonic() + limits.grace,
         };
         let state = State {
             map,
@@ -247,6 +259,7 @@ impl ObjectDevice {
             volume,
             limits,
             state: Mutex::new(state),
+            inherited,
             next_object: AtomicU64::new(0),
             fronts: Mutex::default(),
             cache: OnceLock::new(),
@@ -305,6 +318,7 @@ impl ObjectDevice {
             gets: count(&counters.gets),
             get_bytes: count(&counters.get_bytes),
             deletes: count(&counters.deletes),
+            orphans: count(&counters.orphans),
             retries: count(&counters.retries),
             mapped_bytes: blocks * BLOCK as u64,
             map_runs,
@@ -876,6 +890,7 @@ impl BlockDevice for ObjectDevice {
             ("gets", stats.gets),
             ("get_bytes", stats.get_bytes),
             ("deletes", stats.deletes),
+            ("orphans", stats.orphans),
             ("repeated", stats.retries),
             ("live_bytes", stats.mapped_bytes),
             ("map_runs", stats.map_runs as u64),

@@ -11,7 +11,7 @@
 //! * DELETE-4: never a claim, never a fence. Their names must not become free: an old owner that
 //!   slept would create its log object there.
 
-use crate::device::{ObjectDevice, ShardRuns, Then};
+use crate::device::{DELETES_PER_LOOK, ObjectDevice, ShardRuns, Then};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Job, Upload};
 use crate::format::{
@@ -23,8 +23,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Objects that are deleted after one look, at most.
-const DELETES_PER_LOOK: usize = 64;
 /// The time between two ticks.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -153,7 +151,7 @@ impl ObjectDevice {
     }
 
     /// Does what time asks for: looks for a newer claim, writes a root if something has died, and
-    /// deletes what no root needs.
+    /// deletes what no root needs and what nothing names.
     pub fn tick(&self) {
         if self.is_read_only() || self.failure().is_some() {
             return;
@@ -174,6 +172,7 @@ impl ObjectDevice {
                 self.start_root(state, RootState::Serving, fx);
             }
             self.collect(state, now, fx);
+            self.sweep_if_due(state, now, fx);
         });
     }
 
@@ -203,7 +202,7 @@ impl ObjectDevice {
         fx.jobs.push(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
     }
 
-    fn delete(&self, names: &[String]) -> Result<(), ObjectError> {
+    pub(crate) fn delete(&self, names: &[String]) -> Result<(), ObjectError> {
         for name in names {
             self.access.insist(|store| store.delete(name))?;
             self.access.counters.deletes.fetch_add(1, Ordering::Relaxed);

@@ -201,6 +201,10 @@ pub(crate) struct Roots {
     pub condemned: VecDeque<(Duration, String)>,
     /// A collector is at work.
     pub collecting: bool,
+    /// A sweep is at work.
+    pub sweeping: bool,
+    /// When the next one begins.
+    pub sweep_due: Duration,
 }
 
 /// The state of a device.

@@ -16,6 +16,7 @@ struct Sum {
     requests: u64,
     crashes: u64,
     opened: u64,
+    swept: u64,
 }
 
 /// Runs a seed: nothing that was flushed is lost, and no owner reads what a newer one has changed.
@@ -28,6 +29,7 @@ fn run(seed: u64, sum: &mut Sum) {
     sum.requests += outcome.requests;
     sum.crashes += outcome.crashes;
     sum.opened += outcome.opened;
+    sum.swept += outcome.swept;
 }
 
 #[test]
@@ -44,6 +46,7 @@ fn nothing_flushed_is_lost_whatever_owners_and_store_do() {
     let _planted = plant(Bug::None);
     let mut sum = Sum::default();
     (0..1000).for_each(|seed| run(seed, &mut sum));
+    assert!(sum.swept > 1000, "{} orphans", sum.swept);
     assert!(sum.crashes > 1000 && sum.opened > sum.crashes, "{} crashes", sum.crashes);
 }
 
@@ -62,8 +65,11 @@ fn for_so_many_seconds() {
         run(seed, &mut sum);
         seed += 1;
     }
-    let Sum { requests, crashes, opened } = sum;
-    println!("{} seeds: {requests} requests, {crashes} crashes, {opened} openings", seed - first);
+    let Sum { requests, crashes, opened, swept } = sum;
+    println!(
+        "{} seeds: {requests} requests, {crashes} crashes, {opened} openings, {swept} orphans",
+        seed - first
+    );
 }
 
 #[test]
@@ -76,6 +82,8 @@ fn each_planted_bug_of_an_owner_is_found() {
         Bug::SkippedTerm,
         Bug::NoTakeoverRoot,
         Bug::DeletedFence,
+        Bug::SweptAfterLook,
+        Bug::SweptLog,
     ];
     for bug in bugs {
         let planted = plant(bug);
