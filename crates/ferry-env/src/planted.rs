@@ -80,6 +80,9 @@ pub enum Bug {
     SweptAfterLook,
     /// Object store: a sweep deletes what only the log behind the takeover root names.
     SweptLog,
+    /// Object store: what is found in place of an object, as in the cache on disk, is not checked for
+    /// being that object.
+    CachedAnother,
     /// Object store: an owner answers reads however long ago it looked for a newer claim.
     ReadsAfterTerm,
     /// Object store: a new owner does not wait for the term of older owners if the last one is dead,
