@@ -83,6 +83,8 @@ pub enum Bug {
     /// Object store: what is found in place of an object, as in the cache on disk, is not checked for
     /// being that object.
     CachedAnother,
+    /// Object store: what was repacked takes the place of what was written meanwhile.
+    RepackedAnyway,
     /// Object store: an owner answers reads however long ago it looked for a newer claim.
     ReadsAfterTerm,
     /// Object store: a new owner does not wait for the term of older owners if the last one is dead,

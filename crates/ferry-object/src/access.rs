@@ -99,6 +99,7 @@ pub(crate) struct Counters {
     pub get_bytes: AtomicU64,
     pub deletes: AtomicU64,
     pub orphans: AtomicU64,
+    pub repacked_bytes: AtomicU64,
     pub retries: AtomicU64,
 }
 

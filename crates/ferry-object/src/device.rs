@@ -61,6 +61,8 @@ pub struct Limits {
     pub root_delay: Duration,
     /// Objects that no root needs are deleted after this time.
     pub grace: Duration,
+    /// Objects that are mostly dead are repacked when so many bytes of them are.
+    pub repack_bytes_min: usize,
     /// The time between two sweeps. The first one begins when the grace has passed.
     pub sweep: Duration,
     /// How long reads are answered after a look that no newer claim exists.
@@ -83,6 +85,7 @@ impl Default for Limits {
             root_log_objects: 1000,
             root_delay: Duration::from_secs(60),
             grace: Duration::from_secs(600),
+            repack_bytes_min: 4 << 20,
             sweep: Duration::from_secs(86_400),
             term: Duration::from_secs(5),
             holds: true,
@@ -106,6 +109,8 @@ pub struct ObjectStats {
     pub deletes: u64,
     /// Those of them that nothing had named.
     pub orphans: u64,
+    /// Bytes of blocks that were moved out of objects that were mostly dead.
+    pub repacked_bytes: u64,
     /// Requests that had to be repeated.
     pub retries: u64,
     /// Bytes of the device that are not zeros, as the map has them.
@@ -242,6 +247,7 @@ impl ObjectDevice {
         let state = State {
             map,
             open: Batch::default(),
+            unsealed: (0, Duration::ZERO),
             sealed: VecDeque::new(),
             next_seq: chain.next,
             last_id: chain.last_id,
@@ -251,6 +257,9 @@ impl ObjectDevice {
             flushes: VecDeque::new(),
             unsent: 0,
             roots,
+            ring: 0..0,
+            repacking: false,
+            repack_due: Duration::ZERO,
             failed: None,
         };
         Arc::new_cyclic(|me| Self {
@@ -319,6 +328,7 @@ impl ObjectDevice {
             get_bytes: count(&counters.get_bytes),
             deletes: count(&counters.deletes),
             orphans: count(&counters.orphans),
+            repacked_bytes: count(&counters.repacked_bytes),
             retries: count(&counters.retries),
             mapped_bytes: blocks * BLOCK as u64,
             map_runs,
@@ -400,10 +410,8 @@ impl ObjectDevice {
                 } else {
                     me.access.put_once(&upload.name, &upload.bytes)
                 };
-                if let (Ok(()), Some(cache), Some(object)) =
-                    (&result, me.cache.get(), ObjectRef::of_name(&upload.name))
-                {
-                    cache.add(object, 0, &upload.bytes);
+                if result.is_ok() {
+                    me.cache_upload(&upload);
                 }
                 Box::new(move || match result {
                     Err(error) if me.access.repeats(&error, &mut tries) => {
@@ -417,6 +425,19 @@ impl ObjectDevice {
             }
         };
         Job { upload: Some(upload), after, run: Box::new(run) }
+    }
+
+    /// Puts an object once, and has it in the cache then.
+    pub(crate) fn put(&self, upload: &Upload) -> Result<(), ObjectError> {
+        self.access.put_once(&upload.name, &upload.bytes)?;
+        self.cache_upload(upload);
+        Ok(())
+    }
+
+    fn cache_upload(&self, upload: &Upload) {
+        if let (Some(cache), Some(object)) = (self.cache.get(), ObjectRef::of_name(&upload.name)) {
+            cache.add(object, 0, &upload.bytes);
+        }
     }
 
     /// Takes a request, or keeps it until there is room.
@@ -475,7 +496,7 @@ impl ObjectDevice {
     }
 
     /// Closes the batch and starts to send it.
-    fn seal(&self, state: &mut State, fx: &mut Effects) {
+    pub(crate) fn seal(&self, state: &mut State, fx: &mut Effects) {
         if state.open.runs.is_empty() {
             return;
         }
@@ -502,7 +523,7 @@ impl ObjectDevice {
         fx.jobs.push(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
     }
 
-    fn layout(&self) -> Layout {
+    pub(crate) fn layout(&self) -> Layout {
         let (first, len) = self.volume.info.boundary;
         let block = BLOCK as u64;
         Layout {
@@ -882,6 +903,15 @@ impl BlockDevice for ObjectDevice {
         None
     }
 
+    fn keeps_what_is_dead(&self) -> bool {
+        true
+    }
+
+    fn note_ring(&self, range: Range<u64>) {
+        let block = BLOCK as u64;
+        self.state.lock().ring = range.start / block..range.end.div_ceil(block);
+    }
+
     fn figures(&self) -> Vec<(&'static str, u64)> {
         let stats = self.stats();
         let mut figures = vec![
@@ -891,6 +921,7 @@ impl BlockDevice for ObjectDevice {
             ("get_bytes", stats.get_bytes),
             ("deletes", stats.deletes),
             ("orphans", stats.orphans),
+            ("repacked_bytes", stats.repacked_bytes),
             ("repeated", stats.retries),
             ("live_bytes", stats.mapped_bytes),
             ("map_runs", stats.map_runs as u64),

@@ -436,6 +436,11 @@ pub(crate) fn header(name: &str, bytes: &[u8]) -> Result<Header, ObjectError> {
     decode_header(name, bytes).map(|(header, _)| header)
 }
 
+/// Bytes of contents of the object that begins with these bytes.
+pub(crate) fn contents_len(name: &str, bytes: &[u8]) -> Result<u64, ObjectError> {
+    decode_header(name, bytes).map(|(_, lengths)| lengths.contents)
+}
+
 impl Front {
     /// From the first [`FRONT_LEN`] bytes of the object, or all of it if it has fewer.
     pub fn decode(codec: &Codec, name: &str, bytes: &[u8]) -> Result<Self, ObjectError> {

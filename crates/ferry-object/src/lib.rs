@@ -11,7 +11,7 @@
 //! open       a volume by the URL of its store; url: StoreUrl
 //! prove      whether a store keeps what a volume relies on
 //! device     ObjectDevice; roots: its roots, and what is deleted; sweep: what nothing names;
-//!            state: what it knows
+//!            repack: what is mostly dead; state: what it knows
 //! volume     making a volume, claiming it, fencing its owner off
 //! keys       the key of an encrypted volume
 //! access     requests that are repeated until they are carried out
@@ -38,6 +38,7 @@ mod keys;
 mod locks;
 mod open;
 mod prove;
+mod repack;
 mod roots;
 mod runs;
 mod s3;

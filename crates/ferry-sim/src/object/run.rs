@@ -51,6 +51,8 @@ pub struct Outcome {
     pub opened: u64,
     /// Orphans that sweeps of the last owner deleted.
     pub swept: u64,
+    /// Bytes that owners repacked.
+    pub repacked: u64,
     /// A number that depends on all that happened, in its order.
     pub digest: u64,
     /// What happened, if it was asked for.
@@ -97,6 +99,7 @@ struct Run {
     crashes: AtomicU64,
     opened: AtomicU64,
     swept: AtomicU64,
+    repacked: AtomicU64,
 }
 
 impl Plan {
@@ -116,6 +119,7 @@ impl Plan {
             root_log_objects: 2 + rng.below(20),
             root_delay: millis(rng, &[0, 1000, 60_000]),
             grace: millis(rng, &[2_000, 30_000, 600_000]),
+            repack_bytes_min: BLOCK_SIZE,
             sweep: Duration::ZERO,
             term: Duration::from_secs(5),
             holds: true,
@@ -157,6 +161,7 @@ impl Plan {
             crashes: AtomicU64::new(0),
             opened: AtomicU64::new(0),
             swept: AtomicU64::new(0),
+            repacked: AtomicU64::new(0),
         });
         thread::scope(|scope| {
             // The last one makes the volume, and looks at it when the others have ended.
@@ -175,6 +180,7 @@ impl Plan {
             crashes: run.crashes.load(Ordering::Relaxed),
             opened: run.opened.load(Ordering::Relaxed),
             swept: run.swept.load(Ordering::Relaxed),
+            repacked: run.repacked.load(Ordering::Relaxed),
             digest: world.digest,
             trace: world.trace.take().unwrap_or_default(),
         }
@@ -485,6 +491,7 @@ impl Life<'_> {
                 return;
             }
         }
+        run.repacked.fetch_add(self.device.stats().repacked_bytes, Ordering::Relaxed);
         // Otherwise it ends as if its machine crashed.
         if run.below(3) == 0 {
             self.settle();

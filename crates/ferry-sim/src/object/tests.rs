@@ -17,6 +17,7 @@ struct Sum {
     crashes: u64,
     opened: u64,
     swept: u64,
+    repacked: u64,
 }
 
 /// Runs a seed: nothing that was flushed is lost, and no owner reads what a newer one has changed.
@@ -30,6 +31,7 @@ fn run(seed: u64, sum: &mut Sum) {
     sum.crashes += outcome.crashes;
     sum.opened += outcome.opened;
     sum.swept += outcome.swept;
+    sum.repacked += outcome.repacked;
 }
 
 #[test]
@@ -47,6 +49,7 @@ fn nothing_flushed_is_lost_whatever_owners_and_store_do() {
     let mut sum = Sum::default();
     (0..1000).for_each(|seed| run(seed, &mut sum));
     assert!(sum.swept > 1000, "{} orphans", sum.swept);
+    assert!(sum.repacked > 1 << 20, "{} bytes repacked", sum.repacked);
     assert!(sum.crashes > 1000 && sum.opened > sum.crashes, "{} crashes", sum.crashes);
 }
 
@@ -65,9 +68,10 @@ fn for_so_many_seconds() {
         run(seed, &mut sum);
         seed += 1;
     }
-    let Sum { requests, crashes, opened, swept } = sum;
+    let Sum { requests, crashes, opened, swept, repacked } = sum;
     println!(
-        "{} seeds: {requests} requests, {crashes} crashes, {opened} openings, {swept} orphans",
+        "{} seeds: {requests} requests, {crashes} crashes, {opened} openings, {swept} orphans, \
+         {repacked} bytes repacked",
         seed - first
     );
 }
@@ -84,6 +88,7 @@ fn each_planted_bug_of_an_owner_is_found() {
         Bug::DeletedFence,
         Bug::SweptAfterLook,
         Bug::SweptLog,
+        Bug::RepackedAnyway,
     ];
     for bug in bugs {
         let planted = plant(bug);
