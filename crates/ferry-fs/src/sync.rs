@@ -11,11 +11,18 @@ pub use std::sync::atomic::{
 };
 #[cfg(feature = "compare")]
 use std::time::Duration;
+use zerocopy::FromZeros;
 
 /// How often a writer looks for the lock of `rwsem.rs` before it sleeps; while others write 4 KiB
 /// it gets it earlier.
 #[cfg(feature = "compare")]
 pub const LOOKS: u32 = 20_000;
+
+/// So many words of zeros. Memory that comes fresh from the system is not written again.
+pub fn zeros(words: usize) -> Box<[AtomicU64]> {
+    #[expect(clippy::expect_used, reason = "as any other allocation")]
+    <[AtomicU64]>::new_box_zeroed_with_elems(words).expect("memory for a frame")
+}
 
 /// Takes the lock.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -27,6 +27,9 @@ mod sync {
     pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
     pub use loom::sync::{Mutex, MutexGuard, RwLock};
 
+    pub fn zeros(words: usize) -> Box<[AtomicU64]> {
+        (0..words).map(|_| AtomicU64::new(0)).collect()
+    }
     pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap()
     }

@@ -12,7 +12,9 @@
 //! any more stays odd.
 
 use crate::cache::node::Node;
-use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock, try_lock};
+use crate::sync::{
+    AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock, try_lock, zeros,
+};
 use std::sync::Arc;
 
 /// Bytes in a full folio.
@@ -50,7 +52,7 @@ impl Frame {
             valid: AtomicU32::new(0),
             node,
             busy: Mutex::new(()),
-            words: (0..len / WORD).map(|_| AtomicU64::new(0)).collect(),
+            words: zeros(len / WORD),
         }
     }
 
