@@ -129,7 +129,7 @@ impl ObjectDevice {
             let upload = Upload { name: object.name(), bytes, exclusive: false };
             self.access.insist(|_| self.put(&upload))?;
         }
-        let mut places = RunMap::default();
+        let mut targets = RunMap::default();
         for entry in entries {
             let location = match entry.value {
                 EntryKind::Data { number, block } => {
@@ -137,10 +137,10 @@ impl ObjectDevice {
                 }
                 EntryKind::Zeros | EntryKind::Here { .. } => None,
             };
-            places.insert(entry.start, entry.len, Place(location));
+            targets.insert(entry.start, entry.len, Target(location));
         }
         let me = self.me();
-        Ok(Box::new(move || me.move_blocks(&moved, &places, &objects, &damaged)))
+        Ok(Box::new(move || me.move_blocks(&moved, &targets, &objects, &damaged)))
     }
 
     /// Adds these blocks of an object to `runs`.
@@ -176,7 +176,7 @@ impl ObjectDevice {
     fn move_blocks(
         &self,
         old: &[Run<Location>],
-        places: &RunMap<Place>,
+        targets: &RunMap<Target>,
         objects: &[ObjectRef],
         damaged: &[(ObjectRef, u64)],
     ) {
@@ -186,13 +186,13 @@ impl ObjectDevice {
             }
             state.map.learn(damaged);
             let mut blocks = 0;
-            for place in old
+            for target in old
                 .iter()
-                .flat_map(|run| places.find(run.start, run.len).map(move |place| (run, place)))
+                .flat_map(|run| targets.find(run.start, run.len).map(move |target| (run, target)))
             {
-                let (run, place) = place;
-                let from = run.value.after(place.start - run.start);
-                blocks += state.map.relocate(place.start, place.len, from, place.value.0);
+                let (run, target) = target;
+                let from = run.value.after(target.start - run.start);
+                blocks += state.map.relocate(target.start, target.len, from, target.value.0);
             }
             state.map.drop_unused(objects);
             self.access.counters.repacked_bytes.fetch_add(blocks * BLOCK as u64, Ordering::Relaxed);
@@ -203,9 +203,9 @@ impl ObjectDevice {
 
 /// Where a block is put; `None`: it holds zeros.
 #[derive(Clone, Copy)]
-struct Place(Option<Location>);
+struct Target(Option<Location>);
 
-impl Sliced for Place {
+impl Sliced for Target {
     fn after(&self, skip: u64) -> Self {
         Self(self.0.map(|location| location.after(skip)))
     }

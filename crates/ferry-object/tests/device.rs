@@ -194,16 +194,16 @@ fn what_is_mostly_dead_is_packed_together_but_for_the_ring() {
     };
     let device = volume.open(false, limits).expect("it is free");
     device.note_ring(0..64 * BLOCK);
-    let place = |n: u64| 1000 + 8 * n;
+    let block_of = |n: u64| 1000 + 8 * n;
     for n in 0..20 {
-        device.write(place(n) * BLOCK, &filled(8, n as u8)).expect("write");
+        device.write(block_of(n) * BLOCK, &filled(8, n as u8)).expect("write");
         if n >= 10 {
             device.write(n * BLOCK, &filled(1, n as u8)).expect("write");
         }
         device.flush().expect("flush");
     }
     for n in 0..20 {
-        device.discard(place(n) * BLOCK, 7 * BLOCK).expect("discard");
+        device.discard(block_of(n) * BLOCK, 7 * BLOCK).expect("discard");
     }
     device.flush().expect("flush");
     let before = logs();
@@ -223,8 +223,8 @@ fn what_is_mostly_dead_is_packed_together_but_for_the_ring() {
     let check = |device: &ObjectDevice| {
         for n in 0..20 {
             let last = &filled(8, n as u8)[7 * BLOCK_SIZE..];
-            assert_eq!(read(device, place(n) + 7, 1), last, "block {n}");
-            assert_eq!(read(device, place(n), 7), vec![0; 7 * BLOCK_SIZE]);
+            assert_eq!(read(device, block_of(n) + 7, 1), last, "block {n}");
+            assert_eq!(read(device, block_of(n), 7), vec![0; 7 * BLOCK_SIZE]);
         }
         (10..20).for_each(|n| assert_eq!(read(device, n, 1), *filled(1, n as u8)));
     };
@@ -244,7 +244,11 @@ fn what_is_mostly_dead_is_packed_together_but_for_the_ring() {
     drop(device);
     let next = volume.open(true, limits).expect("it can be taken over");
     for n in 0..20 {
-        assert_eq!(read(&next, place(n) + 7, 1), filled(8, n as u8)[7 * BLOCK_SIZE..], "block {n}");
+        assert_eq!(
+            read(&next, block_of(n) + 7, 1),
+            filled(8, n as u8)[7 * BLOCK_SIZE..],
+            "block {n}"
+        );
     }
 }
 

@@ -35,8 +35,8 @@ const AHEAD_DEAD_SHARE: u32 = 4;
 const DEAD_BLOCKS_MAX: u64 = (512 << 20) / BLOCK;
 /// On a device that keeps what is dead: one part in this number of what is filled may be dead, and
 /// so many blocks in any case (16 MiB).
-const DEAD_KEPT_SHARE: u32 = 5;
-const DEAD_KEPT_BLOCKS: u64 = (16 << 20) / BLOCK;
+const DEAD_SHARE_MAX: u32 = 5;
+const DEAD_BLOCKS_MIN: u64 = (16 << 20) / BLOCK;
 /// So many checkpoints are waited for before the cleaner finds that there is no segment for it.
 const CHECKPOINTS_WAITED: u32 = 4;
 /// Most segments that one round of the background thread cleans.
@@ -157,9 +157,9 @@ impl DataStore {
             let (free, reserve) = self.space.reap_now();
             let few = free <= reserve + AHEAD_SEGMENTS;
             let (live, dead) = self.table.live_and_dead();
-            let kept = self.space.keeps_what_is_dead();
-            let wasted = match kept {
-                true => dead > DEAD_KEPT_BLOCKS.max((live + dead) / u64::from(DEAD_KEPT_SHARE)),
+            let early = self.space.keeps_what_is_dead();
+            let wasted = match early {
+                true => dead > DEAD_BLOCKS_MIN.max((live + dead) / u64::from(DEAD_SHARE_MAX)),
                 false => dead > live + dead_max,
             };
             if !(few || wasted) || (few && self.space.has_pending()) {
@@ -170,7 +170,7 @@ impl DataStore {
             let blocks = self.table.blocks();
             let most = match few {
                 true => blocks - blocks / AHEAD_DEAD_SHARE,
-                false if kept => blocks - blocks / DEAD_KEPT_SHARE,
+                false if early => blocks - blocks / DEAD_SHARE_MAX,
                 false => blocks / AHEAD_DEAD_SHARE,
             };
             self.table.retain_alive(&mut progress.stuck);
