@@ -39,6 +39,53 @@ object_fsx() {
   object_clean "$1"
 }
 
+# Appends numbers to a file, syncs after each, and then notes it as acknowledged. It ends at the first
+# error. fsync_writer FILE ACKNOWLEDGED
+fsync_writer() {
+  exec python3 - "$1" "$2" <<'PYTHON'
+import os, sys
+file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+with open(sys.argv[2], "w", buffering=1) as acknowledged:
+    n = 0
+    try:
+        while True:
+            n += 1
+            os.write(file, b"%d\n" % n)
+            os.fsync(file)
+            print(n, file=acknowledged)
+    except OSError as error:
+        print(error, file=sys.stderr)
+PYTHON
+}
+acknowledged() { wc -l <"$scratch/acknowledged"; }
+
+# object_stopped URL COUNT: an owner is stopped (SIGSTOP), another one takes the volume, the first one
+# goes on: it acknowledges nothing that the second one does not have. COUNT times in turn.
+object_stopped() {
+  local mount=$scratch/mnt next=$scratch/second round owner writer other
+  mkdir -p "$next"
+  mount_volume "$1" "$mount"
+  for round in $(seq "$2"); do
+    : >"$scratch/acknowledged"
+    fsync_writer "$mount/stopped" "$scratch/acknowledged" &
+    writer=$!
+    until [ "$(acknowledged)" -ge 20 ]; do kill -0 "$writer"; sleep 0.05; done
+    owner=$(stat_of "$mount" fuse daemon)
+    kill -STOP "$owner"
+    timeout 120 "$ferry" mount "$1" "$next" --take-over
+    kill -CONT "$owner"
+    # Its writer ends with an error.
+    wait "$writer"
+    say "round $round: $(acknowledged) acknowledged, $(wc -l <"$next/stopped") there"
+    head -n "$(acknowledged)" "$next/stopped" | cmp - "$scratch/acknowledged"
+    rm "$next/stopped"
+    "$ferry" umount --force "$mount" || true
+    other=$mount mount=$next next=$other
+  done
+  unmount_volume "$mount"
+  timeout 200 "$ferry" fsck "$1"
+}
+
 object_clean() {
   unmount_volume "$scratch/mnt"
   timeout 200 "$ferry" fsck "$1"
@@ -52,6 +99,9 @@ suite_object_on() {
   check "mkfs" 60 "$ferry" mkfs "$1"
   check "killed and mounted again" 120 object_killed "$1"
   check "taken over" 120 object_taken_over "$1"
+  # FERRY_STOPS=200 FERRY_ONLY=stopped scripts/test object: as often as the bar says, 40 minutes.
+  check "stopped and taken over, ${FERRY_STOPS:-3} times" $((60 + 30 * ${FERRY_STOPS:-3})) \
+    object_stopped "$1" "${FERRY_STOPS:-3}"
   check "fsx, $2 operations" 300 object_fsx "$1" "$2" "$seed"
   mount_volume "$1" "$scratch/mnt"
   sed 's/^allow_remount = .*/allow_remount = false/' "$repo/scripts/suites/pjdfstest.toml" >"$scratch/no-remount.toml"

@@ -73,17 +73,66 @@ s3_back() {
   object_clean "$1"
 }
 
+# s3_postgres URL: kill -9 of the daemon below PostgreSQL. Everything that it had committed is there.
+s3_postgres() {
+  local bin data=$scratch/mnt/postgres daemon server client begun=0
+  bin=$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1)
+  mount_volume "$1" "$scratch/mnt"
+  chmod 755 "$scratch/mnt"
+  install -d -o postgres -g postgres "$scratch/pg"; install -d -m 700 -o postgres -g postgres "$data"
+  start() { postgres "$bin/pg_ctl" -s -w -D "$data" -l "$scratch/pg/log" -o "-k $scratch/pg -c listen_addresses=''" start; }
+  postgres "$bin/initdb" -D "$data" --no-instructions >/dev/null
+  start
+  postgres "$bin/pgbench" -q -i -s 2 postgres
+  postgres "$bin/psql" -XqAt postgres -c 'create table committed (n integer primary key)'
+  # The load beside it.
+  postgres "$bin/pgbench" -n -c 4 -j 2 -T 300 postgres >"$scratch/pg/bench" 2>&1 &
+  client=$!
+  seq 1000000 | sed 's/.*/insert into committed values (&) returning n;/' |
+    postgres "$bin/psql" -XqAt -v ON_ERROR_STOP=1 postgres >"$scratch/acknowledged" 2>/dev/null &
+  until [ "$(acknowledged)" -ge 200 ]; do sleep 0.1; done
+  daemon=$(stat_of "$scratch/mnt" fuse daemon) server=$(head -n 1 "$data/postmaster.pid")
+  kill -9 "$daemon"
+  # Each is killed by its own number; the children first lose their parent.
+  kill -9 "$server" $(pgrep -P "$server") || true
+  wait "$client" || true
+  rm -f "$scratch"/pg/.s.PGSQL.*
+  mount_volume "$1" "$scratch/mnt"
+  rm -f "$data/postmaster.pid"
+  start
+  say "$(acknowledged) acknowledged, $(postgres "$bin/psql" -XAt postgres -c 'select count(*) from committed') there"
+  postgres "$bin/psql" -XAt postgres -c "select n from committed where n <= $(acknowledged) order by n" |
+    cmp - "$scratch/acknowledged"
+  postgres "$bin/pg_amcheck" --all --heapallindexed --install-missing
+  postgres "$bin/pg_ctl" -s -w -D "$data" -m fast stop
+  object_clean "$1"
+}
+
+# s3_writes_on: a program whose syncs waited for the store has heard of no error, and goes on.
+s3_writes_on() {
+  local before; before=$(acknowledged)
+  until [ "$(acknowledged)" -ge $((before + 20)) ]; do kill -0 "$s3_writer"; sleep 0.05; done
+}
+
 # volume_on_s3_store PROGRAM FSX-OPERATIONS
 volume_on_s3_store() {
   local url=s3://ferry-test/volumes/$1 locks
   start_s3_store "$1" "$scratch/s3-$1"
   suite_object_on "$url" "$2"
   mount_volume "$url" "$scratch/mnt"
+  : >"$scratch/acknowledged"
+  fsync_writer "$scratch/mnt/running" "$scratch/acknowledged" &
+  s3_writer=$!
+  until [ "$(acknowledged)" -ge 20 ]; do sleep 0.05; done
   stop_s3_store
   rm -f "$scratch/s3-synced"
   check "the store is away" 60 s3_away "$url"
   run_s3_store "$1" "$scratch/s3-$1"
+  check "programs go on when the store is back" 60 s3_writes_on
+  kill "$s3_writer"
+  wait "$s3_writer" || true
   check "the store is back" 200 s3_back "$url"
+  check "PostgreSQL, the daemon killed" 300 s3_postgres "$url"
   stop_s3_store
   # The locks of a store that will not be there again.
   for locks in $(grep -lF "$AWS_ENDPOINT_URL" /var/lib/ferry/locks/*/id); do rm -r "${locks%/id}"; done

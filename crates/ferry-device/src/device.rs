@@ -4,6 +4,7 @@ use crate::buffer::{AlignedBuf, BLOCK_SIZE};
 use crate::started::{ReadDone, ReadRing};
 use crate::timing::FlushTiming;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,6 +94,14 @@ pub trait BlockDevice: Send + Sync {
     /// Bytes the host could still give, `None` where the question has no meaning (a real block
     /// device).
     fn host_free(&self) -> Option<u64>;
+    /// Whether dead data costs what it takes until its range is discarded: the device never writes a
+    /// place anew. Then it is worth while to move live data together early, and to discard what is
+    /// free at once.
+    fn keeps_what_is_dead(&self) -> bool {
+        false
+    }
+    /// The range is a ring, which is written over in turn: what is in it is not worth moving.
+    fn note_ring(&self, _range: Range<u64>) {}
     /// How long flushes took that reached hardware. A composite answers with the slowest of those
     /// components that a flush was sent to; a device without hardware below has no samples.
     fn flush_timing(&self) -> FlushTiming {

@@ -107,6 +107,7 @@ pub struct HookedDevice {
     inner: Arc<dyn BlockDevice>,
     capacity: u64,
     host_free: Option<u64>,
+    keeps_what_is_dead: bool,
     /// How long it says that a flush takes, and what it said so far.
     flush_time: Option<(Duration, Arc<FlushTimer>)>,
     asked: Mutex<[Asked; OPS]>,
@@ -128,6 +129,7 @@ impl HookedDevice {
             inner,
             capacity,
             host_free: None,
+            keeps_what_is_dead: false,
             flush_time: None,
             asked: Mutex::default(),
             hook: Mutex::default(),
@@ -152,6 +154,12 @@ impl HookedDevice {
     #[must_use]
     pub fn with_host_free(self, bytes: u64) -> Self {
         Self { host_free: Some(bytes), ..self }
+    }
+
+    /// It says that it keeps what is dead until that is discarded.
+    #[must_use]
+    pub fn keeping_what_is_dead(self) -> Self {
+        Self { keeps_what_is_dead: true, ..self }
     }
 
     /// It says that each flush takes this long.
@@ -481,6 +489,14 @@ impl BlockDevice for HookedDevice {
 
     fn host_free(&self) -> Option<u64> {
         self.host_free.or_else(|| self.inner.host_free())
+    }
+
+    fn keeps_what_is_dead(&self) -> bool {
+        self.keeps_what_is_dead || self.inner.keeps_what_is_dead()
+    }
+
+    fn note_ring(&self, range: Range<u64>) {
+        self.inner.note_ring(range);
     }
 
     fn flush_timing(&self) -> FlushTiming {

@@ -121,6 +121,11 @@ impl Disk {
         self.flushes.flush_alone(traced_flush(done));
     }
 
+    /// The log is in this range.
+    pub fn note_ring(&self, offset: u64, len: u64) {
+        self.dev.note_ring(offset..offset + len);
+    }
+
     /// How long flushes take.
     pub fn flush_timing(&self) -> FlushTiming {
         self.dev.flush_timing()

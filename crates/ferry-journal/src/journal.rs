@@ -66,6 +66,7 @@ impl Journal {
     ) -> Result<(Self, Recovered), JournalError> {
         let disk = Arc::new(Disk::new(dev));
         let area = LogArea::new(&geo);
+        disk.note_ring(geo.log_offset, geo.log_len);
         let opening = Opening { read_only: options.read_only, in_order: options.reads_all };
         let (home, state) = Home::open(&disk, &geo, options.home_cache_bytes, opening)?;
         let at_rest = home.file().is_at_rest();

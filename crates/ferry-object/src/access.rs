@@ -98,6 +98,8 @@ pub(crate) struct Counters {
     pub gets: AtomicU64,
     pub get_bytes: AtomicU64,
     pub deletes: AtomicU64,
+    pub orphans: AtomicU64,
+    pub repacked_bytes: AtomicU64,
     pub retries: AtomicU64,
 }
 

@@ -28,6 +28,7 @@ use crate::locks::Locks;
 use crate::runs::{Run, RunMap, Sliced};
 use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
 use crate::store::{Store, exists};
+use crate::sweep::Inherited;
 use crate::volume::{
     Chain, Claimant, Shards, Volume, VolumeOptions, claim, identify, make, observe, owner_of,
 };
@@ -61,6 +62,10 @@ pub struct Limits {
     pub root_delay: Duration,
     /// Objects that no root needs are deleted after this time.
     pub grace: Duration,
+    /// Objects that are mostly dead are repacked when so many bytes of them are.
+    pub repack_bytes_min: usize,
+    /// The time between two sweeps. The first one begins when the grace has passed.
+    pub sweep: Duration,
     /// How long reads are answered after a look that no newer claim exists.
     pub term: Duration,
     /// Bytes in memory that were read ahead of their readers, at most.
@@ -83,6 +88,8 @@ impl Default for Limits {
             root_log_objects: 1000,
             root_delay: Duration::from_secs(60),
             grace: Duration::from_secs(600),
+            repack_bytes_min: 4 << 20,
+            sweep: Duration::from_secs(86_400),
             term: Duration::from_secs(5),
             ahead_bytes_max: 2 * READ_AHEAD_BYTES,
             holds: true,
@@ -104,6 +111,10 @@ pub struct ObjectStats {
     pub get_bytes: u64,
     /// Objects deleted.
     pub deletes: u64,
+    /// Those of them that nothing had named.
+    pub orphans: u64,
+    /// Bytes of blocks that were moved out of objects that were mostly dead.
+    pub repacked_bytes: u64,
     /// Requests that had to be repeated.
     pub retries: u64,
     /// Bytes of the device that are not zeros, as the map has them.
@@ -128,6 +139,8 @@ const FIRST_BYTES_MAX: u64 = (4 << 20) - FRONT_LEN;
 
 /// Fronts of objects in memory, at most.
 const FRONTS_MAX: usize = 4096;
+/// Objects that are deleted after one look, at most.
+pub(crate) const DELETES_PER_LOOK: usize = 64;
 
 /// The objects of a batch.
 struct Objects {
@@ -148,6 +161,7 @@ pub struct ObjectDevice {
     pub(crate) volume: Volume,
     pub(crate) limits: Limits,
     pub(crate) state: Mutex<State>,
+    pub(crate) inherited: Inherited,
     /// Number of the next data object or shard of this owner.
     next_object: AtomicU64,
     fronts: Mutex<HashMap<ObjectRef, Arc<Front>>>,
@@ -218,6 +232,7 @@ impl ObjectDevice {
         if limits.holds {
             access.patience = Patience::Serving;
         }
+        let inherited = Inherited::new(&chain, &shards);
         let mut map = Map::default();
         shards.iter().flatten().for_each(|run| map.load(run));
         map.loaded();
@@ -239,10 +254,13 @@ impl ObjectDevice {
             staged: Vec::new(),
             condemned: VecDeque::new(),
             collecting: false,
+            sweeping: false,
+            sweep_due: env.clock.monotonic() + limits.grace,
         };
         let state = State {
             map,
             open: Batch::default(),
+            unsealed: (0, Duration::ZERO),
             sealed: VecDeque::new(),
             next_seq: chain.next,
             last_id: chain.last_id,
@@ -252,6 +270,9 @@ impl ObjectDevice {
             flushes: VecDeque::new(),
             unsent: 0,
             roots,
+            ring: 0..0,
+            repacking: false,
+            repack_due: Duration::ZERO,
             failed: None,
         };
         Arc::new_cyclic(|me| Self {
@@ -260,6 +281,7 @@ impl ObjectDevice {
             volume,
             limits,
             state: Mutex::new(state),
+            inherited,
             next_object: AtomicU64::new(0),
             fronts: Mutex::default(),
             cache: OnceLock::new(),
@@ -319,6 +341,8 @@ impl ObjectDevice {
             gets: count(&counters.gets),
             get_bytes: count(&counters.get_bytes),
             deletes: count(&counters.deletes),
+            orphans: count(&counters.orphans),
+            repacked_bytes: count(&counters.repacked_bytes),
             retries: count(&counters.retries),
             mapped_bytes: blocks * BLOCK as u64,
             map_runs,
@@ -401,10 +425,8 @@ impl ObjectDevice {
                 } else {
                     me.access.put_once(&upload.name, &upload.bytes)
                 };
-                if let (Ok(()), Some(cache), Some(object)) =
-                    (&result, me.cache.get(), ObjectRef::of_name(&upload.name))
-                {
-                    cache.add(object, 0, &upload.bytes);
+                if result.is_ok() {
+                    me.cache_upload(&upload);
                 }
                 Box::new(move || match result {
                     Err(error) if me.access.repeats(&error, &mut tries) => {
@@ -418,6 +440,19 @@ impl ObjectDevice {
             }
         };
         Job { upload: Some(upload), after, run: Box::new(run) }
+    }
+
+    /// Puts an object once, and has it in the cache then.
+    pub(crate) fn put(&self, upload: &Upload) -> Result<(), ObjectError> {
+        self.access.put_once(&upload.name, &upload.bytes)?;
+        self.cache_upload(upload);
+        Ok(())
+    }
+
+    fn cache_upload(&self, upload: &Upload) {
+        if let (Some(cache), Some(object)) = (self.cache.get(), ObjectRef::of_name(&upload.name)) {
+            cache.add(object, 0, &upload.bytes);
+        }
     }
 
     /// Takes a request, or keeps it until there is room.
@@ -476,7 +511,7 @@ impl ObjectDevice {
     }
 
     /// Closes the batch and starts to send it.
-    fn seal(&self, state: &mut State, fx: &mut Effects) {
+    pub(crate) fn seal(&self, state: &mut State, fx: &mut Effects) {
         if state.open.runs.is_empty() {
             return;
         }
@@ -503,7 +538,7 @@ impl ObjectDevice {
         fx.jobs.push(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
     }
 
-    fn layout(&self) -> Layout {
+    pub(crate) fn layout(&self) -> Layout {
         let (first, len) = self.volume.info.boundary;
         let block = BLOCK as u64;
         Layout {
@@ -1013,6 +1048,15 @@ impl BlockDevice for ObjectDevice {
         self.start_fetchers();
     }
 
+    fn keeps_what_is_dead(&self) -> bool {
+        true
+    }
+
+    fn note_ring(&self, range: Range<u64>) {
+        let block = BLOCK as u64;
+        self.state.lock().ring = range.start / block..range.end.div_ceil(block);
+    }
+
     fn figures(&self) -> Vec<(&'static str, u64)> {
         let stats = self.stats();
         let mut figures = vec![
@@ -1021,6 +1065,8 @@ impl BlockDevice for ObjectDevice {
             ("gets", stats.gets),
             ("get_bytes", stats.get_bytes),
             ("deletes", stats.deletes),
+            ("orphans", stats.orphans),
+            ("repacked_bytes", stats.repacked_bytes),
             ("repeated", stats.retries),
             ("live_bytes", stats.mapped_bytes),
             ("map_runs", stats.map_runs as u64),

@@ -10,7 +10,8 @@
 //! ```text
 //! open       a volume by the URL of its store; url: StoreUrl
 //! prove      whether a store keeps what a volume relies on
-//! device     ObjectDevice; roots: its roots, and what is deleted; state: what it knows
+//! device     ObjectDevice; roots: its roots, and what is deleted; sweep: what nothing names;
+//!            repack: what is mostly dead; state: what it knows
 //! volume     making a volume, claiming it, fencing its owner off
 //! keys       the key of an encrypted volume
 //! access     requests that are repeated until they are carried out
@@ -39,11 +40,13 @@ mod keys;
 mod locks;
 mod open;
 mod prove;
+mod repack;
 mod roots;
 mod runs;
 mod s3;
 mod state;
 mod store;
+mod sweep;
 mod url;
 mod volume;
 

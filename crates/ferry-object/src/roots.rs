@@ -11,11 +11,11 @@
 //! * DELETE-4: never a claim, never a fence. Their names must not become free: an old owner that
 //!   slept would create its log object there.
 
-use crate::device::{ObjectDevice, ShardRuns, Then};
+use crate::device::{DELETES_PER_LOOK, ObjectDevice, ShardRuns, Then};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Job, Upload};
 use crate::format::{
-    Id, Kind, ObjectRef, Root, RootState, encode, encode_shard, root_name, shard_name,
+    Id, Kind, ObjectRef, Root, RootState, SHARDS, encode, encode_shard, root_name, shard_name,
 };
 use crate::state::{Effects, State, Writing};
 use crate::volume::encode_root;
@@ -23,8 +23,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Objects that are deleted after one look, at most.
-const DELETES_PER_LOOK: usize = 64;
 /// The time between two ticks.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -135,6 +133,10 @@ impl ObjectDevice {
             let staged = std::mem::replace(&mut roots.staged, writing.dead);
             roots.condemned.extend(old.into_iter().chain(staged).map(|name| (now, name)));
             (roots.number, roots.id, roots.shards) = (number, id, writing.shards);
+            // What it needs no more stays until another root has followed.
+            if roots.staged.iter().any(|name| !name.starts_with(SHARDS)) {
+                roots.died.get_or_insert(now);
+            }
             self.end_root(state, None, fx);
             if state.failed.is_none() {
                 self.root_if_due(state, fx);
@@ -153,7 +155,7 @@ impl ObjectDevice {
     }
 
     /// Does what time asks for: looks for a newer claim, writes a root if something has died, and
-    /// deletes what no root needs.
+    /// deletes what no root needs and what nothing names.
     pub fn tick(&self) {
         self.ahead.drop_idle(self.env.clock.monotonic());
         if self.is_read_only() || self.failure().is_some() {
@@ -168,14 +170,24 @@ impl ObjectDevice {
             if state.failed.is_some() {
                 return;
             }
+            self.seal_if_old(state, now, fx);
             let died = state.roots.died.is_some_and(|died| now >= died + self.limits.root_delay);
-            // What is condemned stays until another root has followed.
-            let staged = !state.roots.staged.is_empty() && state.roots.log_objects > 0;
-            if state.roots.writing.is_none() && died && (staged || state.map.has_dead()) {
+            if state.roots.writing.is_none() && died {
                 self.start_root(state, RootState::Serving, fx);
             }
             self.collect(state, now, fx);
+            self.sweep_if_due(state, now, fx);
+            self.repack_if_due(state, now, fx);
         });
+    }
+
+    /// What nobody flushes, as discards of a volume that is at rest, is sent as well.
+    fn seal_if_old(&self, state: &mut State, now: Duration, fx: &mut Effects) {
+        if state.open.runs.is_empty() || state.unsealed.0 != state.next_seq {
+            state.unsealed = (state.next_seq, now);
+        } else if now >= state.unsealed.1 + self.limits.root_delay {
+            self.seal(state, fx);
+        }
     }
 
     fn collect(&self, state: &mut State, now: Duration, fx: &mut Effects) {
@@ -204,7 +216,7 @@ impl ObjectDevice {
         fx.jobs.push(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
     }
 
-    fn delete(&self, names: &[String]) -> Result<(), ObjectError> {
+    pub(crate) fn delete(&self, names: &[String]) -> Result<(), ObjectError> {
         for name in names {
             self.access.insist(|store| store.delete(name))?;
             self.access.counters.deletes.fetch_add(1, Ordering::Relaxed);

@@ -4,11 +4,13 @@ use crate::batch::{Batch, Pending};
 use crate::error::ObjectError;
 use crate::executor::Job;
 use crate::format::{BLOCK, Entry, EntryKind, Id, Location, ObjectRef, Root, SHARD_BLOCKS};
-use crate::runs::{Run, RunMap};
+use crate::repack::{Pass, choose, objects_in};
+use crate::runs::{Run, RunMap, Sliced};
 use ferry_device::{Io, IoDone};
 use ferry_env::planted::{Bug, is_planted};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,8 +30,12 @@ pub(crate) struct Map {
     runs: RunMap<Location>,
     /// Blocks that refer to each object.
     live: BTreeMap<ObjectRef, u64>,
+    /// Blocks of the contents of each, as far as that is known.
+    lengths: BTreeMap<ObjectRef, u64>,
     /// Data objects that no block refers to any more.
     dead: Vec<ObjectRef>,
+    /// A log object has lost its last block by repacking.
+    emptied: bool,
     /// Log objects that exist.
     logs: BTreeSet<u64>,
     /// Shards that changed since the last root.
@@ -71,6 +77,10 @@ impl Map {
                     Some(Location { object, block: u64::from(block) })
                 }
             };
+            if let Some(Location { object, block }) = location {
+                let len = self.lengths.entry(object).or_default();
+                *len = (*len).max(block + entry.len);
+            }
             self.set(entry.start, entry.len, location);
         }
     }
@@ -103,10 +113,50 @@ impl Map {
         *live -= blocks;
         if *live == 0 {
             self.live.remove(&object);
+            self.lengths.remove(&object);
             if !object.is_log() {
                 self.dead.push(object);
             }
         }
+    }
+
+    /// What repacking may do next, where the file system's log is in `ring`.
+    pub fn pass(&self, ring: &Range<u64>, dead_min: u64) -> Option<Pass> {
+        choose(self.live.iter(), &self.lengths, &objects_in(&self.runs, ring), dead_min)
+    }
+
+    /// So many blocks are in these objects; 0: nobody can tell.
+    pub fn learn(&mut self, lengths: &[(ObjectRef, u64)]) {
+        let known = lengths.iter().filter(|(object, _)| self.live.contains_key(object));
+        self.lengths.extend(known.copied());
+    }
+
+    /// Blocks of a range that are at `from` are at `to` from now on. Returns how many.
+    pub fn relocate(&mut self, start: u64, len: u64, from: Location, to: Option<Location>) -> u64 {
+        let mut blocks = 0;
+        let found: Vec<_> = self.runs.find(start, len).collect();
+        for run in found {
+            let skip = run.start - start;
+            if run.value != from.after(skip) && !is_planted(Bug::RepackedAnyway) {
+                continue;
+            }
+            let to = to.map(|to| to.after(skip));
+            if let Some(Location { object, block }) = to {
+                let len = self.lengths.entry(object).or_default();
+                *len = (*len).max(block + run.len);
+            }
+            self.set(run.start, run.len, to);
+            self.emptied |= from.object.is_log() && !self.live.contains_key(&from.object);
+            blocks += run.len;
+        }
+        blocks
+    }
+
+    /// These were put, and those of them that no block refers to are of no use.
+    pub fn drop_unused(&mut self, objects: &[ObjectRef]) {
+        let unused = |object: &&ObjectRef| !self.live.contains_key(object);
+        let unused: Vec<ObjectRef> = objects.iter().filter(unused).copied().collect();
+        self.dead.extend(unused);
     }
 
     /// What lies in the range.
@@ -131,12 +181,13 @@ impl Map {
         }
         let mut dead: Vec<_> = logs.into_iter().map(ObjectRef::log).collect();
         dead.append(&mut self.dead);
+        self.emptied = false;
         dead
     }
 
-    /// Whether [`Map::take_dead`] would return data objects.
+    /// Whether [`Map::take_dead`] would return data objects, or what was repacked.
     pub fn has_dead(&self) -> bool {
-        !self.dead.is_empty()
+        self.emptied || !self.dead.is_empty()
     }
 
     /// Blocks in use, and runs.
@@ -201,6 +252,10 @@ pub(crate) struct Roots {
     pub condemned: VecDeque<(Duration, String)>,
     /// A collector is at work.
     pub collecting: bool,
+    /// A sweep is at work.
+    pub sweeping: bool,
+    /// When the next one begins.
+    pub sweep_due: Duration,
 }
 
 /// The state of a device.
@@ -208,6 +263,8 @@ pub(crate) struct State {
     pub map: Map,
     /// Changes that are in memory only.
     pub open: Batch,
+    /// The number that they will get, when a tick had found some, and since when.
+    pub unsealed: (u64, Duration),
     /// Batches in order of their log objects. The first is not answered; all before it are
     /// installed.
     pub sealed: VecDeque<Sealed>,
@@ -224,6 +281,12 @@ pub(crate) struct State {
     /// Bytes in memory that are not installed.
     pub unsent: usize,
     pub roots: Roots,
+    /// Blocks of the ring that the file system's log is in.
+    pub ring: Range<u64>,
+    /// A pass of repacking is at work.
+    pub repacking: bool,
+    /// When the next one may begin.
+    pub repack_due: Duration,
     /// Why nothing is acknowledged any more.
     pub failed: Option<ObjectError>,
 }

@@ -15,6 +15,8 @@ use std::time::Duration;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 const BLOCKS: u64 = 4096;
 const WINDOW: u32 = 4;
+/// So often a test ticks while it waits for threads, at most.
+const TICKS_MAX: u32 = 100_000;
 
 struct Volume {
     objects: TestStore,
@@ -177,6 +179,77 @@ fn what_is_overwritten_is_deleted_and_fences_stay() {
     assert_eq!(count("e/"), 4);
     assert!(count("s/") < 60, "{} of 90 data objects are left", count("s/"));
     assert!(count("w/") < 70, "{} of 90 log objects and 8 fences are left", count("w/"));
+}
+
+#[test]
+fn what_is_mostly_dead_is_packed_together_but_for_the_ring() {
+    let volume = Volume::new();
+    let store = volume.store();
+    let logs = || store.list("w/").expect("it can be listed").len();
+    let limits = Limits {
+        repack_bytes_min: 1,
+        root_log_objects: 1000,
+        data_run_bytes_min: 1 << 20,
+        ..small()
+    };
+    let device = volume.open(false, limits).expect("it is free");
+    device.note_ring(0..64 * BLOCK);
+    let block_of = |n: u64| 1000 + 8 * n;
+    for n in 0..20 {
+        device.write(block_of(n) * BLOCK, &filled(8, n as u8)).expect("write");
+        if n >= 10 {
+            device.write(n * BLOCK, &filled(1, n as u8)).expect("write");
+        }
+        device.flush().expect("flush");
+    }
+    for n in 0..20 {
+        device.discard(block_of(n) * BLOCK, 7 * BLOCK).expect("discard");
+    }
+    device.flush().expect("flush");
+    let before = logs();
+    for _ in 0..TICKS_MAX {
+        if device.stats().repacked_bytes >= 10 * BLOCK && logs() <= before - 10 {
+            break;
+        }
+        device.tick();
+    }
+    assert_eq!(device.stats().repacked_bytes, 10 * BLOCK, "those beside the ring wait");
+    assert!(
+        logs() <= before - 10,
+        "{} log objects of {before} are left: {:?}",
+        logs(),
+        device.stats()
+    );
+    let check = |device: &ObjectDevice| {
+        for n in 0..20 {
+            let last = &filled(8, n as u8)[7 * BLOCK_SIZE..];
+            assert_eq!(read(device, block_of(n) + 7, 1), last, "block {n}");
+            assert_eq!(read(device, block_of(n), 7), vec![0; 7 * BLOCK_SIZE]);
+        }
+        (10..20).for_each(|n| assert_eq!(read(device, n, 1), *filled(1, n as u8)));
+    };
+    check(&device);
+    // When the ring has been written over, the others follow.
+    device.discard(0, 64 * BLOCK).expect("discard");
+    device.flush().expect("flush");
+    device.write(10 * BLOCK, &filled(10, 7)).expect("write");
+    device.flush().expect("flush");
+    for _ in 0..TICKS_MAX {
+        if device.stats().repacked_bytes >= 20 * BLOCK {
+            break;
+        }
+        device.tick();
+    }
+    assert_eq!(device.stats().repacked_bytes, 20 * BLOCK);
+    drop(device);
+    let next = volume.open(true, limits).expect("it can be taken over");
+    for n in 0..20 {
+        assert_eq!(
+            read(&next, block_of(n) + 7, 1),
+            filled(8, n as u8)[7 * BLOCK_SIZE..],
+            "block {n}"
+        );
+    }
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
         detach(&mount, args)?;
         return say_died(&mount, waits);
     }
-    let writer = Holder::of(&mount.volume());
+    let writer = holder_of(&mount);
     if waits {
         asked::must_answer(&mount.target)?;
     }
@@ -93,6 +93,19 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
         };
         CliError::Failed(format!("{target}: unmounted, but {but} ({why}): the mount's log names what is lost; what was synced before is safe"))
     })
+}
+
+/// The daemon of a mount, if it may write to the volume or did so: when another process of this
+/// machine has taken the volume over, that one has it, and is not waited for nor killed.
+fn holder_of(mount: &Mount) -> Option<Holder> {
+    let volume = mount.volume();
+    let writer = Holder::of(&volume)?;
+    match asked::daemon(mount) {
+        Some(pid) if matches!(volume, Location::Store(_)) && pid != writer.pid => {
+            Some(Holder::reader(&volume, pid))
+        }
+        _ => Some(writer),
+    }
 }
 
 fn not_closed(mount: &Mount, why: &str) -> CliError {

@@ -97,6 +97,9 @@ impl Space {
         pool.backed_total -= 1;
         pool.given.remove(&segment);
         pool.bare.insert(segment);
+        if self.dev.keeps_what_is_dead() {
+            return true;
+        }
         if let Err(error) =
             self.dev.discard(self.segment_offset(segment), self.geometry.segment_len)
         {
@@ -104,6 +107,35 @@ impl Space {
             pool.stale.insert(segment);
         }
         true
+    }
+
+    /// A device that keeps what is dead is told at once that a segment is free, durably. That costs
+    /// it nothing, and nobody waits for it.
+    pub(crate) fn discard_freed(&self, segment: u32) {
+        if self.dev.keeps_what_is_dead()
+            && let Err(error) =
+                self.dev.discard(self.segment_offset(segment), self.geometry.segment_len)
+        {
+            tracing::warn!(segment, %error, "what a free segment held is not discarded");
+        }
+    }
+
+    /// The same for all that is free at the mount: a crash may have lost what the device was told.
+    pub(crate) fn discard_left(&self, pool: &Pool) {
+        let segments = self.geometry.segment_count;
+        let mut at = self.dev.next_data(self.segment_offset(0));
+        while at < self.segment_offset(segments) {
+            let segment = ((at - self.geometry.segments_offset) / self.geometry.segment_len) as u32;
+            if pool.bare.contains(&segment) {
+                self.discard_freed(segment);
+            }
+            at = self.dev.next_data(self.segment_offset(segment + 1));
+        }
+    }
+
+    /// Whether dead blocks cost what they take until their segment is free.
+    pub fn keeps_what_is_dead(&self) -> bool {
+        self.dev.keeps_what_is_dead()
     }
 
     /// Nothing is kept beside the reserves until the next segment is taken.

@@ -147,6 +147,10 @@ impl Space {
         self.committed(0, blocks as i64);
         self.rebase(&mut pool);
         if !read_only {
+            if self.keeps_what_is_dead() {
+                self.discard_left(&pool);
+                pool.stale.clear();
+            }
             let reserve = self.home_reserve(&pool, pool.backed_total) + CLEANER_RESERVE + SLACK_MIN;
             self.back(&mut pool, reserve);
         }
@@ -325,6 +329,7 @@ impl Space {
         let mut pool = self.pool.lock();
         for segment in segments {
             if pool.home.remove(segment) {
+                self.discard_freed(*segment);
                 pool.backed_total += 1;
                 pool.backed.insert(*segment);
             }
@@ -370,6 +375,7 @@ impl Space {
         let mut any = false;
         while let Some(segment) = self.next_durable(durable_point) {
             any = true;
+            self.discard_freed(segment);
             // Of a segment from an earlier mount parts may be holes of the host by now: ask for all
             // of it again.
             let (offset, len) = (self.segment_offset(segment), self.geometry.segment_len);

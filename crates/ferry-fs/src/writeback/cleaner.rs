@@ -33,6 +33,10 @@ const AHEAD_DEAD_SHARE: u32 = 4;
 
 /// Dead blocks that may lie about beside as many as are live: 512 MiB.
 const DEAD_BLOCKS_MAX: u64 = (512 << 20) / BLOCK;
+/// On a device that keeps what is dead: one part in this number of what is filled may be dead, and
+/// so many blocks in any case (16 MiB).
+const DEAD_SHARE_MAX: u32 = 5;
+const DEAD_BLOCKS_MIN: u64 = (16 << 20) / BLOCK;
 /// So many checkpoints are waited for before the cleaner finds that there is no segment for it.
 const CHECKPOINTS_WAITED: u32 = 4;
 /// Most segments that one round of the background thread cleans.
@@ -144,7 +148,8 @@ impl DataStore {
         self.tidy_beyond(DEAD_BLOCKS_MAX)
     }
 
-    /// The same where so many dead blocks may lie about beside as many as are live.
+    /// The same where so many dead blocks may lie about beside as many as are live, if the device is
+    /// none that keeps what is dead.
     pub(crate) fn tidy_beyond(&self, dead_max: u64) -> Result<(), FsError> {
         let journal = self.journal()?;
         self.free_closed(&journal)?;
@@ -152,15 +157,22 @@ impl DataStore {
             let (free, reserve) = self.space.reap_now();
             let few = free <= reserve + AHEAD_SEGMENTS;
             let (live, dead) = self.table.live_and_dead();
-            let wasted = dead > live + dead_max;
+            let early = self.space.keeps_what_is_dead();
+            let wasted = match early {
+                true => dead > DEAD_BLOCKS_MIN.max((live + dead) / u64::from(DEAD_SHARE_MAX)),
+                false => dead > live + dead_max,
+            };
             if !(few || wasted) || (few && self.space.has_pending()) {
                 return Ok(());
             }
             let Some(progress) = self.room.try_lock() else { return Ok(()) };
             let mut progress = Guard::tried(Rank::Room, progress);
             let blocks = self.table.blocks();
-            let most =
-                if few { blocks - blocks / AHEAD_DEAD_SHARE } else { blocks / AHEAD_DEAD_SHARE };
+            let most = match few {
+                true => blocks - blocks / AHEAD_DEAD_SHARE,
+                false if early => blocks - blocks / DEAD_SHARE_MAX,
+                false => blocks / AHEAD_DEAD_SHARE,
+            };
             self.table.retain_alive(&mut progress.stuck);
             let Some(victim) = self.table.victim(most, &progress.stuck) else { return Ok(()) };
             if !self.clean(victim, &mut progress, Going::Leave, &journal)? {

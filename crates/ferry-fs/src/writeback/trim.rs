@@ -59,7 +59,7 @@ impl DataStore {
 
     /// At unmount, when everything is written back.
     pub(crate) fn give_back_at_unmount(&self) -> Result<(), FsError> {
-        if !self.space.is_hosted() {
+        if !self.space.is_hosted() && !self.space.keeps_what_is_dead() {
             return Ok(());
         }
         if self.space.has_pending() {

@@ -66,6 +66,7 @@ impl Core {
         }
         debug_assert_eq!(self.pipe.lock().used_blocks(), 0, "nothing was sealed meanwhile");
         *self.area.write() = area;
+        self.disk.note_ring(offset, len);
         self.payload_max.store(payload_max(area.blocks), Ordering::Release);
         let bytes = |blocks: u64| blocks * LOG_BLOCK as u64;
         self.space.grow(bytes(area.blocks - old.blocks), bytes(area.blocks) / 8);

@@ -67,6 +67,20 @@ impl Objects {
             .any(|(_, claim)| claim.bytes.is_some())
     }
 
+    /// Objects that an owner before this epoch wrote and that may be deleted: log objects, data
+    /// objects, shards and roots. `docs/format.md` says where a header has kind and epoch.
+    pub fn older_than(&self, epoch: u64) -> Vec<String> {
+        let is_older = |bytes: &[u8]| {
+            let kind = u16::from_le_bytes([bytes[10], bytes[11]]);
+            let of = u64::from_le_bytes(bytes[32..40].try_into().expect("eight bytes"));
+            matches!(kind, 3 | 5 | 6 | 7) && of < epoch
+        };
+        let there = self.objects.iter().filter_map(|(name, object)| {
+            object.bytes.as_ref().filter(|bytes| is_older(bytes)).map(|_| name.clone())
+        });
+        there.collect()
+    }
+
     /// The bytes of an object, or those of `range`.
     pub fn read(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
         let bytes = self.objects.get(name).and_then(|object| object.bytes.as_ref());

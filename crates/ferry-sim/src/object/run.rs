@@ -49,6 +49,10 @@ pub struct Outcome {
     pub crashes: u64,
     /// Volumes that were opened.
     pub opened: u64,
+    /// Orphans that sweeps of the last owner deleted.
+    pub swept: u64,
+    /// Bytes that owners repacked.
+    pub repacked: u64,
     /// A number that depends on all that happened, in its order.
     pub digest: u64,
     /// What happened, if it was asked for.
@@ -94,6 +98,8 @@ struct Run {
     writes: AtomicU64,
     crashes: AtomicU64,
     opened: AtomicU64,
+    swept: AtomicU64,
+    repacked: AtomicU64,
 }
 
 impl Plan {
@@ -113,6 +119,8 @@ impl Plan {
             root_log_objects: 2 + rng.below(20),
             root_delay: millis(rng, &[0, 1000, 60_000]),
             grace: millis(rng, &[2_000, 30_000, 600_000]),
+            repack_bytes_min: BLOCK_SIZE,
+            sweep: Duration::ZERO,
             term: Duration::from_secs(5),
             ahead_bytes_max: 1 << 20,
             holds: true,
@@ -127,7 +135,7 @@ impl Plan {
             // A list lags for less than the grace: `newest_root` needs that.
             list_lag: limits.grace * [0, 3, 9][rng.index(3)] / 10,
         };
-        Self {
+        let plan = Self {
             seed,
             owners: if hurried { 3 } else { 1 + rng.index(3) },
             lives: 1 + rng.below(4) as u32,
@@ -137,7 +145,9 @@ impl Plan {
             faults,
             think_max: if hurried { 4_000 } else { [1, 100, 20_000, 900_000][rng.index(4)] },
             hurried,
-        }
+        };
+        let sweep = millis(rng, &[0, 10_000, 86_400_000]);
+        Self { limits: Limits { sweep, ..plan.limits }, ..plan }
     }
 
     /// Runs it.
@@ -151,6 +161,8 @@ impl Plan {
             writes: AtomicU64::new(0),
             crashes: AtomicU64::new(0),
             opened: AtomicU64::new(0),
+            swept: AtomicU64::new(0),
+            repacked: AtomicU64::new(0),
         });
         thread::scope(|scope| {
             // The last one makes the volume, and looks at it when the others have ended.
@@ -168,6 +180,8 @@ impl Plan {
             requests: world.requests,
             crashes: run.crashes.load(Ordering::Relaxed),
             opened: run.opened.load(Ordering::Relaxed),
+            swept: run.swept.load(Ordering::Relaxed),
+            repacked: run.repacked.load(Ordering::Relaxed),
             digest: world.digest,
             trace: world.trace.take().unwrap_or_default(),
         }
@@ -272,13 +286,37 @@ impl Run {
             self.plan.limits,
             &self.env(),
         ) {
-            Ok(device) => {
-                if self.look_at_all(owner, &device).is_none() {
-                    self.fail("the volume cannot be read at the end".into());
-                }
-            }
+            Ok(device) => match self.look_at_all(owner, &device) {
+                Some(_) => self.rewrite(&device, executor),
+                None => self.fail("the volume cannot be read at the end".into()),
+            },
             Err(error) => self.fail(format!("the volume cannot be opened at the end: {error}")),
         }
+    }
+
+    /// The last owner writes all blocks again: then nothing of the older ones is left but what is
+    /// never deleted.
+    fn rewrite(&self, device: &Arc<ObjectDevice>, executor: &Arc<SimExecutor>) {
+        let Limits { root_delay, grace, sweep, .. } = self.plan.limits;
+        let epoch = device.stats().epoch;
+        let mut buf = AlignedBuf::zeroed(BLOCKS * BLOCK_SIZE);
+        // The first root lacks what died, the second one has it deleted, the third one the second.
+        for round in 0..6 {
+            buf.fill(round + 1);
+            if device.write(0, &buf).is_err() || device.flush().is_err() {
+                return self.fail("the volume cannot be written at the end".into());
+            }
+            for _ in 0..4 {
+                executor.pause(root_delay + grace + sweep + Duration::from_secs(1));
+                device.tick();
+                while executor.run_one() {}
+            }
+        }
+        let left = self.world(|world| world.objects.older_than(epoch));
+        if !left.is_empty() {
+            self.fail(format!("nothing needs {left:?}, and it is there for ever"));
+        }
+        self.swept.fetch_add(device.stats().orphans, Ordering::Relaxed);
     }
 
     /// One life of an owner.
@@ -454,6 +492,7 @@ impl Life<'_> {
                 return;
             }
         }
+        run.repacked.fetch_add(self.device.stats().repacked_bytes, Ordering::Relaxed);
         // Otherwise it ends as if its machine crashed.
         if run.below(3) == 0 {
             self.settle();

@@ -16,6 +16,8 @@ struct Sum {
     requests: u64,
     crashes: u64,
     opened: u64,
+    swept: u64,
+    repacked: u64,
 }
 
 /// Runs a seed: nothing that was flushed is lost, and no owner reads what a newer one has changed.
@@ -28,6 +30,8 @@ fn run(seed: u64, sum: &mut Sum) {
     sum.requests += outcome.requests;
     sum.crashes += outcome.crashes;
     sum.opened += outcome.opened;
+    sum.swept += outcome.swept;
+    sum.repacked += outcome.repacked;
 }
 
 #[test]
@@ -44,6 +48,8 @@ fn nothing_flushed_is_lost_whatever_owners_and_store_do() {
     let _planted = plant(Bug::None);
     let mut sum = Sum::default();
     (0..1000).for_each(|seed| run(seed, &mut sum));
+    assert!(sum.swept > 1000, "{} orphans", sum.swept);
+    assert!(sum.repacked > 1 << 20, "{} bytes repacked", sum.repacked);
     assert!(sum.crashes > 1000 && sum.opened > sum.crashes, "{} crashes", sum.crashes);
 }
 
@@ -62,8 +68,12 @@ fn for_so_many_seconds() {
         run(seed, &mut sum);
         seed += 1;
     }
-    let Sum { requests, crashes, opened } = sum;
-    println!("{} seeds: {requests} requests, {crashes} crashes, {opened} openings", seed - first);
+    let Sum { requests, crashes, opened, swept, repacked } = sum;
+    println!(
+        "{} seeds: {requests} requests, {crashes} crashes, {opened} openings, {swept} orphans, \
+         {repacked} bytes repacked",
+        seed - first
+    );
 }
 
 #[test]
@@ -76,6 +86,9 @@ fn each_planted_bug_of_an_owner_is_found() {
         Bug::SkippedTerm,
         Bug::NoTakeoverRoot,
         Bug::DeletedFence,
+        Bug::SweptAfterLook,
+        Bug::SweptLog,
+        Bug::RepackedAnyway,
     ];
     for bug in bugs {
         let planted = plant(bug);

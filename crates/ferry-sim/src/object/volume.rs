@@ -131,6 +131,8 @@ fn limits() -> Limits {
         root_log_objects: 12,
         root_delay: Duration::from_secs(20),
         grace: Duration::from_secs(60),
+        repack_bytes_min: 16 << 10,
+        sweep: Duration::from_secs(100),
         term: Duration::from_secs(5),
         ahead_bytes_max: 1 << 20,
         holds: true,

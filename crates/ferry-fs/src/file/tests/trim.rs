@@ -48,6 +48,27 @@ fn segments_held(volume: &Volume, held: &Mutex<BTreeSet<u64>>) -> BTreeSet<u32> 
         .collect()
 }
 
+/// A volume on a device that keeps what is dead. An allocation costs nothing there.
+fn keeping() -> (Volume, Held) {
+    let held = Held::default();
+    let there = Arc::clone(&held);
+    let wrap = |inner: Arc<MemDevice>| {
+        let device = HookedDevice::new(inner).keeping_what_is_dead();
+        device.set_hook(move |request, serve| {
+            let range = request.range();
+            let blocks = range.start / BLOCK..range.end / BLOCK;
+            match request.op {
+                Op::Write => there.lock().extend(blocks),
+                Op::Discard => there.lock().retain(|block| !blocks.contains(block)),
+                _ => {}
+            }
+            serve()
+        });
+        Arc::new(device) as Arc<dyn BlockDevice>
+    };
+    (Volume::on(SEGMENTS, SEGMENT, 8 << 20, false, wrap), held)
+}
+
 /// Many large files that go, with a small one between each two that stays.
 fn leave_little(volume: &Volume) -> Vec<(Ino, Vec<u8>)> {
     let mut files = Vec::new();
@@ -150,4 +171,32 @@ fn a_trim_gives_back_what_an_earlier_mount_has_left() {
     }
     free_and_held(&volume, &held);
     check_contents(&volume, &files);
+}
+
+/// Segments that are free are discarded at once, and half dead ones are cleaned although a local
+/// volume would leave them.
+#[test]
+fn a_device_that_keeps_what_is_dead_is_told_early() {
+    let (volume, held) = keeping();
+    let files: Vec<_> = (100..1300).map(|ino| (ino, pattern(ino, 32 << 10))).collect();
+    for (ino, contents) in &files {
+        volume.write(&volume.create(*ino), 0, contents);
+        volume.store.write_back(Dirty::All, Busy::Wait).unwrap();
+    }
+    let (left, removed): (Vec<_>, Vec<_>) = files.into_iter().partition(|(ino, _)| ino % 5 < 2);
+    removed.iter().for_each(|(ino, _)| volume.remove(*ino));
+    volume.journal.force_durable_point().unwrap();
+    let (live, dead) = volume.store.table.live_and_dead();
+    assert!(dead > live && dead < (512 << 20) / BLOCK, "{dead} blocks are dead, {live} live");
+    for _ in 0..20 {
+        volume.store.tidy().unwrap();
+        volume.journal.force_durable_point().unwrap();
+    }
+    volume.store.space.reap_now();
+    let (live, dead) = volume.store.table.live_and_dead();
+    assert!(dead <= ((16 << 20) / BLOCK).max((live + dead) / 5), "{dead} dead, {live} live");
+    assert!(volume.store.stats().cleaned_segments > 0);
+    let (home, free) = (volume.store.space.counts().3 as usize, free_and_held(&volume, &held));
+    assert!(free <= home, "{free} segments hold what is dead, {home} are the home store's");
+    check_contents(&volume, &left);
 }
