@@ -380,8 +380,12 @@ fn what_the_store_refuses_for_a_time_is_held_and_goes_on() {
         buf.fill(byte);
         buf
     };
-    device.write(0, &filled(1)).expect("write");
-    device.flush().expect("flush");
+    // Each round reads from another object: what was read a moment ago is in memory.
+    let offset = |round: usize| (round as u64 + 2) * BLOCK_SIZE as u64;
+    for round in 0..4 {
+        device.write(offset(round), &filled(round as u8 + 1)).expect("write");
+        device.flush().expect("flush");
+    }
     for (round, fault) in [
         Fault::error(403, "AccessDenied"),
         Fault::error(404, "NoSuchBucket"),
@@ -398,9 +402,13 @@ fn what_the_store_refuses_for_a_time_is_held_and_goes_on() {
             let flush = scope.spawn(|| device.flush());
             let read = scope.spawn(|| {
                 let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
-                device.read(0, &mut buf).map(|()| buf[0])
+                device.read(offset(round), &mut buf).map(|()| buf[0])
             });
             while device.held_requests().is_none_or(|held| held.requests < 2) {
+                if read.is_finished() {
+                    fake.fail_all(None);
+                    panic!("the read asks the store");
+                }
                 std::thread::yield_now();
             }
             let held = device.held_requests().expect("two requests are held");
@@ -409,7 +417,7 @@ fn what_the_store_refuses_for_a_time_is_held_and_goes_on() {
             assert!(!flush.is_finished() && !read.is_finished(), "both wait");
             fake.fail_all(None);
             flush.join().expect("no panic").expect("it goes on");
-            assert_eq!(read.join().expect("no panic").expect("it goes on"), 1);
+            assert_eq!(read.join().expect("no panic").expect("it goes on"), round as u8 + 1);
         });
     }
     assert_eq!(device.held_requests(), None);

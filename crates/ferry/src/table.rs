@@ -143,7 +143,7 @@ mod tests {
         }
         assert!(text.contains("130.0 µs"), "{text}");
         let text = rendered(r#"{"store": {"estimated_cost_microdollars": 1234567890}}"#);
-        assert!(text.contains("  estimated cost     $1,234.5678\n"), "{text}");
+        assert!(text.contains("  estimated cost   $1,234.5678\n"), "{text}");
     }
 
     #[test]
