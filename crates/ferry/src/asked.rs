@@ -3,6 +3,7 @@
 //! Over a socket (`socket.rs`) it waits for a bounded time.
 
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -12,14 +13,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
+use siphasher::sip::SipHasher13;
 
 use crate::error::CliError;
 use crate::mounts::{self, Mount};
 use crate::socket;
 
-/// Prefix of the sockets' names; the mount's device number and the time of mounting follow. The
-/// kernel reuses the device number of an ended mount at once, while its daemon may still be closing
-/// the volume: of several daemons the youngest has the mount.
+/// Prefix of the sockets' names; the mount's device number, a hash of its source, and the time of
+/// mounting follow. The kernel reuses the device number of an ended mount at once, while its daemon
+/// may still be closing the volume. It is the daemon of another source, or of several daemons the
+/// youngest has the mount.
 const PREFIX: &str = "ferry-mount-";
 /// The question that the daemon answers when it has closed the volume.
 const END: &str = "end";
@@ -73,7 +76,13 @@ impl Asked {
 }
 
 fn name(mount: &Mount, mounted_at: u64) -> String {
-    format!("{PREFIX}{}-{mounted_at:020}", mount.device)
+    format!("{}{mounted_at:020}", prefix(mount))
+}
+
+/// What the names of all sockets of a mount begin with.
+fn prefix(mount: &Mount) -> String {
+    let source = SipHasher13::new().hash(mount.source.as_os_str().as_bytes());
+    format!("{PREFIX}{}-{source:016x}-", mount.device)
 }
 
 /// Nanoseconds of the machine's monotonic clock.
@@ -86,7 +95,7 @@ fn mounted_at() -> u64 {
 /// Connects to the daemon of a mount, if it belongs to this user or to root. Root may ask the
 /// daemon of any user.
 fn connect(mount: &Mount) -> Option<UnixStream> {
-    let names = socket::names(&format!("{PREFIX}{}-", mount.device)).ok()?;
+    let names = socket::names(&prefix(mount)).ok()?;
     // The names have one length, so they are in the order of their times.
     names.iter().rev().find_map(|name| socket::connect_or_of(name, mount.owner).ok())
 }
@@ -192,6 +201,15 @@ mod tests {
     use std::os::unix::net::{SocketAddr, UnixListener};
 
     use super::*;
+
+    /// The kernel gives the device number of an ended mount to the next one at once.
+    #[test]
+    fn a_daemon_that_closes_another_volume_is_not_asked() {
+        let device = format!("test-reused:{}", std::process::id());
+        let (closing, _listener) = mount_and_listener(&device);
+        let mount = Mount { source: "/another.ferry".into(), ..closing };
+        assert!(!lives(&mount, Duration::from_millis(10)), "its own daemon was killed");
+    }
 
     /// A mount of this device number, and the listener of what would be its daemon.
     fn mount_and_listener(device: &str) -> (Mount, UnixListener) {
