@@ -94,9 +94,9 @@ pub trait BlockDevice: Send + Sync {
     /// Bytes the host could still give, `None` where the question has no meaning (a real block
     /// device).
     fn host_free(&self) -> Option<u64>;
-    /// Whether dead data costs what it takes until its range is discarded: the device never writes a
-    /// place anew. Then it is worth while to move live data together early, and to discard what is
-    /// free at once.
+    /// Whether dead data costs what it takes until its range is discarded: the device never writes
+    /// a place anew. Then it is worth while to move live data together early, and to discard what
+    /// is free at once.
     fn keeps_what_is_dead(&self) -> bool {
         false
     }
@@ -125,8 +125,8 @@ pub trait BlockDevice: Send + Sync {
     ) -> bool {
         false
     }
-    /// The device wants to know what a sequential reader will read next, so many bytes ahead at most;
-    /// 0: it does not, since a read of it waits for hardly anything.
+    /// The device wants to know what a sequential reader will read next, so many bytes ahead at
+    /// most; 0: it does not, since a read of it waits for hardly anything.
     fn read_ahead_bytes(&self) -> u64 {
         0
     }

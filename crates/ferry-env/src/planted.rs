@@ -75,20 +75,20 @@ pub enum Bug {
     InstalledInAnyOrder,
     /// Object store: the collector deletes fences, too.
     DeletedFence,
-    /// Object store: a sweep looks for a newer claim before it lists, and takes what it does not know
-    /// for an orphan, of a newer owner too.
+    /// Object store: a sweep looks for a newer claim before it lists, and takes what it does not
+    /// know for an orphan, of a newer owner too.
     SweptAfterLook,
     /// Object store: a sweep deletes what only the log behind the takeover root names.
     SweptLog,
-    /// Object store: what is found in place of an object, as in the cache on disk, is not checked for
-    /// being that object.
+    /// Object store: what is found in place of an object, as in the cache on disk, is not checked
+    /// for being that object.
     CachedAnother,
     /// Object store: what was repacked takes the place of what was written meanwhile.
     RepackedAnyway,
     /// Object store: an owner answers reads however long ago it looked for a newer claim.
     ReadsAfterTerm,
-    /// Object store: a new owner does not wait for the term of older owners if the last one is dead,
-    /// which may not have waited itself.
+    /// Object store: a new owner does not wait for the term of older owners if the last one is
+    /// dead, which may not have waited itself.
     SkippedTerm,
 }
 

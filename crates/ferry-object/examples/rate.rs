@@ -1,7 +1,7 @@
 //! How fast a store is by itself: creates of small objects, one at a time and many together, and
 //! large objects written and read in parallel. `rate s3://BUCKET/PREFIX [large]` or `rate DIRECTORY
-//! [large]`, which has large objects only, 8 at a time; keys and endpoint come from the environment.
-//! What it makes it deletes again.
+//! [large]`, which has large objects only, 8 at a time; keys and endpoint come from the
+//! environment. What it makes it deletes again.
 
 use ferry_env::Env;
 use ferry_object::{DirStore, ObjectError, S3Location, S3Settings, S3Store, Store};

@@ -168,9 +168,9 @@ impl Ahead {
         self.table.lock().by_part.contains_key(&(object, 0))
     }
 
-    /// Notes a small read that goes to the store. Whether it is near one of the newest before it: then
-    /// more will follow, as where the pages of a tree are read one by one, and its whole parts are
-    /// worth fetching.
+    /// Notes a small read that goes to the store. Whether it is near one of the newest before it:
+    /// then more will follow, as where the pages of a tree are read one by one, and its whole parts
+    /// are worth fetching.
     pub fn is_near_another(&self, object: ObjectRef, range: &Range<u64>) -> bool {
         // The front is read before what is wanted of the object.
         if range.start == 0 || range.end - range.start > PART {
@@ -250,8 +250,8 @@ impl Ahead {
         self.fetched.notify_all();
     }
 
-    /// Bytes of an object. It waits for requests that are under way; `step` says whether another one
-    /// has to run a part of them (as [`crate::Executor::step`]).
+    /// Bytes of an object. It waits for requests that are under way; `step` says whether another
+    /// one has to run a part of them (as [`crate::Executor::step`]).
     pub fn read(
         &self,
         object: ObjectRef,
@@ -329,8 +329,8 @@ impl Table {
         self.queue.retain(|queued| *queued != id);
     }
 
-    /// Makes room for so many bytes: what was read leaves first, then what nobody has read for long.
-    /// What a reader is on its way to stays.
+    /// Makes room for so many bytes: what was read leaves first, then what nobody has read for
+    /// long. What a reader is on its way to stays.
     fn make_room(&mut self, bytes: u64, bytes_max: u64, now: Duration) -> bool {
         let used = |span: &Span| span.stage == Stage::Here && span.used;
         let idle = |span: &Span| span.stage == Stage::Here && span.touched + IDLE <= now;

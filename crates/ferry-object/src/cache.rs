@@ -4,10 +4,10 @@
 //! which costs only time: what is read from it is verified by the frames' own checksums, as what is
 //! read from the store is. So nothing is made durable here, and there are no checksums beside.
 //!
-//! It is one file: a header, an index with an entry for each slot, and the slots, each of which has a
-//! part of an object. An entry is written after its slot. If a crash loses one of the two, the frames
-//! tell. While a slot is read, it may be given to another part: the reader looks afterwards whether
-//! the part still has it.
+//! It is one file: a header, an index with an entry for each slot, and the slots, each of which has
+//! a part of an object. An entry is written after its slot. If a crash loses one of the two, the
+//! frames tell. While a slot is read, it may be given to another part: the reader looks afterwards
+//! whether the part still has it.
 
 use crate::error::ObjectError;
 use crate::format::{Id, ObjectRef};

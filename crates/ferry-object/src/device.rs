@@ -4,31 +4,32 @@
 //! object, and data objects where much was written together. The rules:
 //!
 //! * OBJECT-1: a log object is sent only after every data object that it names has answered.
-//! * OBJECT-2: log objects are sent in parallel, those from the lowest unanswered one to W behind it.
-//! * OBJECT-3: a flush ends when every log object up to its own has answered. What lies behind a gap
-//!   is not committed: a new owner ignores it.
-//! * OBJECT-4: log objects are installed in the map in the order of their numbers, whatever the order
-//!   of their answers.
+//! * OBJECT-2: log objects are sent in parallel, those from the lowest unanswered one to W behind
+//!   it.
+//! * OBJECT-3: a flush ends when every log object up to its own has answered. What lies behind a
+//!   gap is not committed: a new owner ignores it.
+//! * OBJECT-4: log objects are installed in the map in the order of their numbers, whatever the
+//!   order of their answers.
 //! * OBJECT-5: `submit` never waits. The device seals unasked from [`Limits::seal_bytes`] on, so a
 //!   caller that flushes only when its writes have completed never meets a device that waits for a
 //!   flush.
 //! * OBJECT-6: when another owner has taken a name in the log, nothing is acknowledged any more.
 
 use crate::access::{Access, Held, Patience, Tries};
-use crate::ahead::{Ahead, Fetch, Found};
+use crate::ahead::Ahead;
 use crate::batch::{Batch, Built, Layout, Pending, build};
 use crate::cache::{CacheStats, DiskCache};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job, Upload};
 use crate::format::{
-    BLOCK, DATA_MAX, Entry, EntryKind, FRONT_LEN, Front, Header, Kind, Location, ObjectRef,
-    RootState, claim_name, encode, encode_entries, log_name, new_header,
+    BLOCK, DATA_MAX, Entry, EntryKind, Front, Header, Kind, Location, ObjectRef, RootState,
+    claim_name, encode, encode_entries, log_name, new_header,
 };
+use crate::inherited::Inherited;
 use crate::locks::Locks;
-use crate::runs::{Run, RunMap, Sliced};
+use crate::runs::Run;
 use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
 use crate::store::{Store, exists};
-use crate::sweep::Inherited;
 use crate::volume::{
     Chain, Claimant, Shards, Volume, VolumeOptions, claim, identify, make, observe, owner_of,
 };
@@ -70,8 +71,8 @@ pub struct Limits {
     pub term: Duration,
     /// Bytes in memory that were read ahead of their readers, at most.
     pub ahead_bytes_max: u64,
-    /// A request that the store refuses, or does not answer, is repeated until it is carried out, as
-    /// where the store's disk is full. Otherwise the device fails.
+    /// A request that the store refuses, or does not answer, is repeated until it is carried out,
+    /// as where the store's disk is full. Otherwise the device fails.
     pub holds: bool,
     /// For how long requests are repeated while a volume is opened, if they are not answered.
     pub patience: Duration,
@@ -134,11 +135,6 @@ pub struct ObjectStats {
 /// A reader that goes on sequentially is read ahead by so much, at most.
 const READ_AHEAD_BYTES: u64 = 32 << 20;
 
-/// So much of an object that was not read before is fetched with its front.
-const FIRST_BYTES_MAX: u64 = (4 << 20) - FRONT_LEN;
-
-/// Fronts of objects in memory, at most.
-const FRONTS_MAX: usize = 4096;
 /// Objects that are deleted after one look, at most.
 pub(crate) const DELETES_PER_LOOK: usize = 64;
 
@@ -164,8 +160,8 @@ pub struct ObjectDevice {
     pub(crate) inherited: Inherited,
     /// Number of the next data object or shard of this owner.
     next_object: AtomicU64,
-    fronts: Mutex<HashMap<ObjectRef, Arc<Front>>>,
-    cache: OnceLock<DiskCache>,
+    pub(crate) fronts: Mutex<HashMap<ObjectRef, Arc<Front>>>,
+    pub(crate) cache: OnceLock<DiskCache>,
     pub(crate) ahead: Ahead,
     /// When the last look for a newer claim that found none began.
     looked: Mutex<Duration>,
@@ -293,8 +289,8 @@ impl ObjectDevice {
         })
     }
 
-    /// Makes everything durable and says in the store that the owner has ended: another one may open
-    /// the volume at once. The device serves nothing afterwards.
+    /// Makes everything durable and says in the store that the owner has ended: another one may
+    /// open the volume at once. The device serves nothing afterwards.
     pub fn close(&self) -> Result<(), ObjectError> {
         if self.is_read_only() {
             return Ok(());
@@ -719,7 +715,7 @@ impl ObjectDevice {
 
     /// A read is answered only within a term after a look began: a new owner waits that long. It is
     /// checked when the read has its bytes, which may have been waited for.
-    fn await_term(&self) -> Result<(), ObjectError> {
+    pub(crate) fn await_term(&self) -> Result<(), ObjectError> {
         while !self.is_read_only() && !self.in_term() && !is_planted(Bug::ReadsAfterTerm) {
             self.look()?;
         }
@@ -734,234 +730,6 @@ impl ObjectDevice {
         let whole = offset.is_multiple_of(BLOCK as u64) && len.is_multiple_of(BLOCK as u64);
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.capacity());
         if whole && inside { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
-    }
-
-    /// Where the blocks of a range are.
-    fn locate(&self, start: u64, len: u64) -> Result<RunMap<Where>, ObjectError> {
-        let state = self.state.lock();
-        if let Some(error) = &state.failed {
-            return Err(error.clone());
-        }
-        let mut found = RunMap::default();
-        for run in state.map.find(start, len) {
-            found.insert(run.start, run.len, Where::Store(run.value));
-        }
-        let pending = state.sealed.iter().map(|sealed| &*sealed.runs);
-        for runs in pending.chain([&state.open.runs]) {
-            for run in runs.find(start, len) {
-                found.insert(run.start, run.len, Where::Memory(run.value));
-            }
-        }
-        Ok(found)
-    }
-
-    fn read_blocks(&self, start: u64, buf: &mut [u8]) -> Result<(), ObjectError> {
-        let found = self.locate(start, (buf.len() / BLOCK) as u64)?;
-        let mut filled = 0;
-        for run in found.iter() {
-            let from = (run.start - start) as usize * BLOCK;
-            buf[filled..from].fill(0);
-            filled = from + run.len as usize * BLOCK;
-            let part = &mut buf[from..from + run.len as usize * BLOCK];
-            match &run.value {
-                Where::Memory(pending) => match pending.bytes(run.len) {
-                    Some(bytes) => part.copy_from_slice(bytes),
-                    None => part.fill(0),
-                },
-                Where::Store(location) => self.fetch(*location, part)?,
-            }
-        }
-        buf[filled..].fill(0);
-        self.await_term()
-    }
-
-    /// Reads blocks of an object, and verifies them.
-    fn fetch(&self, location: Location, out: &mut [u8]) -> Result<(), ObjectError> {
-        let from = location.block * BLOCK as u64;
-        let bytes = from..from + out.len() as u64;
-        let front = self.front(location.object)?;
-        let stored = front.stored(&bytes)?;
-        self.verified(location.object, stored, |stored| front.extract(&bytes, stored, out))
-    }
-
-    /// Hands bytes of an object to `verify`, which finds out whether they are what was written: those
-    /// that were read ahead, those of the cache on disk, or those of the store.
-    fn verified<T>(
-        &self,
-        object: ObjectRef,
-        range: Range<u64>,
-        mut verify: impl FnMut(&[u8]) -> Result<T, ObjectError>,
-    ) -> Result<T, ObjectError> {
-        loop {
-            let now = self.env.clock.monotonic();
-            match self.ahead.read(object, &range, now, || self.access.executor.step()) {
-                Found::Nothing => break,
-                Found::Fetch(fetch) => self.fetched_ahead(&fetch, self.fetch_span(&fetch)),
-                Found::Bytes(bytes) => match verify(&bytes) {
-                    Err(error) => {
-                        tracing::debug!(%error, "what was read ahead is something else");
-                        self.ahead.forget(object, &range);
-                        break;
-                    }
-                    verified => return verified,
-                },
-            }
-        }
-        let name = object.name();
-        let Some(cache) = self.cache.get() else {
-            if !self.ahead.is_near_another(object, &range) {
-                return verify(&self.access.get(&name, Some(range))?);
-            }
-            let wide = DiskCache::widened(&range);
-            let bytes = self.access.get(&name, Some(wide.clone()))?;
-            let at = |offset: u64| bytes.len().min((offset - wide.start) as usize);
-            let verified = verify(&bytes[at(range.start)..at(range.end)])?;
-            self.ahead.insert(object, wide.start, bytes, self.env.clock.monotonic());
-            return Ok(verified);
-        };
-        if let Some(bytes) = cache.read(object, &range) {
-            match verify(&bytes) {
-                Err(error) => {
-                    tracing::debug!(%error, "the cache has something else");
-                    cache.remove(object, &range);
-                }
-                verified => return verified,
-            }
-        }
-        let wide = DiskCache::widened(&range);
-        let bytes = self.access.get(&name, Some(wide.clone()))?;
-        let at = |offset: u64| bytes.len().min((offset - wide.start) as usize);
-        let verified = verify(&bytes[at(range.start)..at(range.end)])?;
-        cache.add(object, wide.start, &bytes);
-        Ok(verified)
-    }
-
-    fn front(&self, object: ObjectRef) -> Result<Arc<Front>, ObjectError> {
-        if let Some(front) = self.fronts.lock().get(&object) {
-            return Ok(Arc::clone(front));
-        }
-        let name = object.name();
-        let decode = |bytes: &[u8]| {
-            let front = Front::decode(&self.access.codec, &name, bytes)?;
-            front.expect_object(object, &self.volume.id)
-        };
-        let front = Arc::new(self.verified(object, 0..FRONT_LEN, decode)?);
-        self.add_front(object, Arc::clone(&front));
-        Ok(front)
-    }
-
-    fn add_front(&self, object: ObjectRef, front: Arc<Front>) {
-        let mut fronts = self.fronts.lock();
-        if fronts.len() >= FRONTS_MAX {
-            fronts.clear();
-        }
-        fronts.insert(object, front);
-    }
-
-    /// Has contents of an object fetched that will be read soon. Where they are in the object its
-    /// front tells. If that is not here, what begins with the front is fetched first.
-    fn read_object_ahead(&self, object: ObjectRef, contents: Range<u64>) {
-        let front = self.fronts.lock().get(&object).cloned();
-        if let Some(front) = front {
-            return self.add_ahead(object, &front, &contents);
-        }
-        let with_front = contents.start == 0;
-        let begin = FRONT_LEN + if with_front { contents.end } else { 0 };
-        if self.ahead.add_unresolved(object, contents) {
-            let begin = 0..begin.min(FRONT_LEN + FIRST_BYTES_MAX);
-            self.add_stored_ahead(object, &begin);
-            let cached = self.cache.get().is_some_and(|cache| cache.has(object, &(0..FRONT_LEN)));
-            // The rest is fetched when the begin has come; if there is no room for that, not at all.
-            if cached || !self.ahead.has_begin(object) {
-                self.resolve_ahead(object, cached);
-            }
-        }
-    }
-
-    /// The front of an object may be here now: the rest of what is wanted of the object is known.
-    fn resolve_ahead(&self, object: ObjectRef, is_here: bool) {
-        let wanted = self.ahead.take_unresolved(object);
-        if wanted.is_empty() || !is_here {
-            return;
-        }
-        match self.front(object) {
-            Ok(front) => {
-                wanted.iter().for_each(|contents| self.add_ahead(object, &front, contents));
-            }
-            Err(error) => tracing::debug!(%error, "not read ahead"),
-        }
-    }
-
-    fn add_ahead(&self, object: ObjectRef, front: &Front, contents: &Range<u64>) {
-        // What is wrong with the object its reader finds again.
-        if let Ok(stored) = front.stored(contents) {
-            self.add_stored_ahead(object, &stored);
-        }
-    }
-
-    fn add_stored_ahead(&self, object: ObjectRef, range: &Range<u64>) {
-        let cached =
-            |part: &Range<u64>| self.cache.get().is_some_and(|cache| cache.has(object, part));
-        self.ahead.add(object, range, self.env.clock.monotonic(), cached);
-    }
-
-    /// Starts jobs that fetch what is to be read ahead.
-    fn start_fetchers(&self) {
-        while self.ahead.wants_fetcher() {
-            let me = self.me();
-            let run = move || -> Answer {
-                let fetched = me.ahead.next_fetch().map(|fetch| (me.fetch_span(&fetch), fetch));
-                Box::new(move || {
-                    me.ahead.fetcher_ended();
-                    if let Some((bytes, fetch)) = fetched {
-                        me.fetched_ahead(&fetch, bytes);
-                    }
-                    me.start_fetchers();
-                })
-            };
-            let job = Job { upload: None, after: Duration::ZERO, run: Box::new(run) };
-            self.access.executor.start(job);
-        }
-    }
-
-    /// Tried once: a reader insists.
-    fn fetch_span(&self, fetch: &Fetch) -> Option<Vec<u8>> {
-        let fetched = self.access.get_once(&fetch.object.name(), fetch.range.clone());
-        fetched.inspect_err(|error| tracing::debug!(%error, "not read ahead")).ok()
-    }
-
-    fn fetched_ahead(&self, fetch: &Fetch, bytes: Option<Vec<u8>>) {
-        let bytes = bytes.map(Arc::new);
-        self.ahead.ended(fetch, bytes.clone());
-        if fetch.range.start == 0 {
-            self.resolve_ahead(fetch.object, bytes.is_some());
-        }
-        if let (Some(bytes), Some(cache)) = (bytes, self.cache.get()) {
-            cache.add(fetch.object, fetch.range.start, &bytes);
-        }
-    }
-}
-
-/// Where blocks are.
-#[derive(Clone)]
-enum Where {
-    Memory(Pending),
-    Store(Location),
-}
-
-impl Sliced for Where {
-    fn after(&self, skip: u64) -> Self {
-        match self {
-            Self::Memory(pending) => Self::Memory(pending.after(skip)),
-            Self::Store(location) => Self::Store(location.after(skip)),
-        }
-    }
-
-    fn continues(&self, len: u64, next: &Self) -> bool {
-        match (self, next) {
-            (Self::Store(location), Self::Store(next)) => location.continues(len, next),
-            _ => false,
-        }
     }
 }
 
@@ -1038,14 +806,7 @@ impl BlockDevice for ObjectDevice {
         if self.check(offset, len).is_err() || len == 0 {
             return;
         }
-        let Ok(found) = self.locate(offset / BLOCK as u64, len / BLOCK as u64) else { return };
-        for run in found.iter() {
-            if let Where::Store(location) = run.value {
-                let from = location.block * BLOCK as u64;
-                self.read_object_ahead(location.object, from..from + run.len * BLOCK as u64);
-            }
-        }
-        self.start_fetchers();
+        self.read_blocks_ahead(offset / BLOCK as u64, len / BLOCK as u64);
     }
 
     fn keeps_what_is_dead(&self) -> bool {

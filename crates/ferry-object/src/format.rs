@@ -699,8 +699,8 @@ pub(crate) struct Super {
     pub capacity: u64,
     /// Log objects that may be under way: W.
     pub window: u32,
-    /// A data object ends at each of these bytes of the device: the first one, and one every so many
-    /// bytes from there on.
+    /// A data object ends at each of these bytes of the device: the first one, and one every so
+    /// many bytes from there on.
     pub boundary: (u64, u64),
     pub compression: Compression,
     /// Objects are sealed.

@@ -1,17 +1,20 @@
 //! A volume in an object store: a block device that is a log of objects.
 //!
-//! The store holds everything. Each object is written once and never changes. What was written since
-//! the last flush is one log object and the data objects that it names; the longest prefix of the log
-//! without a gap is what is durable, and nothing else has to be written to commit it. `docs/format.md`
-//! describes the objects.
+//! The store holds everything. Each object is written once and never changes. What was written
+//! since the last flush is one log object and the data objects that it names; the longest prefix of
+//! the log without a gap is what is durable, and nothing else has to be written to commit it.
+//! `docs/format.md` describes the objects.
 //!
 //! The modules form layers. Each uses those below it and none above:
 //!
 //! ```text
 //! open       a volume by the URL of its store; url: StoreUrl
 //! prove      whether a store keeps what a volume relies on
-//! device     ObjectDevice; roots: its roots, and what is deleted; sweep: what nothing names;
-//!            repack: what is mostly dead; state: what it knows
+//! roots      roots of an ObjectDevice, and what is deleted; reads: its reads, also ahead;
+//!            sweep: what nothing names; repack: what is mostly dead
+//! device     ObjectDevice
+//! state      what it knows; victims: which objects are mostly dead; inherited: what older owners
+//!            left that is needed
 //! volume     making a volume, claiming it, fencing its owner off
 //! keys       the key of an encrypted volume
 //! access     requests that are repeated until they are carried out
@@ -36,10 +39,12 @@ mod dir;
 mod error;
 mod executor;
 mod format;
+mod inherited;
 mod keys;
 mod locks;
 mod open;
 mod prove;
+mod reads;
 mod repack;
 mod roots;
 mod runs;
@@ -48,6 +53,7 @@ mod state;
 mod store;
 mod sweep;
 mod url;
+mod victims;
 mod volume;
 
 pub use access::Held;

@@ -1,11 +1,11 @@
 //! Roots, and the deletion of what none of them needs.
 //!
-//! A root is the map at some number of the log. It holds only the committed prefix, and it is written
-//! only after its shards have answered. What it does not need any more is deleted:
+//! A root is the map at some number of the log. It holds only the committed prefix, and it is
+//! written only after its shards have answered. What it does not need any more is deleted:
 //!
 //! * DELETE-1: only what neither of the newest two roots needs, and only after the grace;
-//! * DELETE-2: only after a look that no newer claim exists. A new owner writes a root first, so the
-//!   old owner, whose next root fails, condemns nothing more;
+//! * DELETE-2: only after a look that no newer claim exists. A new owner writes a root first, so
+//!   the old owner, whose next root fails, condemns nothing more;
 //! * DELETE-3: roots and log objects in ascending order, a root before the objects that only it
 //!   needs;
 //! * DELETE-4: never a claim, never a fence. Their names must not become free: an old owner that

@@ -4,8 +4,8 @@ use crate::batch::{Batch, Pending};
 use crate::error::ObjectError;
 use crate::executor::Job;
 use crate::format::{BLOCK, Entry, EntryKind, Id, Location, ObjectRef, Root, SHARD_BLOCKS};
-use crate::repack::{Pass, choose, objects_in};
 use crate::runs::{Run, RunMap, Sliced};
+use crate::victims::{Pass, choose, objects_in};
 use ferry_device::{Io, IoDone};
 use ferry_env::planted::{Bug, is_planted};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -77,10 +77,7 @@ impl Map {
                     Some(Location { object, block: u64::from(block) })
                 }
             };
-            if let Some(Location { object, block }) = location {
-                let len = self.lengths.entry(object).or_default();
-                *len = (*len).max(block + entry.len);
-            }
+            self.note_length(location, entry.len);
             self.set(entry.start, entry.len, location);
         }
     }
@@ -131,6 +128,14 @@ impl Map {
         self.lengths.extend(known.copied());
     }
 
+    /// So many blocks are at this location: the object is no shorter.
+    fn note_length(&mut self, location: Option<Location>, blocks: u64) {
+        if let Some(Location { object, block }) = location {
+            let len = self.lengths.entry(object).or_default();
+            *len = (*len).max(block + blocks);
+        }
+    }
+
     /// Blocks of a range that are at `from` are at `to` from now on. Returns how many.
     pub fn relocate(&mut self, start: u64, len: u64, from: Location, to: Option<Location>) -> u64 {
         let mut blocks = 0;
@@ -141,10 +146,7 @@ impl Map {
                 continue;
             }
             let to = to.map(|to| to.after(skip));
-            if let Some(Location { object, block }) = to {
-                let len = self.lengths.entry(object).or_default();
-                *len = (*len).max(block + run.len);
-            }
+            self.note_length(to, run.len);
             self.set(run.start, run.len, to);
             self.emptied |= from.object.is_log() && !self.live.contains_key(&from.object);
             blocks += run.len;

@@ -40,8 +40,8 @@ pub trait Store: Send + Sync {
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError>;
     /// Removes an object. There may be none.
     fn delete(&self, name: &str) -> Result<(), ObjectError>;
-    /// A new owner on this machine has fenced the one before it off: what requests of dead processes
-    /// left half done can be removed.
+    /// A new owner on this machine has fenced the one before it off: what requests of dead
+    /// processes left half done can be removed.
     fn settle(&self) {}
     /// Names that begin with `prefix`, ascending. Names created or deleted a short time ago may be
     /// wrong in it.

@@ -1,14 +1,14 @@
 //! The sweep: deletes objects that no root and no log names.
 //!
-//! They are left by requests that a crash cut off, by owners that were fenced off, and by owners that
-//! ended before they deleted what they had condemned. An owner sweeps when the grace has passed since
-//! it opened the volume, and then daily:
+//! They are left by requests that a crash cut off, by owners that were fenced off, and by owners
+//! that ended before they deleted what they had condemned. An owner sweeps when the grace has
+//! passed since it opened the volume, and then daily:
 //!
 //! * DELETE-5: first it lists, then it looks that there is no newer claim, then it deletes. So
 //!   nothing in the list is of a newer owner;
-//! * DELETE-6: only objects of epochs below its own, and only what neither the takeover root nor the
-//!   log behind it named. The log of those epochs has ended, so nothing that they wrote is named
-//!   later.
+//! * DELETE-6: only objects of epochs below its own, and only what neither the takeover root nor
+//!   the log behind it named. The log of those epochs has ended, so nothing that they wrote is
+//!   named later.
 //!
 //! What the takeover root or the log named dies in the map of this owner, which then condemns it.
 
@@ -16,51 +16,14 @@ use crate::device::{DELETES_PER_LOOK, ObjectDevice};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Job};
 use crate::format::{
-    EntryKind, HEADER_LEN, Kind, LOGS, Location, ObjectRef, ROOTS, SHARDS, header, number_of,
-    object_of_shard,
+    HEADER_LEN, Kind, LOGS, ObjectRef, ROOTS, SHARDS, header, number_of, object_of_shard,
 };
-use crate::runs::Run;
+use crate::inherited::Inherited;
 use crate::state::{Effects, State};
-use crate::volume::{Chain, Shards};
 use ferry_env::planted::{Bug, is_planted};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// What an owner found when it opened the volume: all objects of older owners that anybody may need.
-pub(crate) struct Inherited {
-    /// Log objects, fences and data objects that the takeover root or the log behind it names.
-    objects: BTreeSet<ObjectRef>,
-    /// Shards of the takeover root.
-    shards: BTreeSet<ObjectRef>,
-    /// The number of the takeover root.
-    root: u64,
-    /// The first number in the log that is the owner's own.
-    next: u64,
-}
-
-impl Inherited {
-    pub fn new(chain: &Chain, shards: &Shards) -> Self {
-        let mapped = shards.iter().flatten().map(|run: &Run<Location>| run.value.object);
-        let named = chain.links.iter().flat_map(|link| {
-            let data = link.entries.iter().filter_map(|entry| match entry.value {
-                EntryKind::Data { number, .. } => {
-                    Some(ObjectRef { epoch: link.header.epoch, number })
-                }
-                EntryKind::Zeros | EntryKind::Here { .. } => None,
-            });
-            data.chain([ObjectRef::log(link.seq)])
-        });
-        let named: Vec<ObjectRef> =
-            if is_planted(Bug::SweptLog) { Vec::new() } else { named.collect() };
-        Self {
-            objects: mapped.chain(named).collect(),
-            shards: chain.root.root.shards.iter().map(|(_, at)| *at).collect(),
-            root: chain.root.header.number,
-            next: chain.next,
-        }
-    }
-}
 
 impl ObjectDevice {
     /// Starts a sweep if it is time.
@@ -75,7 +38,7 @@ impl ObjectDevice {
             let swept = me.sweep();
             Box::new(move || {
                 if let Err(error) = swept {
-                    tracing::warn!(%error, "objects that nothing needs are left until the next sweep");
+                    tracing::warn!(%error, "objects that nothing needs stay until the next sweep");
                 }
                 me.state.lock().roots.sweeping = false;
             })
@@ -135,8 +98,8 @@ impl ObjectDevice {
         epoch < own || (is_planted(Bug::SweptAfterLook) && epoch != own)
     }
 
-    /// Whether an object is a log object of an older owner: a fence stays (DELETE-4). Only the object
-    /// tells.
+    /// Whether an object is a log object of an older owner: a fence stays (DELETE-4). Only the
+    /// object tells.
     fn is_old_log(&self, name: &str) -> Result<bool, ObjectError> {
         let found = match self.access.get(name, Some(0..HEADER_LEN as u64)) {
             Err(ObjectError::NotFound(_)) => return Ok(false),

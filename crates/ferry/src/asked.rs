@@ -100,7 +100,8 @@ fn connect(mount: &Mount) -> Option<UnixStream> {
     names.iter().rev().find_map(|name| socket::connect_or_of(name, mount.owner).ok())
 }
 
-/// The process that is the daemon of a mount, also if it is stopped or hangs; `None`: no socket tells.
+/// The process that is the daemon of a mount, also if it is stopped or hangs; `None`: no socket
+/// tells.
 pub fn daemon(mount: &Mount) -> Option<u32> {
     connect(mount).as_ref().and_then(socket::peer).and_then(|pid| u32::try_from(pid).ok())
 }

@@ -1,9 +1,9 @@
 //! Sequential reads of one open file, on a device that wants to know what comes next.
 //!
 //! The page cache's own read-ahead (`ahead.rs`) has one thread, which reads the next few MiB. A
-//! device whose requests take long, as an object store, needs many at a time: it is told what will be
-//! read, further ahead the longer the reader goes on, and fetches that beside all readers. Nothing
-//! enters the page cache by this.
+//! device whose requests take long, as an object store, needs many at a time: it is told what will
+//! be read, further ahead the longer the reader goes on, and fetches that beside all readers.
+//! Nothing enters the page cache by this.
 
 use crate::error::FsError;
 use crate::extents::WINDOW_BLOCKS;
@@ -64,7 +64,8 @@ impl Position {
 }
 
 impl DataStore {
-    /// Notes a read of an open file that begins now. The device is told what the next ones will read.
+    /// Notes a read of an open file that begins now. The device is told what the next ones will
+    /// read.
     pub(crate) fn note_read(&self, stream: &Stream, inode: &Arc<Inode>, offset: u64, len: usize) {
         let most = self.dev.read_ahead_bytes();
         if most == 0 {

@@ -100,9 +100,7 @@ impl Space {
         if self.dev.keeps_what_is_dead() {
             return true;
         }
-        if let Err(error) =
-            self.dev.discard(self.segment_offset(segment), self.geometry.segment_len)
-        {
+        if let Err(error) = self.discard_segment(segment) {
             tracing::warn!(segment, %error, "the space of a free segment stays with the host file");
             pool.stale.insert(segment);
         }
@@ -113,11 +111,14 @@ impl Space {
     /// it nothing, and nobody waits for it.
     pub(crate) fn discard_freed(&self, segment: u32) {
         if self.dev.keeps_what_is_dead()
-            && let Err(error) =
-                self.dev.discard(self.segment_offset(segment), self.geometry.segment_len)
+            && let Err(error) = self.discard_segment(segment)
         {
             tracing::warn!(segment, %error, "what a free segment held is not discarded");
         }
+    }
+
+    fn discard_segment(&self, segment: u32) -> io::Result<()> {
+        self.dev.discard(self.segment_offset(segment), self.geometry.segment_len)
     }
 
     /// The same for all that is free at the mount: a crash may have lost what the device was told.

@@ -148,8 +148,8 @@ impl DataStore {
         self.tidy_beyond(DEAD_BLOCKS_MAX)
     }
 
-    /// The same where so many dead blocks may lie about beside as many as are live, if the device is
-    /// none that keeps what is dead.
+    /// The same where so many dead blocks may lie about beside as many as are live, if the device
+    /// is none that keeps what is dead.
     pub(crate) fn tidy_beyond(&self, dead_max: u64) -> Result<(), FsError> {
         let journal = self.journal()?;
         self.free_closed(&journal)?;

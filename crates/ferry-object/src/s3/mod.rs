@@ -1,8 +1,8 @@
 //! A store that speaks the S3 protocol: AWS, MinIO, versitygw, Ceph RGW, R2.
 //!
 //! A request is sent once. What comes of it is said as [`Store`] asks: an answer that asks to try
-//! again, and no answer, are [`ObjectError::Unavailable`], and the volume's own code repeats it (with
-//! its back-off, its counters and its clock). No error text and no log line holds a secret.
+//! again, and no answer, are [`ObjectError::Unavailable`], and the volume's own code repeats it
+//! (with its back-off, its counters and its clock). No error text and no log line holds a secret.
 //!
 //! ```text
 //! S3Store
@@ -246,8 +246,8 @@ impl Store for S3Store {
 
     fn create(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
         let exclusive = vec![("if-none-match", "*".into())];
-        // versitygw refuses a name that exists before it has read the body, and its answer goes down
-        // with the connection. Each repetition would end so: the object itself tells.
+        // versitygw refuses a name that exists before it has read the body, and its answer goes
+        // down with the connection. Each repetition would end so: the object itself tells.
         self.write(name, bytes, exclusive, |unanswered| {
             match self.get(name, Some(0..bytes.len() as u64 + 1)) {
                 Ok(found) if found == bytes => Ok(()),

@@ -91,8 +91,8 @@ impl Objects {
         Ok(bytes[start as usize..end.max(start) as usize].to_vec())
     }
 
-    /// Names that begin with `prefix`. Where `lags` says so of the time of a name's last change, the
-    /// list tells how it was before.
+    /// Names that begin with `prefix`. Where `lags` says so of the time of a name's last change,
+    /// the list tells how it was before.
     pub fn names(&self, prefix: &str, mut lags: impl FnMut(Duration) -> bool) -> Vec<String> {
         let found = self.objects.range(prefix.to_owned()..);
         let found = found.take_while(|(name, _)| name.starts_with(prefix));
