@@ -11,7 +11,7 @@
 //! open       a volume by the URL of its store; url: StoreUrl
 //! prove      whether a store keeps what a volume relies on
 //! roots      roots of an ObjectDevice, and what is deleted; reads: its reads, also ahead;
-//!            sweep: what nothing names; repack: what is mostly dead
+//!            sweep: what nothing names; repack: what is mostly dead; warm: fills the cache
 //! device     ObjectDevice
 //! state      what it knows; victims: which objects are mostly dead; inherited: what older owners
 //!            left that is needed
@@ -55,6 +55,7 @@ mod sweep;
 mod url;
 mod victims;
 mod volume;
+mod warm;
 
 pub use access::Held;
 pub use cache::{CacheOptions, CacheStats};

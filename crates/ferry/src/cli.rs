@@ -86,6 +86,9 @@ pub enum Command {
     Stats(StatsArgs),
     /// Show what a mounted volume does, every second
     Top(TopArgs),
+    /// Fetch files of a volume in a store into the cache on disk of its mount: exit 1 stopped, or not
+    /// all of it is there
+    Warm(WarmArgs),
     /// Give the space of what was removed back to the disk on which a mounted volume lies, as
     /// fstrim(8) does
     Trim(TrimArgs),
@@ -546,6 +549,20 @@ pub struct StatsArgs {
     pub json: bool,
 }
 
+/// The arguments of `ferry warm`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The mount needs a cache on disk (-o cache=DIR,cache_disk=SIZE). What it has is not fetched again, other parts make room. When the cache is full
+of what was warmed, the rest is left out. Ctrl-C stops; what was fetched stays. Only root and the user who mounted may.
+  ferry mount s3://bucket/data /mnt -o cache=/var/cache/ferry,cache_disk=50G
+  ferry warm /mnt/models /mnt/index")]
+pub struct WarmArgs {
+    /// Files and directories of mounts. Below directories all files are meant; symbolic links in them
+    /// are not followed, and other file systems that are mounted there are left out
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+}
+
 /// The arguments of `ferry trim`.
 #[derive(Args, Debug)]
 pub struct TrimArgs {
@@ -652,6 +669,7 @@ mod tests {
             "ferry sync -r --data --jobs 16 /mnt/a b",
             "ferry sync --from -",
             "ferry stats /mnt --json --log-level debug",
+            "ferry warm /mnt /mnt2/a",
             "ferry top /mnt --interval 500ms --count 3",
             "ferry serve v --listen [::1]:0 --export /a:ro,/b:rw --session-life 5s",
             "ferry cert init d --host a --host 10.0.0.1",
@@ -676,6 +694,7 @@ mod tests {
             "ferry mkfs v --device mirror",
             "ferry mkfs v --device raid6 a",
             "ferry sync",
+            "ferry warm",
             "ferry sync --from - a",
             "ferry sync --jobs 0 a",
             "ferry serve v --export a:ro",
