@@ -11,7 +11,7 @@ use ferry_journal::FlushPolicy;
 use ferry_net::{Export, IdSet};
 
 use crate::location::Location;
-use crate::options::{HELP as OPTIONS_HELP, one_access, parse_cache_disk};
+use crate::options::{HELP as OPTIONS_HELP, one_access, parse_cache_disk, parse_flush_interval};
 use crate::size::{parse_bytes, parse_duration};
 
 /// A POSIX file system in a single file, for work that makes many small files and syncs them.
@@ -241,6 +241,11 @@ pub struct ServeArgs {
     /// With --cache: the most that it takes of that disk [default: 10G]
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_disk, requires = "cache")]
     pub cache_disk: Option<u64>,
+    /// An fsync of a client that comes sooner than this after the last flush waits, and shares the
+    /// next one; at most 60s. Of a volume in a store it bounds what PUTs cost [default: 0, it does
+    /// not wait]
+    #[arg(long, value_name = "TIME", value_parser = parse_flush_interval)]
+    pub flush_interval_min: Option<Duration>,
     /// Address and port to listen at
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7373")]
     pub listen: String,
@@ -651,6 +656,7 @@ mod tests {
             "ferry mkfs dir:///srv/store --size 2T",
             "ferry mount dir:///srv/store /mnt --take-over -o ro",
             "ferry serve dir:///srv/store --take-over --cache /c --cache-disk 50G",
+            "ferry serve v --flush-interval-min 500ms",
             "ferry stats dir:///srv/store",
             "ferry mkfs s3://bucket/a/b --endpoint http://127.0.0.1:9000",
             "ferry mount s3://bucket/a?endpoint=https://s3.example.org&profile=work /mnt",
@@ -701,6 +707,7 @@ mod tests {
             "ferry serve v --export /a",
             "ferry serve v --tls d --insecure",
             "ferry serve v --cache-disk 50G",
+            "ferry serve v --flush-interval-min 2h",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

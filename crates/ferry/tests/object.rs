@@ -6,7 +6,9 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
+use ferry_env::Env;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -613,5 +615,68 @@ fn a_warm_that_is_interrupted_stops_at_once_and_says_so() {
     fs::rename(&away, &at).expect("it can be moved");
     check_files(&store.at("first"), 0..1000);
     ok(&store.ferry(&["warm", "first"]));
+    ok(&store.ferry(&["umount", "first"]));
+}
+
+/// Programs that fsync as fast as they can, with a mount option: the PUTs that it cost, and the time.
+fn puts_of_fsyncs(option: &str, threads: usize, rounds: usize) -> (u64, Duration) {
+    let store = Store::made();
+    ok(&store.try_mount("first", &["-o", option]));
+    let puts = || store.stats("first")["store"]["puts"].as_u64().expect("a number");
+    let clock = Env::real().clock;
+    let (before, begun) = (puts(), clock.monotonic());
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let path = store.at(&format!("first/{thread}"));
+            scope.spawn(move || {
+                let mut file = fs::File::create(path).expect("a file");
+                for n in 0..rounds {
+                    file.write_all(format!("{n}\n").as_bytes()).expect("a write");
+                    file.sync_all().expect("a sync");
+                }
+            });
+        }
+    });
+    let found = (puts() - before, clock.monotonic() - begun);
+    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    store.mount("second");
+    for thread in 0..threads {
+        let found = fs::read_to_string(store.at(&format!("second/{thread}"))).expect("a file");
+        assert_eq!(found.lines().count(), rounds, "what was synced is there");
+    }
+    store.ferry(&["umount", "first"]);
+    ok(&store.ferry(&["umount", "second"]));
+    found
+}
+
+#[test]
+fn a_least_interval_between_flushes_bounds_the_puts_of_fsyncs() {
+    for threads in [1, 6] {
+        let (puts, time) = puts_of_fsyncs("flush_interval_min=250ms", threads, 8);
+        // The first one does not wait.
+        assert!(time >= Duration::from_millis(7 * 250), "{threads}: {time:?}");
+        let most = time.as_millis() as u64 / 250 + 2;
+        assert!((8..=most).contains(&puts), "{threads}: {puts} PUTs in {time:?}");
+    }
+    let (puts, _) = puts_of_fsyncs("flush_interval_min=0", 1, 40);
+    assert!(puts >= 40, "{puts} PUTs");
+}
+
+#[test]
+fn a_least_interval_between_flushes_does_not_delay_the_end_of_a_mount() {
+    let store = Store::made();
+    ok(&store.try_mount("first", &["-o", "flush_interval_min=60s"]));
+    let synced = |name: &str| {
+        let path = store.at("first").join(name);
+        fs::write(&path, name).expect("a file");
+        fs::File::open(path).expect("it is there").sync_all()
+    };
+    synced("a").expect("the first one does not wait");
+    fs::write(store.at("first/b"), "b").expect("a file");
+    let unmount = Command::new("umount").arg(store.at("first")).output();
+    ok(&unmount.expect("umount runs"));
+    // It waits for the daemon before, for 30 s at most.
+    store.mount("first");
+    assert_eq!(fs::read(store.at("first/b")).expect("it was written"), b"b");
     ok(&store.ferry(&["umount", "first"]));
 }
