@@ -33,7 +33,7 @@ use crate::store::{Store, exists};
 use crate::volume::{
     Chain, Claimant, Shards, Volume, VolumeOptions, claim, identify, make, observe, owner_of,
 };
-use crate::warm::Warming;
+use crate::warming::Warming;
 use ferry_device::{
     AlignedBuf, BlockDevice, FlushTimer, FlushTiming, HeldRequests, Io, IoDone, WarmDone,
 };

@@ -20,6 +20,7 @@
 //! access     requests that are repeated until they are carried out
 //! batch      changes in memory, and the objects made of them
 //! ahead      Ahead: parts of objects that will be read soon, in memory
+//! warming    what is to be brought into the cache
 //! cache      DiskCache: parts of objects on a disk of the machine
 //! format     the objects, byte by byte        runs       runs of blocks with a value
 //! codec      compression and encryption of what objects store
@@ -56,6 +57,7 @@ mod url;
 mod victims;
 mod volume;
 mod warm;
+mod warming;
 
 pub use access::Held;
 pub use cache::{CacheOptions, CacheStats};

@@ -6,9 +6,9 @@ use crate::device::ObjectDevice;
 use crate::error::ObjectError;
 use crate::executor::{Answer, Job};
 use crate::format::{BLOCK, FRONT_LEN, ObjectRef};
-use ferry_device::{WarmDone, Warmed};
-use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use crate::warming::{Batch, Task, Wanted};
+use ferry_device::WarmDone;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,65 +16,6 @@ use std::time::Duration;
 
 /// Parts that one request fetches, at most: 4 MiB.
 const SPAN_PARTS_MAX: u64 = (4 << 20) / PART;
-/// Requests under way at a time. Beside them, and those of readers ahead, the executor has threads
-/// left for uploads.
-const FETCHES_MAX: usize = 6;
-
-/// What one caller wants warmed. When the last of its tasks ends, or is dropped, it is answered.
-struct Batch {
-    result: Mutex<io::Result<Warmed>>,
-    done: Mutex<Option<WarmDone>>,
-}
-
-impl Batch {
-    fn add(&self, change: impl FnOnce(&mut Warmed)) {
-        if let Ok(warmed) = &mut *self.result.lock() {
-            change(warmed);
-        }
-    }
-
-    fn fail(&self, error: io::Error) {
-        *self.result.lock() = Err(error);
-    }
-
-    /// Nothing more is fetched for it.
-    fn has_ended(&self) -> bool {
-        self.result.lock().as_ref().map_or(true, |warmed| warmed.full)
-    }
-}
-
-impl Drop for Batch {
-    fn drop(&mut self) {
-        if let Some(done) = self.done.get_mut().take() {
-            done(std::mem::replace(self.result.get_mut(), Ok(Warmed::default())));
-        }
-    }
-}
-
-enum Wanted {
-    /// These contents of the object. Its front tells where they are.
-    Contents(Vec<Range<u64>>),
-    /// These parts, which are not in the cache.
-    Parts(Range<u64>),
-}
-
-struct Task {
-    batch: Arc<Batch>,
-    object: ObjectRef,
-    wanted: Wanted,
-}
-
-#[derive(Default)]
-struct Queue {
-    tasks: VecDeque<Task>,
-    /// Jobs that carry tasks out.
-    running: usize,
-}
-
-/// What is still to be warmed.
-#[derive(Default)]
-pub(crate) struct Warming(Mutex<Queue>);
-
 impl ObjectDevice {
     /// Warms blocks. `begins`: what was warmed before may be evicted.
     pub(crate) fn warm_blocks(&self, begins: bool, ranges: &[Range<u64>], done: WarmDone) {
@@ -96,33 +37,23 @@ impl ObjectDevice {
                 }),
             }
         }
-        let batch = Arc::new(Batch {
-            result: Mutex::new(Ok(Warmed::default())),
-            done: Mutex::new(Some(done)),
-        });
+        let batch = Arc::new(Batch::new(done));
         let tasks = objects.into_iter().map(|(object, contents)| Task {
             batch: Arc::clone(&batch),
             object,
             wanted: Wanted::Contents(contents),
         });
-        self.warming.0.lock().tasks.extend(tasks);
+        self.warming.push(tasks);
         self.start_warming();
     }
 
     fn start_warming(&self) {
-        loop {
-            let mut queue = self.warming.0.lock();
-            if queue.running >= FETCHES_MAX || queue.tasks.is_empty() {
-                return;
-            }
-            queue.running += 1;
-            let Some(task) = queue.tasks.pop_front() else { return };
-            drop(queue);
+        while let Some(task) = self.warming.begin() {
             let me = self.me();
             let run = move || -> Answer {
                 me.warm(task);
                 Box::new(move || {
-                    me.warming.0.lock().running -= 1;
+                    me.warming.ended();
                     me.start_warming();
                 })
             };
@@ -180,13 +111,12 @@ impl ObjectDevice {
                 },
             }
         }
-        let tasks = spans.into_iter().rev().map(|parts| Task {
+        let tasks = spans.into_iter().map(|parts| Task {
             batch: Arc::clone(&task.batch),
             object: task.object,
             wanted: Wanted::Parts(parts),
         });
-        let mut queue = self.warming.0.lock();
-        tasks.for_each(|task| queue.tasks.push_front(task));
+        self.warming.push_next(tasks.collect());
         Ok(())
     }
 

@@ -183,9 +183,10 @@ fn full_text(path: &Path, warmed: u64, bytes: u64) -> String {
 fn last_line(totals: &Totals) -> String {
     let nanos = u64::try_from(totals.time.as_nanos()).unwrap_or(u64::MAX);
     format!(
-        "{}{} files: {} read from the store, {} were there already, {}\n",
+        "{}{} file{}: {} read from the store, {} were there already, {}\n",
         if totals.stopped { "stopped: " } else { "" },
         thousands(totals.files),
+        if totals.files == 1 { "" } else { "s" },
         format_bytes(totals.fetched),
         format_bytes(totals.cached),
         format_nanos(nanos).trim()

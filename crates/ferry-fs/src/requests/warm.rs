@@ -57,7 +57,11 @@ impl LocalFs {
                 fs.dev.warm(asked.begins, &ranges, Box::new(done));
             }
         };
-        self.blocking_drops.push(BlockingDrop(Box::new(warm)));
+        if self.options.background {
+            self.blocking_drops.push(BlockingDrop(Box::new(warm)));
+        } else {
+            warm(self);
+        }
         Err(Stop::Parked)
     }
 
