@@ -175,13 +175,7 @@ impl DiskCache {
         }
         let lock = match FileLock::take(&path, true).map_err(failed)? {
             Ok(lock) => lock,
-            Err(holder) => {
-                return Err(ObjectError::Setup(format!(
-                    "the cache {} is in use by process {}: name another directory",
-                    path.display(),
-                    holder.pid
-                )));
-            }
+            Err(holder) => return Err(ObjectError::CacheInUse { path, pid: holder.pid }),
         };
         let file = File::options().read(true).write(true).open(&path).map_err(failed)?;
         let warming = Warming::default();
@@ -672,7 +666,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let options = options(directory.path());
         let said = |volume: &Id| match DiskCache::open(&options, volume) {
-            Err(ObjectError::Setup(text)) => text,
+            Err(error @ (ObjectError::Setup(_) | ObjectError::CacheInUse { .. })) => {
+                error.to_string()
+            }
             Err(error) => panic!("{error:?}"),
             Ok(_) => panic!("it is refused"),
         };

@@ -578,6 +578,25 @@ fn a_tree_that_is_larger_than_the_cache_is_warmed_until_that_is_full() {
 }
 
 #[test]
+fn a_mount_right_after_an_unmount_waits_for_the_cache_of_the_one_before() {
+    let store = Store::made();
+    let cache = format!("cache={},cache_disk=64M", store.at("cache").display());
+    for round in 0..3 {
+        ok(&store.try_mount("first", &["-o", &cache]));
+        fs::write(store.at("first/file"), noise(20 << 20)).expect("it can be written");
+        // It does not wait for the daemon, which still writes.
+        let unmount = Command::new("umount").arg(store.at("first")).output();
+        ok(&unmount.expect("umount runs"));
+        let mounted = store.try_mount("first", &["-o", &cache]);
+        assert!(mounted.status.success(), "{round}: {mounted:?}");
+        // One that is in use is told.
+        let other = store.try_mount("second", &["-o", &cache]);
+        fails(&other, 1, &["ferry-cache is in use by process", "name another directory"]);
+        ok(&store.ferry(&["umount", "first"]));
+    }
+}
+
+#[test]
 fn a_warm_that_cannot_be_done_says_why() {
     let store = Store::made();
     store.mount("first");
