@@ -87,7 +87,10 @@ impl ObjectDevice {
         match cache.pin(task.object, 0) {
             Pinned::Absent => self.warm_parts(cache, task, &begin)?,
             Pinned::Here(bytes) => task.batch.add(|warmed| warmed.cached_bytes += bytes),
-            Pinned::Full => return Ok(task.batch.add(|warmed| warmed.full = true)),
+            Pinned::Full => {
+                task.batch.add(|warmed| warmed.full = true);
+                return Ok(());
+            }
         }
         let front = self.front(task.object)?;
         let mut parts = BTreeSet::new();
