@@ -31,6 +31,26 @@ object_taken_over() {
   object_clean "$1"
 }
 
+# object_warm URL: what was warmed is read from the cache on disk, after the next mount, too.
+object_warm() {
+  local cache=cache=$scratch/cache,cache_disk=256M before
+  rm -rf "$scratch/cache"
+  mount_volume "$1" "$scratch/mnt"
+  head -c 64M /dev/urandom >"$scratch/large"
+  cp -r "$repo/crates" "$scratch/large" "$scratch/mnt"
+  unmount_volume "$scratch/mnt"
+  mount_volume "$1" "$scratch/mnt" "$cache"
+  "$ferry" warm "$scratch/mnt/crates" "$scratch/mnt/large"
+  unmount_volume "$scratch/mnt"
+  mount_volume "$1" "$scratch/mnt" "$cache"
+  before=$(stat_of "$scratch/mnt" store get_bytes)
+  diff -r "$repo/crates" "$scratch/mnt/crates"
+  cmp "$scratch/large" "$scratch/mnt/large"
+  [ "$(stat_of "$scratch/mnt" store get_bytes)" = "$before" ]
+  rm -r "$scratch/mnt/crates" "$scratch/mnt/large" "$scratch/large"
+  unmount_volume "$scratch/mnt"
+}
+
 # object_fsx URL OPERATIONS SEED
 object_fsx() {
   mount_volume "$1" "$scratch/mnt" cache_size=64M
@@ -102,6 +122,7 @@ suite_object_on() {
   # FERRY_STOPS=200 FERRY_ONLY=stopped scripts/test object: as often as the bar says, 40 minutes.
   check "stopped and taken over, ${FERRY_STOPS:-3} times" $((60 + 30 * ${FERRY_STOPS:-3})) \
     object_stopped "$1" "${FERRY_STOPS:-3}"
+  check "warmed and read again" 120 object_warm "$1"
   check "fsx, $2 operations" 300 object_fsx "$1" "$2" "$seed"
   mount_volume "$1" "$scratch/mnt"
   sed 's/^allow_remount = .*/allow_remount = false/' "$repo/scripts/suites/pjdfstest.toml" >"$scratch/no-remount.toml"

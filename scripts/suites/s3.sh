@@ -108,6 +108,81 @@ s3_postgres() {
   object_clean "$1"
 }
 
+# s3_fstab URL: mount(8) and a line of fstab, with keys of the environment and of a profile. The
+# helper and root's profile are in place for this check alone, in its own mount namespace.
+s3_fstab() {
+  mkdir -p "$scratch/overlay" "$scratch/mnt"
+  export scratch ferry url=$1
+  # shellcheck disable=SC2016
+  unshare --mount --propagation private bash -euc '
+    mounted() { findmnt -n -o SOURCE,FSTYPE,OPTIONS "$scratch/mnt"; }
+    mount -t tmpfs none "$scratch/overlay"
+    mkdir "$scratch/overlay/upper" "$scratch/overlay/work"
+    mount -t overlay none -o "lowerdir=/usr/sbin,upperdir=$scratch/overlay/upper,workdir=$scratch/overlay/work" /usr/sbin
+    ln -sf "$ferry" /usr/sbin/mount.fuse.ferry
+    mount -t fuse.ferry "$url" "$scratch/mnt" -o noatime,nodev,flush_interval_min=20ms
+    mounted | grep "^$url?endpoint=$AWS_ENDPOINT_URL *fuse.ferry .*nodev"
+    echo through the helper >"$scratch/mnt/fstab"
+    umount "$scratch/mnt"
+
+    endpoint=$AWS_ENDPOINT_URL profiles=$(getent passwd root | cut -d: -f6)/.aws
+    if [ ! -d "$profiles" ]; then
+      mkdir "$profiles"
+      trap "umount -l \"$profiles\"; rmdir \"$profiles\"" EXIT
+    fi
+    mount -t tmpfs none "$profiles"
+    printf "[work]\naws_access_key_id = %s\naws_secret_access_key = %s\n" "$AWS_ACCESS_KEY_ID" "$AWS_SECRET_ACCESS_KEY" >"$profiles/credentials"
+    printf "[profile work]\nregion = %s\n" "$AWS_REGION" >"$profiles/config"
+    source="$url?endpoint=$endpoint&profile=work"
+    options="_netdev,nofail,x-systemd.automount,cache=$scratch/cache,cache_disk=64M"
+    echo "$source $scratch/mnt fuse.ferry $options 0 0" >"$scratch/fstab"
+    unset AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_REGION AWS_ENDPOINT_URL
+    # At a boot; the second time it is there already. What umount left to the daemon is waited for.
+    for turn in 1 2; do
+      mount -T "$scratch/fstab" -a
+      mount -T "$scratch/fstab" -a
+      mounted | grep -F "$source"
+      grep "through the helper" "$scratch/mnt/fstab"
+      head -c 10M /dev/urandom >"$scratch/mnt/more"
+      umount "$scratch/mnt"
+    done
+    mount -T "$scratch/fstab" "$source"
+    "$ferry" warm "$scratch/mnt"
+    mount -o remount,ro "$scratch/mnt"
+    if touch "$scratch/mnt/other" 2>/dev/null; then exit 1; fi
+    rm -rf "$scratch/cache"
+    "$ferry" umount "$source"
+    "$ferry" fsck "$source"'
+}
+
+# s3_unit URL: the command of the systemd unit, with the variables that its file has and no others.
+s3_unit() {
+  printf '%s\n' "VOLUME=$1?endpoint=$AWS_ENDPOINT_URL" "MOUNTPOINT=$scratch/mnt" "OPTIONS=cache_size=64M" \
+    "AWS_ACCESS_KEY_ID=$AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY=$AWS_SECRET_ACCESS_KEY" >"$scratch/unit.conf"
+  FERRY_COMMAND=$ferry timeout 120 python3 - "$repo/contrib/ferry@.service" "$scratch/unit.conf" <<'PYTHON'
+import os, re, socket, subprocess, sys
+unit, conf = (dict(line.split("=", 1) for line in open(path).read().splitlines() if re.match("[A-Z]", line) and "=" in line)
+              for path in sys.argv[1:])
+expand = lambda word: re.sub(r"\$\{(\w+)\}", lambda name: conf[name[1]], word)
+words = [expand(word) for word in unit["ExecStart"].split()]
+words[0] = os.environ["FERRY_COMMAND"]
+ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+ready.bind("\0ferry-unit-%d" % os.getpid())
+mark = {"FERRY_SCRIPT": os.environ["FERRY_SCRIPT"], "NOTIFY_SOCKET": "@ferry-unit-%d" % os.getpid()}
+daemon = subprocess.Popen(words, env=conf | mark, cwd="/")
+assert ready.recv(100) == b"READY=1"
+path = os.path.join(conf["MOUNTPOINT"], "unit")
+open(path, "w").write("by a unit")
+assert os.path.ismount(conf["MOUNTPOINT"])
+daemon.terminate()
+assert daemon.wait() == 0, daemon
+assert not os.path.ismount(conf["MOUNTPOINT"])
+PYTHON
+  mount_volume "$1" "$scratch/mnt"
+  [ "$(cat "$scratch/mnt/unit")" = "by a unit" ]
+  object_clean "$1"
+}
+
 # s3_writes_on: a program whose syncs waited for the store has heard of no error, and goes on.
 s3_writes_on() {
   local before; before=$(acknowledged)
@@ -119,6 +194,8 @@ volume_on_s3_store() {
   local url=s3://ferry-test/volumes/$1 locks
   start_s3_store "$1" "$scratch/s3-$1"
   suite_object_on "$url" "$2"
+  check "mount(8) and fstab" 120 s3_fstab "$url"
+  check "the systemd unit's command" 200 s3_unit "$url"
   mount_volume "$url" "$scratch/mnt"
   : >"$scratch/acknowledged"
   fsync_writer "$scratch/mnt/running" "$scratch/acknowledged" &

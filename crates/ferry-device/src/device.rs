@@ -132,6 +132,12 @@ pub trait BlockDevice: Send + Sync {
     }
     /// A range will be read soon. Waits for no request, and may do nothing.
     fn read_ahead(&self, _offset: u64, _len: u64) {}
+    /// Brings what lies in ranges of the device into its cache on a local disk, where it stays until
+    /// the next call with `begins`, and waits for nothing. `EOPNOTSUPP`: nothing is far away.
+    /// `ENOMEDIUM`: there is no such cache. `ENOSPC`: its disk is full or has failed.
+    fn warm(&self, _begins: bool, _ranges: &[Range<u64>], done: WarmDone) {
+        done(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
+    }
     /// The components of a composite; empty for a single device.
     fn components(&self) -> Vec<ComponentStats> {
         Vec::new()
@@ -151,6 +157,20 @@ pub trait BlockDevice: Send + Sync {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 }
+
+/// What [`BlockDevice::warm`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Warmed {
+    /// Bytes that were fetched.
+    pub fetched_bytes: u64,
+    /// Bytes that the cache had.
+    pub cached_bytes: u64,
+    /// The cache is full of what was warmed: the rest was left out.
+    pub full: bool,
+}
+
+/// Is called once, from any thread.
+pub type WarmDone = Box<dyn FnOnce(io::Result<Warmed>) + Send>;
 
 /// Requests that wait until what is in their way has been mended, for people.
 #[derive(Clone, Debug)]

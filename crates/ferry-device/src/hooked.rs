@@ -6,7 +6,7 @@
 //! steps one after the other.
 
 use crate::buffer::AlignedBuf;
-use crate::device::{BlockDevice, ComponentStats, Io, IoDone, check_range, read_at_once};
+use crate::device::{BlockDevice, ComponentStats, Io, IoDone, WarmDone, check_range, read_at_once};
 use crate::started::{ReadDone, ReadRing};
 use crate::timing::{FlushTimer, FlushTiming};
 use parking_lot::{Condvar, Mutex};
@@ -485,6 +485,10 @@ impl BlockDevice for HookedDevice {
 
     fn read_ahead(&self, offset: u64, len: u64) {
         self.inner.read_ahead(offset, len);
+    }
+
+    fn warm(&self, begins: bool, ranges: &[Range<u64>], done: WarmDone) {
+        self.inner.warm(begins, ranges, done);
     }
 
     fn host_free(&self) -> Option<u64> {

@@ -37,7 +37,9 @@ pub use composite::{
     COMPONENTS_MAX, ComponentHeader, CompositeError, CompositeOptions, CompositeVolume, HEAD_LEN,
     Kind, MirrorDevice, Observer, SIDES_MAX, STRIPE_CHUNK, Side, SpanDevice,
 };
-pub use device::{BlockDevice, ComponentState, ComponentStats, HeldRequests, Io, IoDone};
+pub use device::{
+    BlockDevice, ComponentState, ComponentStats, HeldRequests, Io, IoDone, WarmDone, Warmed,
+};
 pub use error::DeviceError;
 pub use file::{FileDevice, FileLock, LockHolder, OpenMode};
 pub use flush::{FlushCoordinator, FlushStats, Target};

@@ -70,6 +70,7 @@ fn open() -> Result<Run, Any> {
     let options = JournalOptions {
         flush: FlushPolicy::default(),
         fast_flush: FAST_FLUSH,
+        flush_interval_min: Duration::ZERO,
         log: LogOptions::default(),
         commit_interval: Duration::from_secs(1),
         home_cache_bytes: 32 << 20,

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -15,7 +16,7 @@ use ferry_fs::FlushPolicy;
 use ferry_fs::ioctl::{
     GROW_LOG, REPLACE, REPLACE_LEN, SCRUB_DAMAGE, SCRUB_START, SCRUB_STATUS, SCRUB_STOP, STATS,
     SYNC, TRIM, TUNE, TUNE_FAST_FLUSH, TUNE_FLUSH, TUNE_LEN, TUNE_RESET_FLUSH_TIME, WAIT,
-    WAIT_FILE, message_len,
+    WAIT_FILE, WARM, WARM_BEGINS, message_len,
 };
 
 /// A connection to the process that has a volume open.
@@ -151,6 +152,36 @@ pub fn grow_log(volume: &impl Ask, bytes: u64) -> io::Result<()> {
 /// Returns the space of free segments to the host; gives the number of bytes. `EPERM`: as [`tune`].
 pub fn trim(volume: &impl Ask) -> io::Result<u64> {
     volume.ask(TRIM, &[]).and_then(|answer| number(&answer))
+}
+
+/// What [`warm`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Warmed {
+    /// Bytes that were fetched from the store.
+    pub fetched_bytes: u64,
+    /// Bytes that were there.
+    pub cached_bytes: u64,
+    /// The cache is full of what was warmed: the rest was left out.
+    pub full: bool,
+}
+
+/// Brings a range of the contents of files, by their inode numbers, into the volume's cache on a
+/// local disk. `begins`: what was warmed before may leave it. Errors: [`ferry_fs::ioctl::WARM`].
+pub fn warm(
+    volume: &impl Ask,
+    begins: bool,
+    range: &Range<u64>,
+    files: &[u64],
+) -> io::Result<Warmed> {
+    let flags = if begins { WARM_BEGINS } else { 0 };
+    let words = [flags, range.start, range.end - range.start].into_iter();
+    let message = words.chain(files.iter().copied()).flat_map(u64::to_ne_bytes).collect::<Vec<_>>();
+    if message.len() > message_len(WARM) {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let answer = volume.ask(WARM, &message)?;
+    let word = |n: usize| answer.get(8 * n..).map_or(Ok(0), number);
+    Ok(Warmed { fetched_bytes: word(0)?, cached_bytes: word(1)?, full: word(2)? != 0 })
 }
 
 #[cfg(test)]

@@ -30,11 +30,12 @@ mod view {
 }
 
 use ferry_env::planted::{Bug, plant_here};
-use policy::{Caller, FlushPolicy};
+use policy::{Caller, CommitTimes, Dispatcher, FlushPolicy, SealDecision};
 use shuttle::sync::mpsc;
 use shuttle::thread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use stubs::core::{Core, FAST, FLUSH, Setup, run_holds};
 
 const SCHEDULES: usize = 400;
@@ -225,6 +226,81 @@ fn a_lone_caller_is_never_held() {
 fn planted_holding_of_the_lone_is_caught() {
     let _planted = plant_here(Bug::HoldsTheLone);
     lone();
+}
+
+/// One caller syncs, each time as soon as it was answered: when its contexts are sealed.
+fn seals_of_a_lone(policy: FlushPolicy, interval_min: Duration, rounds: u32) -> Vec<Duration> {
+    let flush = Duration::from_millis(5);
+    let mut dispatcher =
+        Dispatcher::new(policy, Duration::from_millis(2)).with_interval_min(interval_min);
+    let (mut now, mut seals) = (Duration::from_secs(1), Vec::new());
+    for _ in 0..rounds {
+        dispatcher.arrived(now, Caller(7), true);
+        while let SealDecision::Until(until) = dispatcher.decide(now, 0, 0, || flush) {
+            assert!(until > now, "a hold ends");
+            now = until;
+        }
+        seals.push(now);
+        dispatcher.sealed(now, 1, 0);
+        let times = CommitTimes { sealed_at: now, written_at: now, flush_at: now };
+        now += flush;
+        dispatcher.completed(now, times, std::iter::once(Caller(7)));
+    }
+    seals
+}
+
+#[test]
+fn seals_of_callers_are_apart_by_the_least_interval_under_any_policy() {
+    let interval = Duration::from_millis(100);
+    for policy in FlushPolicy::ALL {
+        let seals = seals_of_a_lone(policy, interval, 20);
+        let apart = |pair: &[Duration]| pair[1] - pair[0] == interval;
+        assert!(seals.windows(2).all(apart), "{policy}: {seals:?}");
+        // Without it nobody waits longer than a flush.
+        let seals = seals_of_a_lone(policy, Duration::ZERO, 20);
+        assert!(seals[19] - seals[0] <= Duration::from_millis(19 * 5 + 5), "{policy}: {seals:?}");
+    }
+}
+
+#[test]
+fn the_least_interval_holds_nobody_who_comes_later_and_not_the_journal_itself() {
+    let at = Duration::from_millis;
+    let interval = at(100);
+    let mut dispatcher = Dispatcher::new(FlushPolicy::Adaptive, at(2)).with_interval_min(interval);
+    let decide = |dispatcher: &mut Dispatcher, now, in_flight| {
+        dispatcher.decide(now, in_flight, 0, || at(5))
+    };
+    dispatcher.arrived(at(1000), Caller(1), true);
+    assert_eq!(decide(&mut dispatcher, at(1000), 0), SealDecision::Now, "the first one");
+    dispatcher.sealed(at(1000), 1, 0);
+    // Others come while that is in flight, and later: they share.
+    for (now, caller, in_flight) in [(1010, 2, 1), (1020, 3, 1), (1090, 4, 0)] {
+        dispatcher.arrived(at(now), Caller(caller), true);
+        let decided = decide(&mut dispatcher, at(now), in_flight);
+        assert_eq!(decided, SealDecision::Until(at(1100)), "{caller}");
+    }
+    assert_eq!(decide(&mut dispatcher, at(1100), 0), SealDecision::Now);
+    dispatcher.sealed(at(1100), 3, 0);
+    // A seal that nobody waits for counts, too.
+    dispatcher.sealed(at(1150), 0, 0);
+    dispatcher.arrived(at(1240), Caller(1), true);
+    assert_eq!(decide(&mut dispatcher, at(1240), 0), SealDecision::Until(at(1250)));
+    dispatcher.arrived(at(1241), Caller::UNKNOWN, true);
+    assert_eq!(decide(&mut dispatcher, at(1241), 0), SealDecision::Now, "the journal's own");
+    dispatcher.sealed(at(1241), 2, 0);
+    dispatcher.arrived(at(1400), Caller(1), true);
+    assert_eq!(decide(&mut dispatcher, at(1400), 0), SealDecision::Now, "long after");
+}
+
+#[test]
+fn with_a_least_interval_every_force_is_answered_once_it_is_durable() {
+    for policy in FlushPolicy::ALL {
+        let setup = Setup { interval_min: 3 * FLUSH, ..Setup::of(policy) };
+        let run = move || {
+            model(setup, 3);
+        };
+        shuttle::check_random(run, SCHEDULES);
+    }
 }
 
 fn check_planted(bug: Bug, policy: FlushPolicy, fails: Option<u64>) {

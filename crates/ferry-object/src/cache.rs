@@ -8,6 +8,9 @@
 //! a part of an object. An entry is written after its slot. If a crash loses one of the two, the
 //! frames tell. While a slot is read, it may be given to another part: the reader looks afterwards
 //! whether the part still has it.
+//!
+//! What `ferry warm` brings in is *pinned* until the next `ferry warm` begins: it evicts other
+//! parts, and never its own. So it is told when the cache is full.
 
 use crate::error::ObjectError;
 use crate::format::{Id, ObjectRef};
@@ -20,7 +23,8 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// A cache on a disk, as a user asks for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +52,8 @@ const VERSION: u32 = 1;
 const BLOCK: u64 = 4096;
 /// Bytes of an entry of the index.
 const ENTRY: u64 = 32;
+/// One part of so many is not pinned.
+const PINNED_REST: u64 = 8;
 /// The policy divides its parts among so many tables with locks of their own.
 const SHARDS: usize = 16;
 /// So many slots are free when the policy is full: a new part is written before an old one leaves,
@@ -66,14 +72,23 @@ struct Part {
 struct Slot {
     number: u32,
     len: u32,
+    /// The warming that wanted it last; 0: none did.
+    warming: u32,
 }
 
 /// Collects the slots of parts that the policy evicts.
 #[derive(Clone, Default)]
-struct Evicted;
+struct Evicted {
+    /// The warming whose parts stay; 0: none do.
+    pinned: Arc<AtomicU32>,
+}
 
 impl Lifecycle<Part, Slot> for Evicted {
     type RequestState = Vec<u32>;
+
+    fn is_pinned(&self, _part: &Part, slot: &Slot) -> bool {
+        slot.warming != 0 && slot.warming == self.pinned.load(Ordering::Relaxed)
+    }
 
     fn on_evict(&self, slots: &mut Vec<u32>, _part: Part, slot: Slot) {
         slots.push(slot.number);
@@ -89,8 +104,32 @@ pub struct CacheStats {
     pub misses: u64,
     /// Bytes of the slots in use.
     pub bytes: u64,
+    /// Bytes of all slots.
+    pub bytes_max: u64,
     /// Parts that were not what was written.
     pub damaged: u64,
+}
+
+/// The newest warming.
+#[derive(Default)]
+struct Warming {
+    /// Its number; 0: there was none, or its parts are pinned no more.
+    pinned: Arc<AtomicU32>,
+    /// The number of the last one.
+    last: AtomicU32,
+    /// Parts that are pinned for it.
+    parts: AtomicU64,
+}
+
+/// Whether a part is pinned now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pinned {
+    /// It is here, so many bytes long; 0 if this warming pinned it before.
+    Here(u64),
+    /// It is not here.
+    Absent,
+    /// The cache is full of what is pinned.
+    Full,
 }
 
 /// Parts of a volume's objects in a file.
@@ -100,8 +139,9 @@ pub(crate) struct DiskCache {
     _lock: FileLock,
     slots: u64,
     parts: Cache<Part, Slot, UnitWeighter, DefaultHashBuilder, Evicted>,
-    /// Slots that have no part. Held while a part is added.
+    /// Slots that have no part. Held while a part is added or pinned.
     free: Mutex<Vec<u32>>,
+    warming: Warming,
     /// The disk is full or failed: nothing is added any more.
     broken: AtomicBool,
     hits: AtomicU64,
@@ -135,15 +175,10 @@ impl DiskCache {
         }
         let lock = match FileLock::take(&path, true).map_err(failed)? {
             Ok(lock) => lock,
-            Err(holder) => {
-                return Err(ObjectError::Setup(format!(
-                    "the cache {} is in use by process {}: name another directory",
-                    path.display(),
-                    holder.pid
-                )));
-            }
+            Err(holder) => return Err(ObjectError::CacheInUse { path, pid: holder.pid }),
         };
         let file = File::options().read(true).write(true).open(&path).map_err(failed)?;
+        let warming = Warming::default();
         let parts = Cache::with_options(
             OptionsBuilder::new()
                 .estimated_items_capacity(slots as usize)
@@ -153,7 +188,7 @@ impl DiskCache {
                 .expect("all that is needed is given"),
             UnitWeighter,
             DefaultHashBuilder::default(),
-            Evicted,
+            Evicted { pinned: Arc::clone(&warming.pinned) },
         );
         let cache = Self {
             path: path.clone(),
@@ -162,6 +197,7 @@ impl DiskCache {
             slots,
             parts,
             free: Mutex::new((0..slots as u32).rev().collect()),
+            warming,
             broken: AtomicBool::new(false),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
@@ -200,7 +236,8 @@ impl DiskCache {
                 // Of two slots with one part, the second one was left behind.
                 Some((part, len)) if !self.parts.contains_key(&part) => {
                     let mut evicted = Vec::new();
-                    self.parts.insert_with_lifecycle(part, Slot { number, len }, &mut evicted);
+                    let slot = Slot { number, len, warming: 0 };
+                    self.parts.insert_with_lifecycle(part, slot, &mut evicted);
                     free.extend(evicted);
                 }
                 _ => free.push(number),
@@ -238,7 +275,7 @@ impl DiskCache {
                 self.file.read_exact_at(into, from).ok()?;
             }
             // It may have been evicted meanwhile.
-            if self.parts.peek(&part) != Some(slot) {
+            if self.parts.peek(&part).map(|slot| slot.number) != Some(slot.number) {
                 return None;
             }
             if u64::from(slot.len) < PART {
@@ -266,21 +303,37 @@ impl DiskCache {
     pub fn add(&self, object: ObjectRef, start: u64, bytes: &[u8]) {
         for (n, bytes) in bytes.chunks(PART as usize).enumerate() {
             let number = (start / PART) as u32 + n as u32;
-            if self.broken.load(Ordering::Relaxed) {
+            if !self.add_or_break(Part { object, number }, bytes, 0) {
                 return;
-            }
-            if let Err(error) = self.add_part(Part { object, number }, bytes)
-                && !self.broken.swap(true, Ordering::Relaxed)
-            {
-                tracing::warn!(%error, "the cache {} gets nothing more: its disk is full or has failed", self.path.display());
             }
         }
     }
 
-    fn add_part(&self, part: Part, bytes: &[u8]) -> io::Result<()> {
+    /// Adds a part; `false`: the cache takes nothing more.
+    fn add_or_break(&self, part: Part, bytes: &[u8], warming: u32) -> bool {
+        if self.is_broken() {
+            return false;
+        }
+        if let Err(error) = self.add_part(part, bytes, warming)
+            && !self.broken.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(%error, "the cache {} gets nothing more: its disk is full or has failed", self.path.display());
+        }
+        !self.is_broken()
+    }
+
+    /// The disk is full or failed: nothing is added any more.
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    fn add_part(&self, part: Part, bytes: &[u8], warming: u32) -> io::Result<()> {
         let mut free = self.free.lock();
         if self.parts.contains_key(&part) {
             return Ok(());
+        }
+        if free.is_empty() && warming == 0 {
+            self.unpin(&mut free);
         }
         let Some(number) = free.pop() else { return Ok(()) };
         let len = bytes.len() as u32;
@@ -293,9 +346,71 @@ impl DiskCache {
             return written;
         }
         let mut evicted = Vec::new();
-        self.parts.insert_with_lifecycle(part, Slot { number, len }, &mut evicted);
+        self.parts.insert_with_lifecycle(part, Slot { number, len, warming }, &mut evicted);
+        self.warming.parts.fetch_add(u64::from(warming != 0), Ordering::Relaxed);
         free.extend(evicted);
         Ok(())
+    }
+
+    /// Pinned parts have taken the spare slots, too, and leave none for what is read. A part leaves,
+    /// and from now on the policy may evict what was pinned.
+    fn unpin(&self, free: &mut Vec<u32>) {
+        self.warming.pinned.store(0, Ordering::Relaxed);
+        let first = self.parts.iter().next().map(|(part, _)| part);
+        free.extend(first.and_then(|part| self.parts.remove(&part)).map(|(_, slot)| slot.number));
+    }
+
+    /// A new warming begins: what an earlier one has pinned may be evicted.
+    pub fn begin_warming(&self) {
+        let _free = self.free.lock();
+        let next = self.warming.last.load(Ordering::Relaxed).wrapping_add(1).max(1);
+        self.warming.last.store(next, Ordering::Relaxed);
+        self.warming.pinned.store(next, Ordering::Relaxed);
+        self.warming.parts.store(0, Ordering::Relaxed);
+    }
+
+    /// Pins a part, if it is here and there is room for one more.
+    pub fn pin(&self, object: ObjectRef, number: u64) -> Pinned {
+        let part = Part { object, number: number as u32 };
+        let mut free = self.free.lock();
+        let warming = self.warming.pinned.load(Ordering::Relaxed);
+        let slot = match self.parts.peek(&part) {
+            Some(slot) if slot.warming == warming => return Pinned::Here(0),
+            _ if !self.may_pin() => return Pinned::Full,
+            None => return Pinned::Absent,
+            Some(slot) => slot,
+        };
+        let mut evicted = Vec::new();
+        let pinned = Slot { warming, ..slot };
+        if self.parts.replace_with_lifecycle(part, pinned, true, &mut evicted).is_err() {
+            return Pinned::Absent;
+        }
+        self.warming.parts.fetch_add(1, Ordering::Relaxed);
+        // The value that was replaced counts as evicted.
+        free.extend(evicted.into_iter().filter(|number| *number != slot.number));
+        Pinned::Here(slot.len.into())
+    }
+
+    /// As [`DiskCache::add`], and pins what it adds. `false`: not all of it is here now.
+    pub fn add_pinned(&self, object: ObjectRef, start: u64, bytes: &[u8]) -> bool {
+        bytes.chunks(PART as usize).enumerate().all(|(n, bytes)| {
+            let number = start / PART + n as u64;
+            let part = Part { object, number: number as u32 };
+            match self.pin(object, number) {
+                Pinned::Here(_) => true,
+                Pinned::Full => false,
+                Pinned::Absent => {
+                    let warming = self.warming.pinned.load(Ordering::Relaxed);
+                    self.add_or_break(part, bytes, warming) && self.parts.contains_key(&part)
+                }
+            }
+        })
+    }
+
+    /// Whether one more part may be pinned. What is read otherwise, as the tables of the file
+    /// system, has the rest.
+    fn may_pin(&self) -> bool {
+        self.warming.parts.load(Ordering::Relaxed) < self.slots - self.slots / PINNED_REST
     }
 
     fn write_entry(&self, slot: u32, entry: &[u8; ENTRY as usize]) -> io::Result<()> {
@@ -323,6 +438,7 @@ impl DiskCache {
             hits: self.hits.load(Ordering::Relaxed),
             misses: self.misses.load(Ordering::Relaxed),
             bytes: self.parts.len() as u64 * PART,
+            bytes_max: self.slots * PART,
             damaged: self.damaged.load(Ordering::Relaxed),
         }
     }
@@ -381,7 +497,6 @@ fn decode_entry(entry: &[u8]) -> Option<(Part, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     const OBJECT: ObjectRef = ObjectRef { epoch: 3, number: 5 };
     const VOLUME: Id = [7; 16];
@@ -466,6 +581,64 @@ mod tests {
     }
 
     #[test]
+    fn what_is_warmed_evicts_what_is_there_until_the_cache_is_full_and_stays() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let cache = open(directory.path());
+        let object = |number: u64| ObjectRef { epoch: 1, number };
+        for number in 0..2000 {
+            cache.add(object(number), 0, &bytes(number, 1000));
+        }
+        let warm = |from: u64| {
+            cache.begin_warming();
+            let wanted = from..from + 2000;
+            let is_in = |number: &u64| match cache.pin(object(*number), 0) {
+                Pinned::Here(_) => true,
+                Pinned::Absent => cache.add_pinned(object(*number), 0, &bytes(*number, 1000)),
+                Pinned::Full => false,
+            };
+            wanted.take_while(is_in).count() as u64
+        };
+        let all_are_here = |from: u64, count: u64| {
+            let here = |number| cache.has(object(number), &(0..1000));
+            assert!((from..from + count).all(here), "{from}, {count}");
+        };
+        let most = cache.slots - cache.slots / PINNED_REST;
+        let count = warm(5000);
+        assert_eq!(count, most);
+        all_are_here(5000, count);
+        // Nothing evicts them, and what is read otherwise has the rest.
+        for number in 10_000..14_000 {
+            cache.add(object(number), 0, &bytes(number, 1000));
+        }
+        all_are_here(5000, count);
+        // What is there already is not fetched, and another warming takes its place.
+        assert_eq!((warm(5000), warm(20_000)), (count, most));
+        all_are_here(20_000, most);
+        let (slots, free) = (cache.slots, cache.free.lock().len() as u64);
+        assert_eq!(cache.parts.len() as u64 + free, slots, "no slot is lost");
+    }
+
+    #[test]
+    fn pinned_parts_that_took_the_spare_slots_do_not_keep_out_what_is_read_later() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let cache = open(directory.path());
+        let object = |number: u64| ObjectRef { epoch: 1, number };
+        cache.begin_warming();
+        // As if no share of the tables were left.
+        let pinned = cache.warming.pinned.load(Ordering::Relaxed);
+        for number in 0..cache.slots {
+            cache
+                .add_part(Part { object: object(number), number: 0 }, &[1; 100], pinned)
+                .expect("");
+        }
+        assert!(cache.free.lock().is_empty());
+        for number in 10_000..12_000 {
+            cache.add(object(number), 0, &bytes(number, 1000));
+        }
+        assert!(cache.has(object(11_999), &(0..1000)));
+    }
+
+    #[test]
     fn a_reader_beside_writers_gets_what_was_written_or_nothing() {
         let directory = tempfile::tempdir().expect("a directory");
         let cache = Arc::new(open(directory.path()));
@@ -493,7 +666,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let options = options(directory.path());
         let said = |volume: &Id| match DiskCache::open(&options, volume) {
-            Err(ObjectError::Setup(text)) => text,
+            Err(error @ (ObjectError::Setup(_) | ObjectError::CacheInUse { .. })) => {
+                error.to_string()
+            }
             Err(error) => panic!("{error:?}"),
             Ok(_) => panic!("it is refused"),
         };

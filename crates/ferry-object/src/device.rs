@@ -33,7 +33,10 @@ use crate::store::{Store, exists};
 use crate::volume::{
     Chain, Claimant, Shards, Volume, VolumeOptions, claim, identify, make, observe, owner_of,
 };
-use ferry_device::{AlignedBuf, BlockDevice, FlushTimer, FlushTiming, HeldRequests, Io, IoDone};
+use crate::warming::Warming;
+use ferry_device::{
+    AlignedBuf, BlockDevice, FlushTimer, FlushTiming, HeldRequests, Io, IoDone, WarmDone,
+};
 use ferry_env::Env;
 use ferry_env::planted::{Bug, is_planted};
 use parking_lot::Mutex;
@@ -163,6 +166,7 @@ pub struct ObjectDevice {
     pub(crate) fronts: Mutex<HashMap<ObjectRef, Arc<Front>>>,
     pub(crate) cache: OnceLock<DiskCache>,
     pub(crate) ahead: Ahead,
+    pub(crate) warming: Warming,
     /// When the last look for a newer claim that found none began.
     looked: Mutex<Duration>,
     flush_timer: FlushTimer,
@@ -282,6 +286,7 @@ impl ObjectDevice {
             fronts: Mutex::default(),
             cache: OnceLock::new(),
             ahead: Ahead::new(limits.ahead_bytes_max),
+            warming: Warming::default(),
             looked: Mutex::new(looked),
             flush_timer: FlushTimer::default(),
             _locks: locks,
@@ -809,6 +814,17 @@ impl BlockDevice for ObjectDevice {
         self.read_blocks_ahead(offset / BLOCK as u64, len / BLOCK as u64);
     }
 
+    fn warm(&self, begins: bool, ranges: &[Range<u64>], done: WarmDone) {
+        let checked = ranges.iter().map(|range| self.check(range.start, range.end - range.start));
+        if let Err(error) = checked.collect::<io::Result<()>>() {
+            return done(Err(error));
+        }
+        let block = BLOCK as u64;
+        let blocks = |range: &Range<u64>| range.start / block..range.end / block;
+        self.warm_blocks(begins, &ranges.iter().map(blocks).collect::<Vec<_>>(), done);
+        self.access.executor.poke();
+    }
+
     fn keeps_what_is_dead(&self) -> bool {
         true
     }
@@ -845,6 +861,7 @@ impl BlockDevice for ObjectDevice {
                 ("cache_hits", cache.hits),
                 ("cache_misses", cache.misses),
                 ("cache_bytes", cache.bytes),
+                ("cache_bytes_max", cache.bytes_max),
                 ("cache_damaged", cache.damaged),
             ]);
         }

@@ -63,6 +63,14 @@ pub enum ObjectError {
     /// A process of this machine reads the volume, or is about to own it.
     #[error("the volume is in use by process {}{}", .0.pid, if .0.writing { "" } else { " (reading)" })]
     Locked(LockHolder),
+    /// A process of this machine uses the cache on disk.
+    #[error("the cache {} is in use by process {pid}: name another directory", path.display())]
+    CacheInUse {
+        /// The file of the cache.
+        path: PathBuf,
+        /// The process.
+        pid: u32,
+    },
     /// Another owner claimed the volume at the same time.
     #[error("another owner claims the volume at this moment (epoch {epoch})")]
     ClaimLost {

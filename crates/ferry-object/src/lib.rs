@@ -11,7 +11,7 @@
 //! open       a volume by the URL of its store; url: StoreUrl
 //! prove      whether a store keeps what a volume relies on
 //! roots      roots of an ObjectDevice, and what is deleted; reads: its reads, also ahead;
-//!            sweep: what nothing names; repack: what is mostly dead
+//!            sweep: what nothing names; repack: what is mostly dead; warm: fills the cache
 //! device     ObjectDevice
 //! state      what it knows; victims: which objects are mostly dead; inherited: what older owners
 //!            left that is needed
@@ -20,6 +20,7 @@
 //! access     requests that are repeated until they are carried out
 //! batch      changes in memory, and the objects made of them
 //! ahead      Ahead: parts of objects that will be read soon, in memory
+//! warming    what is to be brought into the cache
 //! cache      DiskCache: parts of objects on a disk of the machine
 //! format     the objects, byte by byte        runs       runs of blocks with a value
 //! codec      compression and encryption of what objects store
@@ -55,6 +56,8 @@ mod sweep;
 mod url;
 mod victims;
 mod volume;
+mod warm;
+mod warming;
 
 pub use access::Held;
 pub use cache::{CacheOptions, CacheStats};

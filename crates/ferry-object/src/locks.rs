@@ -124,7 +124,14 @@ const NUMBER: &str = "id";
 pub(crate) fn machine_directory(store: &str) -> PathBuf {
     let hash = digest::digest(&digest::SHA256, store.as_bytes());
     let hash: String = hash.as_ref()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    base(rustix::process::geteuid().is_root(), &|name| std::env::var_os(name)).join(hash)
+    base(rustix::process::geteuid().is_root(), &variable).join(hash)
+}
+
+/// A variable of the environment. The user's home directory is known without one: mount(8) takes
+/// HOME away from the helpers that it calls, and services may have none.
+pub(crate) fn variable(name: &str) -> Option<OsString> {
+    let home = || std::env::home_dir().filter(|_| name == "HOME");
+    std::env::var_os(name).or_else(|| home().map(PathBuf::into_os_string))
 }
 
 fn base(root: bool, variable: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {

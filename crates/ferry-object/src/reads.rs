@@ -39,6 +39,16 @@ impl ObjectDevice {
         Ok(found)
     }
 
+    /// What the store has of a range: where, and how many blocks.
+    pub(crate) fn stored(&self, start: u64, len: u64) -> Result<Vec<(Location, u64)>, ObjectError> {
+        let found = self.locate(start, len)?;
+        let stored = found.iter().filter_map(|run| match run.value {
+            Where::Store(location) => Some((location, run.len)),
+            Where::Memory(_) => None,
+        });
+        Ok(stored.collect())
+    }
+
     pub(crate) fn read_blocks(&self, start: u64, buf: &mut [u8]) -> Result<(), ObjectError> {
         let found = self.locate(start, (buf.len() / BLOCK) as u64)?;
         let mut filled = 0;
@@ -116,7 +126,7 @@ impl ObjectDevice {
         Ok(verified)
     }
 
-    fn front(&self, object: ObjectRef) -> Result<Arc<Front>, ObjectError> {
+    pub(crate) fn front(&self, object: ObjectRef) -> Result<Arc<Front>, ObjectError> {
         if let Some(front) = self.fronts.lock().get(&object) {
             return Ok(Arc::clone(front));
         }

@@ -11,7 +11,7 @@ use ferry_journal::FlushPolicy;
 use ferry_net::{Export, IdSet};
 
 use crate::location::Location;
-use crate::options::{HELP as OPTIONS_HELP, one_access, parse_cache_disk};
+use crate::options::{HELP as OPTIONS_HELP, one_access, parse_cache_disk, parse_flush_interval};
 use crate::size::{parse_bytes, parse_duration};
 
 /// A POSIX file system in a single file, for work that makes many small files and syncs them.
@@ -86,6 +86,9 @@ pub enum Command {
     Stats(StatsArgs),
     /// Show what a mounted volume does, every second
     Top(TopArgs),
+    /// Fetch files of a volume in a store into the cache on disk of its mount: exit 1 stopped, or not
+    /// all of it is there
+    Warm(WarmArgs),
     /// Give the space of what was removed back to the disk on which a mounted volume lies, as
     /// fstrim(8) does
     Trim(TrimArgs),
@@ -238,6 +241,11 @@ pub struct ServeArgs {
     /// With --cache: the most that it takes of that disk [default: 10G]
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_disk, requires = "cache")]
     pub cache_disk: Option<u64>,
+    /// An fsync of a client that comes sooner than this after the last flush waits, and shares the
+    /// next one; at most 60s. Of a volume in a store it bounds what PUTs cost [default: 0, it does
+    /// not wait]
+    #[arg(long, value_name = "TIME", value_parser = parse_flush_interval)]
+    pub flush_interval_min: Option<Duration>,
     /// Address and port to listen at
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7373")]
     pub listen: String,
@@ -546,6 +554,20 @@ pub struct StatsArgs {
     pub json: bool,
 }
 
+/// The arguments of `ferry warm`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The mount needs a cache on disk (-o cache=DIR,cache_disk=SIZE). What it has is not fetched again, other parts make room. When the cache is full
+of what was warmed, the rest is left out. Ctrl-C stops; what was fetched stays. Only root and the user who mounted may.
+  ferry mount s3://bucket/data /mnt -o cache=/var/cache/ferry,cache_disk=50G
+  ferry warm /mnt/models /mnt/index")]
+pub struct WarmArgs {
+    /// Files and directories of mounts. Below directories all files are meant; symbolic links in them
+    /// are not followed, and other file systems that are mounted there are left out
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+}
+
 /// The arguments of `ferry trim`.
 #[derive(Args, Debug)]
 pub struct TrimArgs {
@@ -634,6 +656,7 @@ mod tests {
             "ferry mkfs dir:///srv/store --size 2T",
             "ferry mount dir:///srv/store /mnt --take-over -o ro",
             "ferry serve dir:///srv/store --take-over --cache /c --cache-disk 50G",
+            "ferry serve v --flush-interval-min 500ms",
             "ferry stats dir:///srv/store",
             "ferry mkfs s3://bucket/a/b --endpoint http://127.0.0.1:9000",
             "ferry mount s3://bucket/a?endpoint=https://s3.example.org&profile=work /mnt",
@@ -652,6 +675,7 @@ mod tests {
             "ferry sync -r --data --jobs 16 /mnt/a b",
             "ferry sync --from -",
             "ferry stats /mnt --json --log-level debug",
+            "ferry warm /mnt /mnt2/a",
             "ferry top /mnt --interval 500ms --count 3",
             "ferry serve v --listen [::1]:0 --export /a:ro,/b:rw --session-life 5s",
             "ferry cert init d --host a --host 10.0.0.1",
@@ -676,12 +700,14 @@ mod tests {
             "ferry mkfs v --device mirror",
             "ferry mkfs v --device raid6 a",
             "ferry sync",
+            "ferry warm",
             "ferry sync --from - a",
             "ferry sync --jobs 0 a",
             "ferry serve v --export a:ro",
             "ferry serve v --export /a",
             "ferry serve v --tls d --insecure",
             "ferry serve v --cache-disk 50G",
+            "ferry serve v --flush-interval-min 2h",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

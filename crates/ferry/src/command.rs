@@ -16,7 +16,7 @@ use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
     cert, clients, control, debug, fsck, logging, mkfs, mount, passphrase, rekey, replace, scrub,
-    serve, sync, top, umount,
+    serve, sync, top, umount, warm,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -114,6 +114,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Scrub(args) => return quietly().and_then(|()| scrub::run(args)),
         Command::Debug(args) => return quietly().and_then(|()| debug::run(args)),
         Command::Sync(args) => return quietly().and_then(|()| sync::run(args)),
+        Command::Warm(args) => return quietly().and_then(|()| warm::run(args)),
         Command::Trim(args) => quietly().and_then(|()| control::trim(args))?,
         Command::Tune(args) => quietly().and_then(|()| control::tune(args))?,
         Command::Bench(args) => return Err(bench(&args.args, level)),

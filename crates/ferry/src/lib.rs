@@ -76,6 +76,7 @@ mod uring;
 mod utab;
 mod volume;
 mod waiting;
+mod warm;
 
 pub use ferry_fs::Attr as Metadata;
 pub use ferry_fs::{At, FlushPolicy, FsOptions as Options};

@@ -254,6 +254,7 @@ fn fs_options(options: &MountOptions) -> FsOptions {
         commit_interval: options.commit_interval.unwrap_or(defaults.commit_interval),
         flush: options.flush.unwrap_or(defaults.flush),
         fast_flush: options.fast_flush.unwrap_or(defaults.fast_flush),
+        flush_interval_min: options.flush_interval_min.unwrap_or_default(),
         log: defaults.log,
         background: true,
         owner: rustix::process::geteuid().as_raw(),
@@ -354,6 +355,7 @@ fn remount(mountpoint: &Path, options: &MountOptions) -> Result<(), CliError> {
     if options.cache != CacheMode::Kernel && options.cache != listed.cache
         || changes(options.cache_bytes, listed.cache_bytes)
         || changes(options.commit_interval, listed.commit_interval)
+        || changes(options.flush_interval_min, listed.flush_interval_min)
         || changes(options.flush, listed.flush)
         || changes(options.fast_flush, listed.fast_flush)
     {

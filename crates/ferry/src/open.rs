@@ -124,7 +124,10 @@ impl OpenError {
                 Some(*writing)
             }
             Self::Store(ObjectError::Locked(holder)) => Some(holder.writing),
-            Self::Store(ObjectError::InUse { pid: Some(_), .. }) => Some(true),
+            // The owner before this one closes the volume first, and lets go of its cache then.
+            Self::Store(
+                ObjectError::InUse { pid: Some(_), .. } | ObjectError::CacheInUse { .. },
+            ) => Some(true),
             _ => None,
         }
     }

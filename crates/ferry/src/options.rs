@@ -29,6 +29,9 @@ flush=adaptive      an fsync waits for others only where they are known to be ba
 fast_flush=T        flush=delay does not wait where flushes take less than this (default 2ms)
 idle_poll=off       no thread keeps a core awake while requests come closely (see docs/performance.md; the default is on)
 commit_interval=T   what nobody synced becomes durable after this time, for example 1s
+flush_interval_min=T
+                    an fsync that comes sooner than this after the last flush waits, and shares the next one, at most 60s: of s3:// it
+                    bounds what PUTs cost; what nobody synced becomes durable after this time, too (0, the default: fsyncs do not wait)
 allow_other         other users may use the mount (for a mount made by root this is the default)
 allow_root          accepted, as allow_other
 passphrase_file=FILE
@@ -70,6 +73,8 @@ pub struct MountOptions {
     pub flush: Option<FlushPolicy>,
     /// If flushes take less than this on average, `flush=delay` does not wait; `None`: the default.
     pub fast_flush: Option<Duration>,
+    /// Flushes follow each other after this time at the earliest; `None`: at once.
+    pub flush_interval_min: Option<Duration>,
     /// No thread keeps a core awake while requests follow each other closely.
     pub idle_poll_off: bool,
     /// Other users may use the mount.
@@ -133,6 +138,9 @@ impl MountOptions {
             ("commit_interval", Some(time)) => self.commit_interval = Some(parse_time(key, time)?),
             ("flush", Some(policy)) => self.flush = Some(policy.parse()?),
             ("fast_flush", Some(time)) => self.fast_flush = Some(parse_duration(time)?),
+            ("flush_interval_min", Some(time)) => {
+                self.flush_interval_min = Some(parse_flush_interval(time)?);
+            }
             ("idle_poll", Some(word @ ("on" | "off"))) => self.idle_poll_off = word == "off",
             ("timeout", Some(time)) => self.timeout = Some(parse_time(key, time)?),
             ("async", Some(word @ ("on" | "off"))) => self.async_off = word == "off",
@@ -223,6 +231,10 @@ impl MountOptions {
         words.extend(self.cache_disk.map(|bytes| format!("cache_disk={bytes}")));
         words.extend(
             self.commit_interval.map(|time| format!("commit_interval={}ms", time.as_millis())),
+        );
+        words.extend(
+            self.flush_interval_min
+                .map(|time| format!("flush_interval_min={}ms", time.as_millis())),
         );
         words
     }
@@ -330,6 +342,18 @@ fn parse_time(key: &str, text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
+/// Parses a least interval between flushes. A program whose syncs took longer than the longest one
+/// would be taken for one that hangs.
+pub fn parse_flush_interval(text: &str) -> Result<Duration, String> {
+    const FLUSH_INTERVAL_MAX: Duration = Duration::from_secs(60);
+    let time = parse_duration(text)?;
+    let fits = time.is_zero() || (TIME_MIN..=FLUSH_INTERVAL_MAX).contains(&time);
+    if !fits {
+        return Err(format!("flush_interval_min={text}: from 1ms to 60s, or 0 for none"));
+    }
+    Ok(time)
+}
+
 /// Parses the size of a cache on disk.
 pub fn parse_cache_disk(text: &str) -> Result<u64, String> {
     let (bytes, least) = (parse_bytes(text)?, CacheOptions::BYTES_MIN);
@@ -426,6 +450,19 @@ mod tests {
     }
 
     #[test]
+    fn a_least_interval_between_flushes_has_bounds() {
+        for text in ["flush_interval_min=61s", "flush_interval_min=1us", "flush_interval_min=1h"] {
+            let error = MountOptions::parse(&[text], false).expect_err("nonsense");
+            assert!(error.contains(text) && error.contains("from 1ms to 60s"), "{error}");
+        }
+        for (text, time) in [("60s", 60_000), ("1ms", 1), ("0", 0)] {
+            let options = MountOptions::parse(&[format!("flush_interval_min={text}")], false);
+            let time = Some(Duration::from_millis(time));
+            assert_eq!(options.expect("it is known").flush_interval_min, time, "{text}");
+        }
+    }
+
+    #[test]
     fn a_time_of_nothing_is_refused() {
         for text in ["commit_interval=0", "commit_interval=500us", "timeout=0s"] {
             let error = MountOptions::parse(&[text], false).expect_err("nonsense");
@@ -484,7 +521,7 @@ mod tests {
 
     #[test]
     fn options_survive_the_way_to_the_daemon() {
-        let text = "ro,cache=strict,cache=/var/a,cache_disk=50G,cache_size=1G,commit_interval=1500ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
+        let text = "ro,cache=strict,cache=/var/a,cache_disk=50G,cache_size=1G,commit_interval=1500ms,flush_interval_min=250ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
         let options = MountOptions::parse(&[text], false).expect("known");
         assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));
     }

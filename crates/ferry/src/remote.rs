@@ -35,12 +35,13 @@ pub fn check(address: &Address, args: &MountArgs, options: &MountOptions) -> Res
     if options.cache == CacheMode::Writeback
         || options.cache_bytes.is_some()
         || options.commit_interval.is_some()
+        || options.flush_interval_min.is_some()
         || options.flush.is_some()
         || options.fast_flush.is_some()
     {
         return Err(CliError::Usage(
-            "cache=writeback, cache_size, commit_interval, flush and fast_flush are the server's business: give them where the \
-             volume is mounted or served"
+            "cache=writeback, cache_size, commit_interval, flush, fast_flush and flush_interval_min are the server's business: give them \
+             where the volume is mounted or served"
                 .into(),
         ));
     }

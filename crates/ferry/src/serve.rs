@@ -44,7 +44,11 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
     let cache_size = default_bytes();
     let how = How::new(&args.volume, read_only, args.take_over)?;
     let cache = cache_options(&args.volume, args.cache.as_deref(), args.cache_disk)?;
-    let (opened, fs) = open(&args.volume, how, cache_size, cache.as_ref(), &env)?;
+    let options = FsOptions {
+        flush_interval_min: args.flush_interval_min.unwrap_or_default(),
+        ..fs_options(how, cache_size)
+    };
+    let (opened, fs) = open(&args.volume, how, options, cache.as_ref(), &env)?;
     let gives_way = GivesWay::start(&fs, cache_size, &env);
     let served = serve(&fs, args, addr, tls, exports, &env);
     drop(gives_way);
@@ -58,23 +62,26 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
     served.and(closed)
 }
 
-fn open(
-    volume: &Location,
-    how: How,
-    cache_bytes: usize,
-    cache: Option<&CacheOptions>,
-    env: &Env,
-) -> Result<(Opened, Arc<LocalFs>), CliError> {
-    let opened = open_cached_when_free(volume, how, cache, env).map_err(|e| explain(volume, &e))?;
-    // No kernel of this machine caches contents between the clients and this file system.
-    let options = FsOptions {
+fn fs_options(how: How, cache_bytes: usize) -> FsOptions {
+    FsOptions {
         read_only: how == How::Read,
+        // No kernel of this machine caches contents between the clients and this file system.
         cache: CacheMode::Strict,
         cache_bytes,
         owner: rustix::process::geteuid().as_raw(),
         keeps_removed: true,
         ..FsOptions::default()
-    };
+    }
+}
+
+fn open(
+    volume: &Location,
+    how: How,
+    options: FsOptions,
+    cache: Option<&CacheOptions>,
+    env: &Env,
+) -> Result<(Opened, Arc<LocalFs>), CliError> {
+    let opened = open_cached_when_free(volume, how, cache, env).map_err(|e| explain(volume, &e))?;
     let fs = LocalFs::open(opened.device.clone(), options, env.clone())
         .map_err(|e| CliError::Failed(format!("{volume}: {e}")))?;
     Ok((opened, fs))

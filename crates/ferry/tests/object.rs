@@ -6,7 +6,9 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
+use ferry_env::Env;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -485,5 +487,215 @@ fn a_sequential_reader_is_read_ahead_and_a_random_one_is_not() {
     });
     // A frame and a front for each read, and tables.
     assert!(bytes < 40 * (80 << 10) + (2 << 20), "{bytes} bytes for 40 blocks");
+    ok(&store.ferry(&["umount", "first"]));
+}
+
+/// A store whose volume has files, and is mounted with a cache that has nothing of them.
+fn cold_with_cache(size: &str) -> (Store, String) {
+    let store = Store::made();
+    store.mount("first");
+    write_files(&store.at("first"), 0..1000);
+    fs::write(store.at("first/large"), noise(40 << 20)).expect("it can be written");
+    ok(&store.ferry(&["umount", "first"]));
+    let cache = format!("cache={},cache_disk={size}", store.at("cache").display());
+    ok(&store.try_mount("first", &["-o", &cache]));
+    (store, cache)
+}
+
+/// What the store was asked for since its volume was mounted.
+fn get_bytes(store: &Store) -> u64 {
+    store.stats("first")["store"]["get_bytes"].as_u64().expect("a number")
+}
+
+#[test]
+fn after_a_warm_a_cold_read_asks_the_store_for_nothing() {
+    let (store, cache) = cold_with_cache("1G");
+    let warm = || {
+        let warm = store.ferry(&["warm", "first"]);
+        ok(&warm);
+        String::from_utf8(warm.stdout).expect("UTF-8")
+    };
+    let before = get_bytes(&store);
+    let line = warm();
+    let fetched = get_bytes(&store) - before;
+    assert!(line.starts_with("1,001 files: ") && line.lines().count() == 1, "{line}");
+    assert!(line.contains(" read from the store, ") && line.contains(" were there"), "{line}");
+    assert!((40 << 20..48 << 20).contains(&fetched), "{fetched} bytes");
+    // Nothing is fetched twice.
+    let before = get_bytes(&store);
+    let line = warm();
+    assert!(line.starts_with("1,001 files: 0 B read from the store, 4"), "{line}");
+    assert_eq!(get_bytes(&store), before);
+    for mount in 0..2 {
+        ok(&store.ferry(&["umount", "first"]));
+        ok(&store.try_mount("first", &["-o", &cache]));
+        let before = get_bytes(&store);
+        check_files(&store.at("first"), 0..1000);
+        let large = fs::read(store.at("first/large")).expect("it can be read");
+        assert!(large == noise(40 << 20));
+        assert_eq!(get_bytes(&store), before, "mount {mount}");
+    }
+    ok(&store.ferry(&["umount", "first"]));
+}
+
+#[test]
+fn a_file_is_warmed_alone_and_one_that_is_in_memory_too() {
+    let (store, cache) = cold_with_cache("1G");
+    let small = store.at("first/009/999");
+    assert_eq!(fs::read(&small).expect("it can be read"), contents(999));
+    let large = store.at("first/large");
+    let mut part = [0; 4096];
+    fs::File::open(&large).and_then(|file| file.read_exact_at(&mut part, 0)).expect("a read");
+    ok(&store.ferry(&["warm", "first/009/999", "first/large", "first/large"]));
+    ok(&store.ferry(&["umount", "first"]));
+    ok(&store.try_mount("first", &["-o", &cache]));
+    let before = get_bytes(&store);
+    assert!(fs::read(&large).expect("it can be read") == noise(40 << 20));
+    assert_eq!(get_bytes(&store), before);
+    ok(&store.ferry(&["umount", "first"]));
+}
+
+#[test]
+fn a_tree_that_is_larger_than_the_cache_is_warmed_until_that_is_full() {
+    let store = Store::made();
+    store.mount("first");
+    for name in ["a", "b", "c"] {
+        fs::write(store.at("first").join(name), noise(30 << 20)).expect("it can be written");
+    }
+    ok(&store.ferry(&["umount", "first"]));
+    let cache = format!("cache={},cache_disk=64M", store.at("cache").display());
+    ok(&store.try_mount("first", &["-o", &cache]));
+    let warm = store.ferry(&["warm", "first"]);
+    fails(&warm, 1, &["first: too large for the cache on disk (6", "cache_disk", "are there"]);
+    let fetched = get_bytes(&store);
+    assert!((50 << 20..72 << 20).contains(&fetched), "{fetched} bytes");
+    // What fits replaces it.
+    ok(&store.ferry(&["warm", "first/c"]));
+    let before = get_bytes(&store);
+    assert!(fs::read(store.at("first/c")).expect("it can be read") == noise(30 << 20));
+    assert_eq!(get_bytes(&store), before);
+    ok(&store.ferry(&["umount", "first"]));
+}
+
+#[test]
+fn a_mount_right_after_an_unmount_waits_for_the_cache_of_the_one_before() {
+    let store = Store::made();
+    let cache = format!("cache={},cache_disk=64M", store.at("cache").display());
+    for round in 0..3 {
+        ok(&store.try_mount("first", &["-o", &cache]));
+        fs::write(store.at("first/file"), noise(20 << 20)).expect("it can be written");
+        // It does not wait for the daemon, which still writes.
+        let unmount = Command::new("umount").arg(store.at("first")).output();
+        ok(&unmount.expect("umount runs"));
+        let mounted = store.try_mount("first", &["-o", &cache]);
+        assert!(mounted.status.success(), "{round}: {mounted:?}");
+        // One that is in use is told.
+        let other = store.try_mount("second", &["-o", &cache]);
+        fails(&other, 1, &["ferry-cache is in use by process", "name another directory"]);
+        ok(&store.ferry(&["umount", "first"]));
+    }
+}
+
+#[test]
+fn a_warm_that_cannot_be_done_says_why() {
+    let store = Store::made();
+    store.mount("first");
+    fs::write(store.at("first/file"), "x").expect("it can be written");
+    fails(&store.ferry(&["warm", "first"]), 1, &["has no cache on disk", "cache=DIR,cache_disk="]);
+    fails(&store.ferry(&["warm", "first/none"]), 1, &["first/none: cannot warm: No such file"]);
+    fails(&store.ferry(&["warm", "none"]), 1, &["none: cannot warm: No such file"]);
+    fails(&store.ferry(&["warm", "second"]), 1, &["no FerryFS is mounted here"]);
+    ok(&store.ferry(&["umount", "first"]));
+    ok(&store.ferry(&["mount", "local.ferry", "second", "--create"]));
+    fails(&store.ferry(&["warm", "second"]), 1, &["nothing to warm", "not in a store"]);
+    ok(&store.ferry(&["umount", "second"]));
+}
+
+#[test]
+fn a_warm_that_is_interrupted_stops_at_once_and_says_so() {
+    let (store, _) = cold_with_cache("1G");
+    // The store answers nothing any more; the walk needs nothing of it.
+    ok(&Command::new("find").arg(store.at("first")).arg("-ls").output().expect("find runs"));
+    let (at, away) = (store.directory().join("s"), store.directory().join("away"));
+    fs::rename(&at, &away).expect("it can be moved");
+    fs::write(&at, "").expect("it can be written");
+    let mut warm = Command::new(FERRY);
+    warm.args(["warm", "first"]).current_dir(store.0.path()).stdout(std::process::Stdio::piped());
+    let warm = warm.spawn().expect("it runs");
+    while store.stats("first")["store"]["repeated"].as_u64() == Some(0) {
+        std::thread::yield_now();
+    }
+    let pid = i32::try_from(warm.id()).ok().and_then(Pid::from_raw).expect("a number");
+    kill_process(pid, Signal::INT).expect("it is ours");
+    let warm = warm.wait_with_output().expect("it ends");
+    assert_eq!(warm.status.code(), Some(1), "{warm:?}");
+    assert!(warm.stdout.starts_with(b"stopped: 1,001 files: "), "{warm:?}");
+    fs::remove_file(&at).expect("it is there");
+    fs::rename(&away, &at).expect("it can be moved");
+    check_files(&store.at("first"), 0..1000);
+    ok(&store.ferry(&["warm", "first"]));
+    ok(&store.ferry(&["umount", "first"]));
+}
+
+/// Programs that fsync as fast as they can, with a mount option: the PUTs that it cost, and the time.
+fn puts_of_fsyncs(option: &str, threads: usize, rounds: usize) -> (u64, Duration) {
+    let store = Store::made();
+    ok(&store.try_mount("first", &["-o", option]));
+    let puts = || store.stats("first")["store"]["puts"].as_u64().expect("a number");
+    let clock = Env::real().clock;
+    let (before, begun) = (puts(), clock.monotonic());
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let path = store.at(&format!("first/{thread}"));
+            scope.spawn(move || {
+                let mut file = fs::File::create(path).expect("a file");
+                for n in 0..rounds {
+                    file.write_all(format!("{n}\n").as_bytes()).expect("a write");
+                    file.sync_all().expect("a sync");
+                }
+            });
+        }
+    });
+    let found = (puts() - before, clock.monotonic() - begun);
+    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    store.mount("second");
+    for thread in 0..threads {
+        let found = fs::read_to_string(store.at(&format!("second/{thread}"))).expect("a file");
+        assert_eq!(found.lines().count(), rounds, "what was synced is there");
+    }
+    store.ferry(&["umount", "first"]);
+    ok(&store.ferry(&["umount", "second"]));
+    found
+}
+
+#[test]
+fn a_least_interval_between_flushes_bounds_the_puts_of_fsyncs() {
+    for threads in [1, 6] {
+        let (puts, time) = puts_of_fsyncs("flush_interval_min=250ms", threads, 8);
+        // The first one does not wait.
+        assert!(time >= Duration::from_millis(7 * 250), "{threads}: {time:?}");
+        let most = time.as_millis() as u64 / 250 + 2;
+        assert!((8..=most).contains(&puts), "{threads}: {puts} PUTs in {time:?}");
+    }
+    let (puts, _) = puts_of_fsyncs("flush_interval_min=0", 1, 40);
+    assert!(puts >= 40, "{puts} PUTs");
+}
+
+#[test]
+fn a_least_interval_between_flushes_does_not_delay_the_end_of_a_mount() {
+    let store = Store::made();
+    ok(&store.try_mount("first", &["-o", "flush_interval_min=60s"]));
+    let synced = |name: &str| {
+        let path = store.at("first").join(name);
+        fs::write(&path, name).expect("a file");
+        fs::File::open(path).expect("it is there").sync_all()
+    };
+    synced("a").expect("the first one does not wait");
+    fs::write(store.at("first/b"), "b").expect("a file");
+    let unmount = Command::new("umount").arg(store.at("first")).output();
+    ok(&unmount.expect("umount runs"));
+    // It waits for the daemon before, for 30 s at most.
+    store.mount("first");
+    assert_eq!(fs::read(store.at("first/b")).expect("it was written"), b"b");
     ok(&store.ferry(&["umount", "first"]));
 }

@@ -474,3 +474,19 @@ fn a_volume_in_a_bucket_is_served() {
     assert!(server.0.wait().expect("it ends").success());
     ok(&store.ferry(&["fsck", &store.url()]));
 }
+
+#[test]
+fn without_home_in_the_environment_the_users_profile_is_found() {
+    let users = fs::read_to_string("/etc/passwd").expect("it can be read");
+    for (uid, user) in [(0, "root:"), (65534, "nobody:")] {
+        let line = users.lines().find(|line| line.starts_with(user)).expect("a user");
+        let home = line.split(':').nth(5).expect("it has a home");
+        // As mount(8) calls a helper.
+        let mut command = Command::new(FERRY);
+        command.env_clear().current_dir("/").uid(uid).gid(uid);
+        let said = command.args(["fsck", "s3://bucket/a?profile=work"]).output();
+        let text = String::from_utf8(said.expect("it runs").stderr).expect("UTF-8");
+        let wanted = format!("no profile work in {home}/.aws/credentials or {home}/.aws/config");
+        assert!(text.contains(&wanted), "{text}");
+    }
+}

@@ -261,6 +261,18 @@ fn async_is_switched_while_a_client_writes() {
 }
 
 #[test]
+fn a_warm_of_a_remote_mount_says_where_the_cache_is() {
+    let mut served = Served::new(&["--size", "1G"]);
+    let said = ferry(&["warm", &text(&served.mnt())]);
+    let error = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.status.code() == Some(1) && error.lines().count() == 1, "{said:?}");
+    for part in ["mounted from ferry://", "the server's (`ferry serve --cache DIR`)"] {
+        assert!(error.contains(part), "{error}");
+    }
+    served.end();
+}
+
+#[test]
 fn statistics_of_a_served_volume_say_who_is_there_and_why_clients_were_refused() {
     let mut served = Served::new(&["--size", "1G"]);
     let before = served.stats();

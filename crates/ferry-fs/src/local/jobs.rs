@@ -29,7 +29,8 @@ impl<F: 'static> Work<F> for BlockingChange<F> {
     }
 }
 
-/// A change that takes many transactions, as cutting off a million extents does.
+/// A change that takes many transactions, as cutting off a million extents does; or a look at the
+/// extents of many files.
 pub(crate) struct BlockingDrop<F>(pub(crate) Job<F>);
 
 impl<F: 'static> Work<F> for BlockingDrop<F> {

@@ -90,6 +90,10 @@ pub struct FsOptions {
     pub flush: FlushPolicy,
     /// The policy `delay` does not wait where flushes take less than this on average.
     pub fast_flush: Duration,
+    /// Callers that force something wait until the flush before theirs is so long ago, and share the
+    /// next one; zero: they do not. Changes then become durable after this time at the latest, if it
+    /// is longer than `commit_interval`.
+    pub flush_interval_min: Duration,
     /// How the log is driven.
     pub log: LogOptions,
     /// `false`: no threads; everything happens on the caller's thread.
@@ -116,6 +120,7 @@ impl Default for FsOptions {
             commit_interval: Duration::from_secs(1),
             flush: FlushPolicy::default(),
             fast_flush: FAST_FLUSH,
+            flush_interval_min: Duration::ZERO,
             log: LogOptions::default(),
             background: true,
             #[cfg(feature = "compare")]

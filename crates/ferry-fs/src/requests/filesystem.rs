@@ -415,6 +415,7 @@ impl Filesystem for LocalFs {
             ioctl::TUNE => self.answer("tune", ino, self.do_tune(cx, input)),
             ioctl::GROW_LOG => self.do_grow_log(cx, input),
             ioctl::TRIM => self.do_trim(cx, |bytes| bytes.to_ne_bytes().to_vec()),
+            ioctl::WARM => self.do_warm(cx, input),
             ioctl::FITRIM => self.do_trim(cx, fitrim_answer),
             _ => Err(Errno(libc::ENOTTY).into()),
         }

@@ -18,3 +18,4 @@ pub(crate) mod stats;
 mod tests;
 pub(crate) mod trim;
 pub(crate) mod tune;
+pub(crate) mod warm;

@@ -36,18 +36,20 @@ pub(crate) fn other_bytes(options: &FsOptions, memory: usize) -> usize {
 /// What the options of the volume mean for its contents and for the journal.
 fn layer_options(options: &FsOptions) -> (DataOptions, JournalOptions) {
     let home_cache_bytes = home_cache_bytes(options);
+    let commit_interval = options.commit_interval.max(options.flush_interval_min);
     let data = DataOptions {
         cache_bytes: other_bytes(options, options.cache_bytes),
-        writeback_age: options.commit_interval.max(WRITEBACK_AGE),
+        writeback_age: commit_interval.max(WRITEBACK_AGE),
         background: options.background,
         read_only: options.read_only,
         #[cfg(feature = "compare")]
         locking: options.locking,
     };
     let journal = JournalOptions {
-        commit_interval: options.commit_interval,
+        commit_interval,
         flush: options.flush,
         fast_flush: options.fast_flush,
+        flush_interval_min: options.flush_interval_min,
         log: options.log,
         home_cache_bytes,
         reads_all: false,

@@ -69,6 +69,7 @@ struct Volume {
 struct Mount {
     cache: &'static str,
     commit_interval_ns: u64,
+    flush_interval_min_ns: u64,
 }
 
 /// In bytes.
@@ -305,6 +306,7 @@ impl LocalFs {
             mount: Mount {
                 cache: self.options.cache.name(),
                 commit_interval_ns: nanos(self.options.commit_interval),
+                flush_interval_min_ns: nanos(self.options.flush_interval_min),
             },
             memory: self.memory(),
             space: Space {

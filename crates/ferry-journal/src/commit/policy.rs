@@ -21,6 +21,10 @@
 //! * POLICY-5: the dispatcher holds for many callers only while they come back in less than half a
 //!   commit time. Where they need longer, processors are the bottleneck: two groups that alternate
 //!   then commit as much, and no caller waits for the slowest.
+//! * POLICY-6: with a least interval between flushes, under any policy, a context that callers wait
+//!   for is sealed that long after the one before it at the earliest. Callers that arrive meanwhile
+//!   share it. It is for devices where a flush costs money. The journal's own callers
+//!   ([`Caller::UNKNOWN`]) do not wait for it: they are few, and others wait for them.
 //!
 //! Rejected for `adaptive`: a hold until as many callers are back as the last commit released. Two
 //! callers that began one after the other would never be released together, and one of many callers
@@ -161,6 +165,10 @@ impl Average {
 pub struct Dispatcher {
     policy: FlushPolicy,
     fast_flush: Duration,
+    /// The least interval between flushes (POLICY-6); zero: none.
+    interval_min: Duration,
+    /// When a context was sealed last.
+    sealed_at: Option<Duration>,
     /// The first caller that waits for the open context, and when it arrived.
     first: Option<(Caller, Duration)>,
     /// The first caller of the context before it.
@@ -199,6 +207,8 @@ impl Dispatcher {
         Self {
             policy,
             fast_flush,
+            interval_min: Duration::ZERO,
+            sealed_at: None,
             first: None,
             last_first: None,
             urgent: false,
@@ -219,6 +229,11 @@ impl Dispatcher {
             held_since: None,
             holds: Holds::default(),
         }
+    }
+
+    /// The same with a least interval between flushes.
+    pub fn with_interval_min(self, interval_min: Duration) -> Self {
+        Self { interval_min, ..self }
     }
 
     /// Changes the policy, and forgets what was learned about callers.
@@ -280,6 +295,9 @@ impl Dispatcher {
         unflushed: usize,
         avg_flush: impl Fn() -> Duration,
     ) -> SealDecision {
+        if let Some(until) = self.spaced_until().filter(|until| now < *until) {
+            return SealDecision::Until(until);
+        }
         if self.policy == FlushPolicy::Each {
             return SealDecision::Now;
         }
@@ -310,6 +328,14 @@ impl Dispatcher {
         }
     }
 
+    /// POLICY-6. When the next context may be sealed.
+    fn spaced_until(&self) -> Option<Duration> {
+        if self.interval_min.is_zero() || self.urgent {
+            return None;
+        }
+        self.sealed_at.map(|at| at + self.interval_min)
+    }
+
     fn held_until(&self) -> Duration {
         self.last_release_at + self.patience()
     }
@@ -327,6 +353,7 @@ impl Dispatcher {
     /// The context that `waiters` callers wait for was sealed, for whatever reason, while
     /// `in_flight` records were in flight.
     pub fn sealed(&mut self, now: Duration, waiters: usize, in_flight: usize) {
+        self.sealed_at = Some(now);
         if waiters == 0 {
             return;
         }

@@ -122,7 +122,8 @@ impl Core {
             pipe: Mutex::new(Pipe::new(
                 end,
                 start.position,
-                Dispatcher::new(options.flush, options.fast_flush),
+                Dispatcher::new(options.flush, options.fast_flush)
+                    .with_interval_min(options.flush_interval_min),
             )),
             checkpointing: Mutex::new(None),
             merging: Mutex::new(()),

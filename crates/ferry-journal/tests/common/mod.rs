@@ -87,6 +87,7 @@ pub fn options(background: bool) -> JournalOptions {
         commit_interval: Duration::from_secs(1),
         flush: FlushPolicy::default(),
         fast_flush: FAST_FLUSH,
+        flush_interval_min: Duration::ZERO,
         log: LogOptions::default(),
         home_cache_bytes: 4 << 20,
         reads_all: false,

@@ -294,11 +294,13 @@ pub mod core {
         pub fails: Option<u64>,
         /// What each caller takes between two calls, in nanoseconds of the model.
         pub think: u64,
+        /// The least interval between flushes, in nanoseconds of the model.
+        pub interval_min: u64,
     }
 
     impl Setup {
         pub fn of(policy: FlushPolicy) -> Self {
-            Self { policy, fails: None, think: 0 }
+            Self { policy, fails: None, think: 0, interval_min: 0 }
         }
     }
 
@@ -393,7 +395,8 @@ pub mod core {
     impl Core {
         pub fn new(setup: Setup) -> Arc<Self> {
             let time = Arc::new(Time(AtomicU64::new(1)));
-            let dispatcher = Dispatcher::new(setup.policy, Duration::from_nanos(FAST));
+            let dispatcher = Dispatcher::new(setup.policy, Duration::from_nanos(FAST))
+                .with_interval_min(Duration::from_nanos(setup.interval_min));
             Arc::new(Self {
                 options: Options::default(),
                 disk: Disk::new(time.clone(), setup.fails),

@@ -42,7 +42,7 @@ const FOREIGN: [&str; 5] =
 impl Profile {
     pub fn read(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, ObjectError> {
         let name = variable("AWS_PROFILE").or_else(|| variable("AWS_DEFAULT_PROFILE"));
-        let home = PathBuf::from(variable("HOME").unwrap_or_else(|| "/root".into()));
+        let home = PathBuf::from(variable("HOME").unwrap_or_else(|| "/".into()));
         let file = |name: &str, usual: &str| {
             variable(name).map_or_else(|| home.join(".aws").join(usual), PathBuf::from)
         };

@@ -6,6 +6,7 @@ use super::keys::Keys;
 use super::location::Endpoint;
 use super::profile::{Profile, no_keys};
 use crate::error::ObjectError;
+use crate::locks::variable;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -52,7 +53,7 @@ impl S3Settings {
     /// From the process's environment, and the files of `~/.aws`. `endpoint` is what the user gave
     /// beside.
     pub fn from_environment(endpoint: Option<&str>) -> Result<Self, ObjectError> {
-        Self::from_variables(endpoint, &|name| std::env::var(name).ok())
+        Self::from_variables(endpoint, &|name| variable(name)?.into_string().ok())
     }
 
     /// As [`S3Settings::from_environment`], for a store whose URL may name the endpoint and the
@@ -121,7 +122,7 @@ fn of_profile(profile: Option<&str>) -> impl Fn(&str) -> Option<String> {
     move |name| match (profile, name) {
         (Some(profile), "AWS_PROFILE") => Some(profile.to_owned()),
         (Some(_), "AWS_ACCESS_KEY_ID" | "AWS_SECRET_ACCESS_KEY" | "AWS_SESSION_TOKEN") => None,
-        _ => std::env::var(name).ok(),
+        _ => variable(name)?.into_string().ok(),
     }
 }
 

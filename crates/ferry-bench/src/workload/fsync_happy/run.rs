@@ -112,6 +112,7 @@ pub fn run(
         reads_all: false,
         flush: policy,
         fast_flush,
+        flush_interval_min: Duration::ZERO,
         log: LogOptions::default(),
         read_only: false,
         accept_damage: false,

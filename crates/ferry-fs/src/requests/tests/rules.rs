@@ -265,6 +265,23 @@ fn only_ferryfs_ioctls_are_answered() {
 }
 
 #[test]
+fn a_warm_is_for_root_and_the_owner_and_for_a_volume_in_a_store() {
+    let mut world = World::new();
+    let warm = |world: &World, words: &[u64]| {
+        let message: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        world.me.call(|cx| world.fs.ioctl(cx, ROOT, ioctl::WARM, &message, 24))
+    };
+    for words in [&[0, 0, 1, ROOT][..], &[ioctl::WARM_BEGINS, 0, 0], &[0, 0, 1, 1 << 40]] {
+        assert_eq!(code(warm(&world, words)), libc::EOPNOTSUPP, "{words:?}");
+    }
+    for words in [&[2, 0, 1, ROOT][..], &[0, u64::MAX, 1, ROOT], &[0, 0]] {
+        assert_eq!(code(warm(&world, words)), libc::EINVAL, "{words:?}");
+    }
+    world.me.uid = 1000;
+    assert_eq!(code(warm(&world, &[0, 0, 1, ROOT])), libc::EPERM);
+}
+
+#[test]
 fn root_and_the_owner_tune_the_flush_policy() {
     let mut world = World::new();
     let tune = |world: &World, what: u32, policy: u32, nanos: u64| {
