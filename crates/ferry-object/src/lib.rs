@@ -41,6 +41,8 @@ mod executor;
 mod format;
 mod inherited;
 mod keys;
+mod local;
+mod local_log;
 mod locks;
 mod open;
 mod prove;
@@ -56,7 +58,6 @@ mod url;
 mod victims;
 mod volume;
 
-pub use access::Held;
 pub use cache::{CacheOptions, CacheStats};
 pub use codec::Compression;
 pub use device::{Limits, ObjectDevice, ObjectStats};
@@ -65,6 +66,7 @@ pub use error::ObjectError;
 pub use executor::{Answer, Executor, Job, ThreadExecutor, Upload};
 pub use format::{Kdf, Owner};
 pub use keys::{Encryption, Passphrase};
+pub use local::{LocalStore, Lost, NotTaken};
 pub use locks::{DirLocks, Locks};
 pub use open::{
     Made, Opening, change_passphrase, has_volume, is_encrypted, lock_files, make_volume,
@@ -72,6 +74,6 @@ pub use open::{
 };
 pub use prove::prove;
 pub use s3::{Endpoint, S3Location, S3Settings, S3Store, TimeLimits};
-pub use store::{RequestCosts, Store};
+pub use store::{Held, RequestCosts, Store, Waiting};
 pub use url::{S3Url, StoreUrl};
 pub use volume::{Claimant, VolumeOptions};

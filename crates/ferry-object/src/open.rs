@@ -100,7 +100,7 @@ fn claimant(
     };
     let take_over = opening == Opening::Own { take_over: true };
     let locks = Some(Arc::new(locks) as Arc<dyn Locks>);
-    Ok(Claimant { owner, take_over, locks, passphrase })
+    Ok(Claimant { owner, take_over, locks, passphrase, ..Claimant::default() })
 }
 
 fn limits() -> Limits {
