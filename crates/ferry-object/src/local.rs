@@ -18,7 +18,9 @@ use crate::access::{Access, Created, Held, Patience, Tries};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job};
 use crate::format::{Id, Kind, LOGS, ObjectRef, ROOTS, header};
-use crate::local_log::{LocalLog, NoLog, Object, Place, Record, Recovered, read, read_whole, record_bytes};
+use crate::local_log::{
+    LocalLog, NoLog, Object, Place, Record, Recovered, read, read_whole, record_bytes,
+};
 use crate::store::{RequestCosts, Store, Waiting};
 use ferry_device::{BlockDevice, FlushCoordinator};
 use ferry_env::Env;
@@ -272,7 +274,9 @@ impl LocalStore {
         self.pump();
         self.await_uploads()?;
         let emptied = self.log.lock().restart(&self.env);
-        emptied.map_err(|error| ObjectError::Setup(format!("the local log cannot be written: {error}")))?;
+        emptied.map_err(|error| {
+            ObjectError::Setup(format!("the local log cannot be written: {error}"))
+        })?;
         let log = self.log.lock();
         let mut state = self.state.lock();
         (state.head, state.next, state.durable) = (log.head(), 0, 0);
@@ -467,7 +471,9 @@ impl LocalStore {
             return access.put_once(&name, &bytes);
         }
         match access.create_once(&name, &bytes)? {
-            Created::Foreign(_) | Created::Vanished if is_planted(Bug::UploadedOverAnother) => Ok(()),
+            Created::Foreign(_) | Created::Vanished if is_planted(Bug::UploadedOverAnother) => {
+                Ok(())
+            }
             created => created.or_fenced(),
         }
     }

@@ -249,11 +249,7 @@ impl Front {
 }
 
 /// A record that is whole, with its front; `None`: there is none at this position.
-fn read_record(
-    device: &dyn BlockDevice,
-    run: u64,
-    at: u64,
-) -> io::Result<Option<(Front, Record)>> {
+fn read_record(device: &dyn BlockDevice, run: u64, at: u64) -> io::Result<Option<(Front, Record)>> {
     let ring = ring_of(device);
     let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
     device.read(offset(ring, at), &mut block)?;
@@ -263,7 +259,8 @@ fn read_record(
     }
     let mut bytes = AlignedBuf::zeroed(front.bytes() as usize);
     device.read(offset(ring, at), &mut bytes)?;
-    let (name, end) = (RECORD_LEN + front.name_len, RECORD_LEN + front.name_len + front.len as usize);
+    let (name, end) =
+        (RECORD_LEN + front.name_len, RECORD_LEN + front.name_len + front.len as usize);
     if crc32c::crc32c(&bytes[8..end]) != front.crc {
         return Ok(None);
     }
@@ -395,7 +392,8 @@ impl LocalLog {
         let at = if skips { self.head + left } else { self.head };
         let end = at + len;
         if end > self.header.start + ring {
-            let (start, number) = tail.map_or((self.head, self.number), |tail| (tail.at, tail.number));
+            let (start, number) =
+                tail.map_or((self.head, self.number), |tail| (tail.at, tail.number));
             if end > start + ring {
                 return Err(io::ErrorKind::StorageFull.into());
             }
@@ -411,8 +409,7 @@ impl LocalLog {
         let crc = self.write_record(kind, object, at)?;
         let target = self.flusher.write_completed();
         let skip = (RECORD_LEN + object.name.len()) as u64;
-        let place =
-            Place { at, number: self.number, skip, len: object.bytes.len() as u64, crc };
+        let place = Place { at, number: self.number, skip, len: object.bytes.len() as u64, crc };
         (self.head, self.number) = (end, self.number + 1);
         Ok((place, target))
     }

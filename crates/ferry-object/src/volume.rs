@@ -279,10 +279,15 @@ impl Chain {
     /// Follows the log to its end, and ends it: what an older owner writes from now on is not part
     /// of it.
     fn end(&mut self, access: &Access, volume: &Volume, env: &Env) -> Result<(), ObjectError> {
-        let mut far = 0;
+        let (mut far, mut gap_before) = (0, None);
         loop {
             self.follow(access, volume, Some(volume.epoch))?;
             let gap = self.next;
+            // A log object this far behind a gap: a later owner has deleted what was there, while
+            // this one slept.
+            if gap_before.replace(gap) == Some(gap) {
+                refuse_if_claimed(access, volume.epoch + 1)?;
+            }
             if gap > far {
                 let at = gap + 2 * u64::from(volume.info.window);
                 match self.fence(access, volume, at, env)?.1 {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ferry_env::Env;
 use ferry_fs::{CacheMode, Filesystem, FsOptions, LocalFs, SessionStore};
 use ferry_net::{Export, Server, ServerOptions, ServerTls};
-use ferry_object::CacheOptions;
+use ferry_object::OnDisk;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -14,7 +14,7 @@ use crate::cache_size::{GivesWay, default_bytes};
 use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::location::Location;
-use crate::open::{How, Opened, cache_options, explain, open_cached_when_free};
+use crate::open::{How, Opened, explain, on_disk, open_on_disk_when_free};
 use crate::{clients, daemon, logging, served};
 
 #[cfg(test)]
@@ -42,9 +42,11 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
     };
     let read_only = exports.iter().all(|e| e.read_only);
     let cache_size = default_bytes();
-    let how = How::new(&args.volume, read_only, args.take_over)?;
-    let cache = cache_options(&args.volume, args.cache.as_deref(), args.cache_disk)?;
-    let (opened, fs) = open(&args.volume, how, cache_size, cache.as_ref(), &env)?;
+    let how = How::new(&args.volume, read_only, args.take_over, args.force)?;
+    let local = args.local_log.as_ref().map(|_| true);
+    let cache = (args.cache.as_deref(), args.cache_disk);
+    let on_disk = on_disk(&args.volume, cache, local, args.local_log.as_deref())?;
+    let (opened, fs) = open(&args.volume, how, cache_size, &on_disk, &env)?;
     let gives_way = GivesWay::start(&fs, cache_size, &env);
     let served = serve(&fs, args, addr, tls, exports, &env);
     drop(gives_way);
@@ -62,10 +64,11 @@ fn open(
     volume: &Location,
     how: How,
     cache_bytes: usize,
-    cache: Option<&CacheOptions>,
+    on_disk: &OnDisk,
     env: &Env,
 ) -> Result<(Opened, Arc<LocalFs>), CliError> {
-    let opened = open_cached_when_free(volume, how, cache, env).map_err(|e| explain(volume, &e))?;
+    let opened =
+        open_on_disk_when_free(volume, how, on_disk, env).map_err(|e| explain(volume, &e))?;
     // No kernel of this machine caches contents between the clients and this file system.
     let options = FsOptions {
         read_only: how == How::Read,

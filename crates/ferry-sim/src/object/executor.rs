@@ -27,7 +27,12 @@ pub(super) struct SimExecutor {
 
 impl SimExecutor {
     pub fn new(turns: &Arc<Turns>, owner: usize) -> Arc<Self> {
-        Arc::new(Self { turns: Arc::clone(turns), owner, queue: Mutex::default(), has_log: AtomicBool::new(false) })
+        Arc::new(Self {
+            turns: Arc::clone(turns),
+            owner,
+            queue: Mutex::default(),
+            has_log: AtomicBool::new(false),
+        })
     }
 
     /// From now on a local log is in front of the store, or not.

@@ -83,7 +83,9 @@ impl History {
         if let Some((before, owned)) = self.owners.range_mut(..epoch).next_back() {
             let elsewhere = owned.local.is_some_and(|other| other != machine);
             if said && !elsewhere && owned.local.is_some() && *before + 1 == epoch {
-                return Err(format!("machine {machine} says that flushes are lost, and nobody took over"));
+                return Err(format!(
+                    "machine {machine} says that flushes are lost, and nobody took over"
+                ));
             }
             let mut expected = owned.base;
             let mut found_max = (expected == image).then_some(0);
@@ -124,7 +126,14 @@ impl History {
         } else if image != [0; BLOCKS] {
             return Err(format!("the first owner finds {image:?}"));
         }
-        let owned = Owned { base: image, changes: Vec::new(), flushed: 0, found_max: None, local: local.then_some(machine), told: false };
+        let owned = Owned {
+            base: image,
+            changes: Vec::new(),
+            flushed: 0,
+            found_max: None,
+            local: local.then_some(machine),
+            told: false,
+        };
         self.owners.insert(epoch, owned);
         Ok(())
     }

@@ -402,7 +402,9 @@ impl Run {
             }
             let had = layer.waiting().is_some_and(|waiting| waiting.objects > 0);
             self.replayed[0].fetch_add(u64::from(had), Ordering::Relaxed);
-            self.world(|world| world.note(|| format!("owner {owner} uploads its local log: {had}")));
+            self.world(|world| {
+                world.note(|| format!("owner {owner} uploads its local log: {had}"))
+            });
             let uploaded = layer.upload_all();
             let said = uploaded.is_err();
             let allowed = self.history.lock().recovered(owner, said);
@@ -517,12 +519,7 @@ impl Run {
 
     /// Reads the whole volume, and compares it with what may be there; `None`: another owner took
     /// over.
-    fn look_at_all(
-        &self,
-        owner: usize,
-        device: &Arc<ObjectDevice>,
-        local: bool,
-    ) -> Option<Image> {
+    fn look_at_all(&self, owner: usize, device: &Arc<ObjectDevice>, local: bool) -> Option<Image> {
         let epoch = device.stats().epoch;
         {
             let mut history = self.history.lock();

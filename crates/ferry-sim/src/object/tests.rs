@@ -59,6 +59,13 @@ fn nothing_flushed_is_lost_whatever_owners_and_store_do() {
     assert!(sum.crashes > 1000 && sum.opened > sum.crashes, "{} crashes", sum.crashes);
 }
 
+/// A claimant slept while later owners wrote and deleted the log that it followed.
+#[test]
+fn a_claimant_whose_log_is_gone_gives_up() {
+    let _planted = plant(Bug::None);
+    run(33_843, &mut Sum::default());
+}
+
 #[test]
 #[ignore = "runs for as long as it is told"]
 fn for_so_many_seconds() {
