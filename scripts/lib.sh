@@ -22,6 +22,20 @@ seconds() {
   since "$begun"
 }
 
+# build_programs [OPTION…]: what users install. One by one: together they would share features, and
+# the daemon would get what only benchmarks use.
+build_programs() {
+  [ -z "${FERRY:-}" ] || return 0
+  local package
+  for package in ferry-bench ferry; do
+    cargo build --manifest-path "$repo/Cargo.toml" --release --package "$package" "$@"
+  done
+}
+
+# Without optimization across crates, which is for what users install: some sixty programs of tests
+# are linked in a third of the time. What is built so lies beside the rest.
+build_for_tests() { export CARGO_PROFILE_RELEASE_LTO=false; }
+
 need_root() { [ "$(id -u)" = 0 ] || die "must be run by root: it mounts, changes owners and makes device nodes"; }
 need_fuse() { [ -c /dev/fuse ] || die "there is no /dev/fuse here (a container needs --device /dev/fuse --cap-add SYS_ADMIN)"; }
 

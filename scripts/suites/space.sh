@@ -155,6 +155,53 @@ foreign_file_is_refused() {
   "$ferry" fsck "$scratch/foreign"
 }
 
+# Two programs read a file over and over that does not fit into the memory of their control group.
+readers_wait_for_memory() {
+  local group=$1
+  head -c 300M /dev/zero >"$scratch/does-not-fit"
+  sync "$scratch/does-not-fit"
+  # Pages that are cached already would not count as the group's.
+  dd if="$scratch/does-not-fit" iflag=nocache count=0 status=none
+  for _ in 1 2; do
+    timeout 120 sh -c 'echo $$ >"$1/cgroup.procs" && while :; do cat "$2"; done' - "$group" "$scratch/does-not-fit" >/dev/null &
+    readers+=($!)
+  done
+}
+
+# limit_is TEST BYTES: whether the memory that the daemon uses at most gets there, within 60 s.
+limit_is() {
+  local _
+  for _ in $(seq 300); do
+    [ ! "$(stat_of "$scratch/mnt" memory limit_bytes)" "$1" "$2" ] || return 0
+    sleep 0.2
+  done
+  stat_of "$scratch/mnt" memory
+  return 1
+}
+
+# Programs wait for memory: the daemon gives of its own, and takes it back afterwards.
+gives_memory_up() {
+  local group readers=() before
+  group=$(mktemp -d /sys/fs/cgroup/memory/ferry-test.XXXXXX)
+  echo 32M >"$group/memory.limit_in_bytes"
+  mount_volume "$scratch/pressure.ferry" "$scratch/mnt" cache_size=512M
+  head -c 500M /dev/urandom >"$scratch/mnt/file"
+  md5sum "$scratch/mnt/file" >"$scratch/pressure.md5"
+  "$ferry" sync "$scratch/mnt"
+  before=$(stat_of "$scratch/mnt" memory used_bytes)
+  [ "$before" -gt $((400 << 20)) ]
+  readers_wait_for_memory "$group"
+  limit_is -lt $((256 << 20))
+  kill "${readers[@]}"
+  wait "${readers[@]}" || true
+  [ "$(stat_of "$scratch/mnt" memory used_bytes)" -lt $((300 << 20)) ]
+  md5sum --quiet -c "$scratch/pressure.md5"
+  limit_is -gt $((300 << 20))
+  unmount_volume "$scratch/mnt"
+  rm "$scratch/does-not-fit" "$scratch/pressure.ferry"
+  rmdir "$group"
+}
+
 suite_space() {
   say "--- room and ways to mount"
   check "a full volume: ENOSPC at the write, removal works" 200 full_volume
@@ -162,5 +209,10 @@ suite_space() {
   check "a full disk below a sparse volume" 200 full_host
   check "mount(8) and fstab through the helper" 60 mount_helper
   check "a user mounts his own volume" 60 user_mounts_his_own
+  if [ -f /sys/fs/cgroup/memory/memory.limit_in_bytes ] && [ -r /proc/pressure/memory ]; then
+    check "memory is given up while programs wait for it" 200 gives_memory_up
+  else
+    say "skip  memory is given up: no control groups (version 1) or no /proc/pressure here"
+  fi
   check "a foreign file is refused" 60 foreign_file_is_refused
 }

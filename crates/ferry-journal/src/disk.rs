@@ -69,6 +69,11 @@ impl Disk {
         result
     }
 
+    /// Whether the device reads ahead where it is told to.
+    pub fn reads_ahead(&self) -> bool {
+        self.dev.read_ahead_bytes() > 0
+    }
+
     /// Reads into each buffer from its offset, in any order; waits. One result for each.
     pub fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
         let results = self.dev.read_many(reads);

@@ -66,12 +66,13 @@ fn going_through_all_keys_takes_few_reads() {
         assert_same(&journal, &model);
         counted
     };
-    let (one_by_one, stored, keys) = count(false);
+    let (near, near_bytes, keys) = count(false);
     let (ahead, bytes, keys_ahead) = count(true);
     assert_eq!((keys, keys_ahead), (KEYS, KEYS));
-    assert!(one_by_one > KEYS / 5, "pages are read one by one: {one_by_one}");
-    assert!(ahead * 8 < one_by_one, "{ahead} reads, {one_by_one} one by one");
-    assert!(bytes < 3 * stored, "{bytes} bytes read, {stored} one by one");
+    // By themselves these are 2,000 reads and more.
+    assert!(near < KEYS / 12, "{near} reads with neighbours");
+    assert!(ahead * 5 < near * 4, "{ahead} reads ahead, {near} with neighbours");
+    assert!(bytes < 3 * near_bytes, "{bytes} bytes read ahead, {near_bytes} with neighbours");
 }
 
 #[test]

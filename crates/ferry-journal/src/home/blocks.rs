@@ -1,6 +1,6 @@
 //! The blocks of the database's file on the device: each twice, held against their checksums.
 
-use super::read_ahead::Ahead;
+use super::read_ahead::{Ahead, Neighbours};
 use super::segments::Segments;
 use super::unit::{NEVER, Sums, header, sum_of};
 use crate::completion::{Countdown, Wait};
@@ -30,6 +30,8 @@ pub struct Pages {
     /// Held over every write of a page or a checksum.
     writing: Mutex<()>,
     ahead: Ahead,
+    /// `None`: the device reads ahead by itself.
+    neighbours: Option<Neighbours>,
     /// Device offset of the file's first block.
     header: AtomicU64,
     /// The copy of it that counts.
@@ -59,6 +61,7 @@ impl Pages {
             units: RwLock::default(),
             writing: Mutex::new(()),
             ahead: Ahead::default(),
+            neighbours: (!disk.reads_ahead()).then(Neighbours::default),
             header: AtomicU64::new(u64::MAX),
             header_copy: AtomicU64::new(0),
             read_only: AtomicBool::new(read_only),
@@ -151,6 +154,14 @@ impl Pages {
                 return Ok(());
             }
             if self.ahead.copy(offset, out) && matches(out, &sums) {
+                return Ok(());
+            }
+            let unit = self.segments.offset(segment);
+            let within = unit..unit + self.segments.unit;
+            if let Some(neighbours) = &self.neighbours
+                && neighbours.read(&self.disk, offset, out, &within)
+                && matches(out, &sums)
+            {
                 return Ok(());
             }
             if self.disk.read(offset, out).is_ok() && matches(out, &sums) {

@@ -1,14 +1,20 @@
-//! Blocks read before they are asked for, where somebody goes through all keys in order.
+//! Blocks read before they are asked for.
 //!
-//! A branch of the tree names the pages that come next. They are read together, neighbours at once,
-//! and wait here as they were read. Only when the database asks for one of them is it held against
-//! its checksum: so nothing that was written meanwhile is taken from here, and what is damaged is
-//! read again in the ordinary way.
+//! * Where somebody goes through all keys in order, a branch of the tree names the pages that come
+//!   next. They are read together, neighbours at once ([`Ahead`]).
+//! * Keys that were made one after the other lie near each other. A program that lists a directory
+//!   asks for one inode after the other, and the pages with these are neighbours, in about the same
+//!   order. Where a second block is asked for near another, all around it is read
+//!   ([`Neighbours`]).
+//!
+//! Blocks wait here as they were read. Only when the database asks for one of them is it held
+//! against its checksum: so nothing that was written meanwhile is taken from here, and what is
+//! damaged is read again in the ordinary way.
 
 use crate::disk::Disk;
 use ferry_device::{AlignedBuf, BLOCK_SIZE};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 /// Bytes that wait here, at most twice; no more are asked for at once.
@@ -17,27 +23,99 @@ const WAITING_MAX: usize = 8 << 20;
 pub const READ_MAX: u64 = 1 << 20;
 /// Bytes that nobody asked for are read, too, where that saves a read.
 const GAP_MAX: u64 = 16 * BLOCK_SIZE as u64;
+/// A read of neighbours: a range of the device that begins at a multiple of this.
+const WINDOW: u64 = 128 << 10;
+/// Neighbours that wait take so many bytes, at most twice.
+const NEIGHBOURS_MAX: usize = 4 << 20;
+/// So many windows of which one block was read are remembered.
+const SEEN_MAX: usize = 32;
 
 /// What was read ahead, by its offset on the device.
-#[derive(Default)]
 pub struct Ahead(Mutex<Waiting>);
 
-#[derive(Default)]
+/// Blocks around those that were asked for.
+pub struct Neighbours(Mutex<Near>);
+
+struct Near {
+    waiting: Waiting,
+    /// Windows of which one block was read, the oldest first.
+    seen: VecDeque<u64>,
+}
+
 struct Waiting {
+    /// Bytes of `newer`, and of `older`, at most.
+    most: usize,
     newer: BTreeMap<u64, AlignedBuf>,
     newer_bytes: usize,
     /// Dropped when there is as much of newer ones.
     older: BTreeMap<u64, AlignedBuf>,
 }
 
+impl Default for Ahead {
+    fn default() -> Self {
+        Self(Mutex::new(Waiting::new(WAITING_MAX)))
+    }
+}
+
+impl Default for Neighbours {
+    fn default() -> Self {
+        Self(Mutex::new(Near { waiting: Waiting::new(NEIGHBOURS_MAX), seen: VecDeque::new() }))
+    }
+}
+
+impl Neighbours {
+    /// Copies blocks that wait here, or reads them with all around them that lies in `within`, if
+    /// that is the second read there. `false`: the caller has to read them.
+    pub fn read(
+        &self,
+        disk: &Disk,
+        offset: u64,
+        out: &mut AlignedBuf,
+        within: &Range<u64>,
+    ) -> bool {
+        let window = offset / WINDOW;
+        let range = (window * WINDOW).max(within.start)..((window + 1) * WINDOW).min(within.end);
+        if offset + out.len() as u64 > range.end {
+            return false;
+        }
+        {
+            let mut near = self.0.lock();
+            if near.waiting.copy(offset, out) {
+                return true;
+            }
+            if !near.is_second(window) {
+                return false;
+            }
+        }
+        let (start, mut chunk) = blank(range);
+        if disk.read(start, &mut chunk).is_err() {
+            return false;
+        }
+        let mut near = self.0.lock();
+        near.waiting.add(start, chunk);
+        near.waiting.copy(offset, out)
+    }
+}
+
+impl Near {
+    /// Whether the window was seen before; the next read there is then a first one.
+    fn is_second(&mut self, window: u64) -> bool {
+        if let Some(at) = self.seen.iter().position(|seen| *seen == window) {
+            self.seen.remove(at);
+            return true;
+        }
+        if self.seen.len() == SEEN_MAX {
+            self.seen.pop_front();
+        }
+        self.seen.push_back(window);
+        false
+    }
+}
+
 impl Ahead {
     /// Copies blocks that wait here; `false` if not all of them do.
     pub fn copy(&self, offset: u64, out: &mut AlignedBuf) -> bool {
-        let waiting = self.0.lock();
-        let Some((from, chunk)) = waiting.chunk(offset, out.len()) else { return false };
-        let to = from + out.len();
-        out.copy_from_slice(&chunk[from..to]);
-        true
+        self.0.lock().copy(offset, out)
     }
 
     /// Reads these ranges of the device. What cannot be read does not wait here.
@@ -67,6 +145,18 @@ impl Ahead {
 }
 
 impl Waiting {
+    fn new(most: usize) -> Self {
+        Self { most, newer: BTreeMap::new(), newer_bytes: 0, older: BTreeMap::new() }
+    }
+
+    /// Copies blocks; `false` if not all of them are here.
+    fn copy(&self, offset: u64, out: &mut AlignedBuf) -> bool {
+        let Some((from, chunk)) = self.chunk(offset, out.len()) else { return false };
+        let to = from + out.len();
+        out.copy_from_slice(&chunk[from..to]);
+        true
+    }
+
     /// The buffer with these bytes, and where in it they begin.
     fn chunk(&self, offset: u64, len: usize) -> Option<(usize, &AlignedBuf)> {
         [&self.newer, &self.older].into_iter().find_map(|chunks| {
@@ -77,7 +167,7 @@ impl Waiting {
     }
 
     fn add(&mut self, offset: u64, chunk: AlignedBuf) {
-        if self.newer_bytes + chunk.len() > WAITING_MAX {
+        if self.newer_bytes + chunk.len() > self.most {
             self.older = std::mem::take(&mut self.newer);
             self.newer_bytes = 0;
         }
@@ -131,7 +221,7 @@ mod tests {
 
     #[test]
     fn the_read_ahead_is_bounded_and_keeps_the_newest() {
-        let mut waiting = Waiting::default();
+        let mut waiting = Waiting::new(WAITING_MAX);
         let chunk = WAITING_MAX / 4;
         for n in 0..100 {
             waiting.add(n * chunk as u64, AlignedBuf::zeroed(chunk));

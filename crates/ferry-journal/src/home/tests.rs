@@ -1,10 +1,11 @@
 //! What only a failure at one moment of redb's shows.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use super::file::HomeFile;
+use super::file::{HomeFile, Opening};
+use super::tree::PageSource;
 use crate::Geometry;
 use crate::disk::Disk;
-use ferry_device::MemDevice;
+use ferry_device::{BlockDevice, HookedDevice, MemDevice, Op};
 use redb::StorageBackend;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,4 +95,74 @@ fn threads_that_write_beside_syncs_lose_nothing() {
         file.user().read(n * 4096, &mut bytes).unwrap();
         assert!(bytes == page((n / PAGES * 7 + n % PAGES + 1999) as u8), "page {n}");
     }
+}
+
+const PAGES: u64 = 200;
+/// Large segments, so that windows of neighbours are whole.
+const LARGE: u64 = 1 << 20;
+
+/// A home store of pages that nothing in memory knows, and the device below it.
+fn cold() -> (Arc<HomeFile>, Arc<HookedDevice>) {
+    let geo = Geometry { segments_offset: LARGE, segment_len: LARGE, ..geometry() };
+    let dev = Arc::new(HookedDevice::new(Arc::new(MemDevice::new(9 * LARGE))));
+    let disk = || Arc::new(Disk::new(dev.clone() as Arc<dyn BlockDevice>));
+    let file = HomeFile::format(&disk(), &geo, &[0, 1, 2, 3]).unwrap();
+    file.user().set_len(PAGES * 4096).unwrap();
+    (0..PAGES).for_each(|n| file.user().write(n * 4096, &page(n as u8)).unwrap());
+    file.settle().unwrap();
+    let file = HomeFile::open(&disk(), &geo, Opening { read_only: false, in_order: false });
+    (file.unwrap(), dev)
+}
+
+fn read(file: &Arc<HomeFile>, n: u64) -> [u8; 4096] {
+    let mut bytes = [0; 4096];
+    file.user().read(n * 4096, &mut bytes).unwrap();
+    bytes
+}
+
+/// Page 0 is the header. The others are read in the order of a directory's inodes: nearly ascending.
+fn nearly_ascending() -> impl Iterator<Item = u64> {
+    (1..PAGES).map(|n| n ^ 1).filter(|n| (1..PAGES).contains(n))
+}
+
+#[test]
+fn neighbours_of_blocks_that_are_read_are_read_with_them() {
+    let (file, dev) = cold();
+    let before = dev.asked(Op::Read);
+    for n in nearly_ascending() {
+        assert!(read(&file, n) == page(n as u8), "page {n}");
+    }
+    let asked = dev.asked(Op::Read).requests - before.requests;
+    assert!((4..40).contains(&asked), "{asked} reads of the device");
+}
+
+#[test]
+fn a_lone_block_is_read_by_itself() {
+    let (file, dev) = cold();
+    read(&file, 5);
+    let before = dev.asked(Op::Read);
+    read(&file, 60);
+    let asked = dev.asked(Op::Read);
+    assert_eq!((asked.requests - before.requests, asked.bytes - before.bytes), (1, 4096));
+}
+
+#[test]
+fn a_block_that_was_written_behind_the_read_of_its_neighbour_is_read_anew() {
+    let (file, _dev) = cold();
+    (40..44).for_each(|n| assert!(read(&file, n) == page(n as u8)));
+    file.user().write(46 * 4096, &page(99)).unwrap();
+    file.settle().unwrap();
+    assert!(read(&file, 46) == page(99));
+    assert!(read(&file, 47) == page(47));
+}
+
+#[test]
+fn a_block_that_cannot_be_read_costs_its_neighbours_nothing() {
+    let (file, dev) = cold();
+    let bad = PageSource::device_offset(&*file, 50 * 4096);
+    dev.add_unreadable(bad);
+    for n in nearly_ascending() {
+        assert!(read(&file, n) == page(n as u8), "page {n}");
+    }
+    assert!(file.bad_copies().contains(&bad));
 }
