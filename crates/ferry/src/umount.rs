@@ -64,7 +64,7 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
         detach(&mount, args)?;
         return say_died(&mount, waits);
     };
-    if waits {
+    if waits && !mount.is_remote() {
         upload(&mount, args.timeout.unwrap_or(UmountArgs::TIMEOUT))?;
     }
     let refused = remote::figures(&mount).ok().flatten().and_then(|figures| refusal(&figures));
