@@ -39,7 +39,10 @@ run_s3_store() {
   done
 }
 
-stop_s3_store() { kill "$s3_server"; wait "$s3_server" || true; }
+# A check runs in a process of its own: the store that it has started is known by its port.
+find_s3_store() { s3_server=$(pgrep -n -f -- "--port 127.0.0.1:$s3_port|--address 127.0.0.1:$s3_port"); }
+
+stop_s3_store() { kill "$s3_server"; wait "$s3_server" 2>/dev/null || true; }
 
 # The tests that take any store, on one of these.
 tests_on_s3_store() {
@@ -189,9 +192,9 @@ volume_on_s3_store() {
   wait "$s3_writer" || true
   check "the store is back" 200 s3_back "$url"
   check "durability=local, killed while the store is away" 200 s3_local "$url" "$1" "$scratch/s3-$1"
+  find_s3_store
   check "durability=local, taken over by force" 200 s3_local_lost "$url" "$1" "$scratch/s3-$1"
-  # Each check has a process of its own, so the store that runs now is known by its port.
-  s3_server=$(pgrep -n -f -- "--port 127.0.0.1:$s3_port|--address 127.0.0.1:$s3_port")
+  find_s3_store
   check "PostgreSQL, the daemon killed" 300 s3_postgres "$url"
   stop_s3_store
   # The locks of a store that will not be there again.
