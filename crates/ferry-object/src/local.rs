@@ -19,7 +19,7 @@ use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job};
 use crate::format::{Id, Kind, LOGS, ObjectRef, ROOTS, header};
 use crate::local_log::{
-    LocalLog, NoLog, Object, Place, Record, Recovered, read, read_whole, record_bytes,
+    LocalLog, NoLog, Object, Record, Recovered, Slot, read, read_whole, record_bytes,
 };
 use crate::store::{RequestCosts, Store, Waiting};
 use ferry_device::{BlockDevice, FlushCoordinator};
@@ -42,7 +42,7 @@ const AGE_MAX: Duration = Duration::from_secs(600);
 
 /// An object that the store does not have.
 struct Entry {
-    place: Place,
+    slot: Slot,
     name: String,
     /// It is created, and not put.
     exclusive: bool,
@@ -72,7 +72,7 @@ struct State {
     next: u64,
     /// All records before this number are flushed.
     durable: u64,
-    /// Bytes of the ring that are promised to callers.
+    /// Bytes of the ring that are reserved to callers.
     granted: u64,
     uploading: usize,
     /// Callers that wait for so many bytes of the ring, in order.
@@ -125,13 +125,13 @@ pub struct LocalStore {
 }
 
 impl State {
-    fn tail(&self) -> Option<Place> {
-        self.entries.first_key_value().map(|(_, entry)| entry.place)
+    fn tail(&self) -> Option<Slot> {
+        self.entries.first_key_value().map(|(_, entry)| entry.slot)
     }
 
     fn has_room(&self, need: u64, ring: u64, now: Duration) -> bool {
         let oldest = self.entries.first_key_value().map(|(_, entry)| entry);
-        let tail = oldest.map_or(self.head, |oldest| oldest.place.at);
+        let tail = oldest.map_or(self.head, |oldest| oldest.slot.at);
         let young = oldest.is_none_or(|oldest| now < oldest.since + AGE_MAX);
         young && self.head + self.granted + need <= tail + ring
     }
@@ -222,7 +222,7 @@ impl LocalStore {
             Err(NoLog::Io(error)) => return Err(failed(&error)),
         };
         let access = Access::new(store, executor, Patience::Opening(patience), env);
-        let next = found.records.last().map_or(0, |record| record.place.number + 1);
+        let next = found.records.last().map_or(0, |record| record.slot.number + 1);
         let mut state = State {
             entries: BTreeMap::new(),
             names: HashMap::new(),
@@ -238,10 +238,10 @@ impl LocalStore {
             warned: false,
         };
         let since = env.clock.monotonic();
-        for Record { place, name, exclusive, secs } in found.records {
-            let number = place.number;
+        for Record { slot, name, exclusive, secs } in found.records {
+            let number = slot.number;
             state.names.insert(name.clone(), number);
-            let entry = Entry { place, name, exclusive, since, secs, stage: Stage::Durable };
+            let entry = Entry { slot, name, exclusive, since, secs, stage: Stage::Durable };
             state.entries.insert(number, entry);
         }
         Ok(Arc::new_cyclic(|me| Self {
@@ -338,7 +338,7 @@ impl LocalStore {
         self.wait(&told)
     }
 
-    /// Waits until the log has room for so many bytes, which are promised then (LOCAL-6).
+    /// Waits until the log has room for so many bytes, which are reserved then (LOCAL-6).
     fn await_room(&self, need: u64) -> Result<(), ObjectError> {
         let told = {
             let mut state = self.state.lock();
@@ -376,14 +376,14 @@ impl LocalStore {
             let mut state = self.state.lock();
             state.granted -= need;
             state.head = log.head();
-            appended.map(|(place, target)| {
-                state.next = place.number + 1;
-                state.names.insert(name.into(), place.number);
+            appended.map(|(slot, target)| {
+                state.next = slot.number + 1;
+                state.names.insert(name.into(), slot.number);
                 let since = self.env.clock.monotonic();
                 let stage = Stage::Written;
-                let entry = Entry { place, name: name.into(), exclusive, since, secs, stage };
-                state.entries.insert(place.number, entry);
-                (place.number, target)
+                let entry = Entry { slot, name: name.into(), exclusive, since, secs, stage };
+                state.entries.insert(slot.number, entry);
+                (slot.number, target)
             })
         };
         let (number, target) = match appended {
@@ -455,16 +455,16 @@ impl LocalStore {
     }
 
     fn upload_once(&self, access: &Access, number: u64) -> Result<(), ObjectError> {
-        let (name, place, exclusive) = {
+        let (name, slot, exclusive) = {
             let state = self.state.lock();
             match (&state.failed, state.entries.get(&number)) {
                 (Some(error), _) => return Err(error.clone()),
                 (None, None) => return Ok(()),
-                (None, Some(entry)) => (entry.name.clone(), entry.place, entry.exclusive),
+                (None, Some(entry)) => (entry.name.clone(), entry.slot, entry.exclusive),
             }
         };
         let damaged = |what| ObjectError::Damaged { name: name.clone(), what };
-        let bytes = read_whole(&**self.flusher.device(), &place)
+        let bytes = read_whole(&**self.flusher.device(), &slot)
             .map_err(|_| damaged("the local log, which alone has it, cannot be read"))?
             .ok_or_else(|| damaged("the local log, which alone has it, was changed"))?;
         if !exclusive {
@@ -510,12 +510,12 @@ impl Store for LocalStore {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
         let find = || {
             let state = self.state.lock();
-            state.names.get(name).and_then(|number| Some(state.entries.get(number)?.place))
+            state.names.get(name).and_then(|number| Some(state.entries.get(number)?.slot))
         };
-        if let Some(place) = find() {
-            let found = read(&**self.flusher.device(), &place, range.clone());
+        if let Some(slot) = find() {
+            let found = read(&**self.flusher.device(), &slot, range.clone());
             // If the store has it meanwhile, other bytes may be there.
-            if find() == Some(place) {
+            if find() == Some(slot) {
                 let what = "the local log, which alone has it, cannot be read";
                 return found.map_err(|_| ObjectError::Damaged { name: name.into(), what });
             }
@@ -572,7 +572,7 @@ impl Store for LocalStore {
         let oldest = state.entries.first_key_value();
         Some(Waiting {
             objects: state.entries.len() as u64,
-            bytes: state.entries.values().map(|entry| entry.place.len).sum(),
+            bytes: state.entries.values().map(|entry| entry.slot.len).sum(),
             oldest: oldest.map_or(Duration::ZERO, |(_, entry)| now.saturating_sub(entry.since)),
         })
     }

@@ -1,4 +1,4 @@
-//! Local logs in directories of this machine: found, uploaded, set aside.
+//! Local logs in directories of this machine: found, uploaded, and left under another name if flushes in them are lost.
 //!
 //! A volume has at most one local log on a machine. A note in the machine's own directory of the
 //! volume says where that is, so that no opening passes over it, whatever its options are.
@@ -175,7 +175,7 @@ impl LocalDirs<'_> {
         })
     }
 
-    /// The log at a path, which is made if it is absent. What it had is in the store, or set aside.
+    /// The log at a path, which is made if it is absent. What it had is in the store, or is left under another name.
     fn uploaded(
         &self,
         path: &Path,
@@ -202,18 +202,18 @@ impl LocalDirs<'_> {
                 }
                 Ok(()) => {
                     claimant.uploaded.push(layer.id());
-                    let aside = self.set_aside(path)?;
+                    let left_as = self.rename_lost(path)?;
                     self.say(&format!(
                         "the local log was damaged: {} synced changes behind the damage are lost, and what was before it \
                          is in the volume; the log is left as {}",
                         layer.cut(),
-                        aside.display()
+                        left_as.display()
                     ));
                 }
                 Err(ObjectError::Fenced { epoch }) => {
                     let lost = layer.lost();
-                    let aside = self.set_aside(path)?;
-                    self.say(&lost_text(lost, epoch, &aside));
+                    let left_as = self.rename_lost(path)?;
+                    self.say(&lost_text(lost, epoch, &left_as));
                 }
                 Err(error) => return Err(error),
             }
@@ -242,12 +242,12 @@ impl LocalDirs<'_> {
     }
 
     /// Gives the file a name under which nobody looks for it.
-    fn set_aside(&self, path: &Path) -> Result<PathBuf, ObjectError> {
+    fn rename_lost(&self, path: &Path) -> Result<PathBuf, ObjectError> {
         let secs = self.env.clock.wall().as_secs();
         let names = (0..).map(|n| path.with_file_name(format!("{FILE}.lost-{}", secs + n)));
-        let aside = names.into_iter().find(|aside| !aside.exists()).unwrap_or_default();
-        fs::rename(path, &aside).map_err(|error| failed(path, &error))?;
-        Ok(aside)
+        let left_as = names.into_iter().find(|left_as| !left_as.exists()).unwrap_or_default();
+        fs::rename(path, &left_as).map_err(|error| failed(path, &error))?;
+        Ok(left_as)
     }
 }
 
@@ -270,13 +270,13 @@ fn missing(path: &Path) -> ObjectError {
     ))
 }
 
-fn lost_text(lost: Lost, epoch: Option<u64>, aside: &Path) -> String {
+fn lost_text(lost: Lost, epoch: Option<u64>, left_as: &Path) -> String {
     let Utc { year, month, day, hour, minute, second } = Utc::from_secs(lost.since_secs);
     let by = epoch.map_or(String::new(), |epoch| format!(" (epoch {epoch})"));
     format!(
         "another owner took the volume over{by} before this machine had uploaded everything: {} flushes since \
          {year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC are lost; their log is left as {}",
         lost.flushes,
-        aside.display()
+        left_as.display()
     )
 }

@@ -74,7 +74,7 @@ pub(crate) struct Object<'a> {
 
 /// Where an object's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Slot {
     /// Position of its record.
     pub at: u64,
     /// Number of its record.
@@ -89,7 +89,7 @@ pub(crate) struct Place {
 /// A record that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    pub place: Place,
+    pub slot: Slot,
     pub name: String,
     pub exclusive: bool,
     pub secs: u64,
@@ -265,7 +265,7 @@ fn read_record(device: &dyn BlockDevice, run: u64, at: u64) -> io::Result<Option
         return Ok(None);
     }
     let Ok(text) = std::str::from_utf8(&bytes[RECORD_LEN..name]) else { return Ok(None) };
-    let place = Place {
+    let slot = Slot {
         at,
         number: front.number,
         skip: name as u64,
@@ -273,7 +273,7 @@ fn read_record(device: &dyn BlockDevice, run: u64, at: u64) -> io::Result<Option
         crc: crc32c::crc32c(&bytes[name..end]),
     };
     let exclusive = front.kind == Kind::Create;
-    let record = Record { place, name: text.into(), exclusive, secs: front.secs };
+    let record = Record { slot, name: text.into(), exclusive, secs: front.secs };
     Ok(Some((front, record)))
 }
 
@@ -380,8 +380,8 @@ impl LocalLog {
     pub fn append(
         &mut self,
         object: &Object<'_>,
-        tail: Option<Place>,
-    ) -> io::Result<(Place, Target)> {
+        tail: Option<Slot>,
+    ) -> io::Result<(Slot, Target)> {
         let (ring, len) = (self.ring(), record_bytes(object.name, object.bytes));
         if tail.is_none() && self.head % ring >= FRONT_BYTES.min(ring / 2) {
             self.head = self.head.next_multiple_of(ring);
@@ -409,9 +409,9 @@ impl LocalLog {
         let crc = self.write_record(kind, object, at)?;
         let target = self.flusher.write_completed();
         let skip = (RECORD_LEN + object.name.len()) as u64;
-        let place = Place { at, number: self.number, skip, len: object.bytes.len() as u64, crc };
+        let slot = Slot { at, number: self.number, skip, len: object.bytes.len() as u64, crc };
         (self.head, self.number) = (end, self.number + 1);
-        Ok((place, target))
+        Ok((slot, target))
     }
 
     /// Returns the checksum of the object's bytes.
@@ -441,24 +441,24 @@ impl LocalLog {
 /// are not verified.
 pub(crate) fn read(
     device: &dyn BlockDevice,
-    place: &Place,
+    slot: &Slot,
     range: Option<Range<u64>>,
 ) -> io::Result<Vec<u8>> {
-    let range = range.unwrap_or(0..place.len);
-    let (start, end) = (range.start.min(place.len), range.end.min(place.len));
+    let range = range.unwrap_or(0..slot.len);
+    let (start, end) = (range.start.min(slot.len), range.end.min(slot.len));
     if start >= end {
         return Ok(Vec::new());
     }
-    let first = place.skip + start;
-    let (from, to) = (first / BLOCK * BLOCK, (place.skip + end).next_multiple_of(BLOCK));
+    let first = slot.skip + start;
+    let (from, to) = (first / BLOCK * BLOCK, (slot.skip + end).next_multiple_of(BLOCK));
     let mut buf = AlignedBuf::zeroed((to - from) as usize);
-    device.read(offset(ring_of(device), place.at) + from, &mut buf)?;
+    device.read(offset(ring_of(device), slot.at) + from, &mut buf)?;
     let skip = (first - from) as usize;
     Ok(buf[skip..skip + (end - start) as usize].to_vec())
 }
 
 /// All bytes of an object in the log; `None`: they are not what was written.
-pub(crate) fn read_whole(device: &dyn BlockDevice, place: &Place) -> io::Result<Option<Vec<u8>>> {
-    let bytes = read(device, place, None)?;
-    Ok(Some(bytes).filter(|bytes| crc32c::crc32c(bytes) == place.crc))
+pub(crate) fn read_whole(device: &dyn BlockDevice, slot: &Slot) -> io::Result<Option<Vec<u8>>> {
+    let bytes = read(device, slot, None)?;
+    Ok(Some(bytes).filter(|bytes| crc32c::crc32c(bytes) == slot.crc))
 }

@@ -416,7 +416,7 @@ impl Run {
                         world.note(|| format!("owner {owner} has lost {:?}", layer.lost()));
                     });
                     self.replayed[1].fetch_add(1, Ordering::Relaxed);
-                    // It is set aside.
+                    // It is left under another name.
                     let capacity = self.disks[owner].lock().capacity();
                     *self.disks[owner].lock() = Arc::new(SimDevice::new(capacity));
                 }
