@@ -175,7 +175,8 @@ impl LocalDirs<'_> {
         })
     }
 
-    /// The log at a path, which is made if it is absent. What it had is in the store, or is left under another name.
+    /// The log at a path, which is made if it is absent. What it had is in the store, or is left
+    /// under another name.
     fn uploaded(
         &self,
         path: &Path,
