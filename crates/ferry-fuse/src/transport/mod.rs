@@ -2,5 +2,6 @@
 
 pub(crate) mod buffer;
 pub(crate) mod dev;
+mod placement;
 mod reads;
 pub(crate) mod uring;

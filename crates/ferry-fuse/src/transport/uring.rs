@@ -1,5 +1,5 @@
-//! FUSE over io_uring (kernel 6.14 and later): one queue for each core, served by a thread pinned
-//! to that core, so that a request and its answer need not wake another core.
+//! FUSE over io_uring (kernel 6.14 and later): one queue for each core, served by a thread on that
+//! core, so that a request and its answer need not wake another core ([`Placement`]).
 //!
 //! A ring entry (here: a *slot*) is a header buffer and a payload buffer, registered with the
 //! kernel. The kernel fills a slot with a request and completes the slot's command. The answer goes
@@ -31,10 +31,10 @@ use ferry_device::ReadRing;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::thread::{CpuSet, sched_setaffinity};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::buffer::Buffer;
+use super::placement::{Loads, Placement};
 use super::reads::DeviceReads;
 use crate::abi::{
     self, InHeader, OutHeader, URING_HEADER, URING_OP_IN, URING_RING_ENT, UringCmdReq,
@@ -134,10 +134,18 @@ impl UringQueues {
         counters: &MountCounters,
     ) -> io::Result<Self> {
         let mut queues = Self { all: Vec::new() };
-        for number in 0..possible_cores()? {
-            let counters = counters.block();
-            if let Err(e) = queues.add(number, Arc::clone(device), Arc::clone(dispatcher), counters)
-            {
+        let count = possible_cores()?;
+        let loads = Loads::new(count);
+        for number in 0..count {
+            let (device, dispatcher) = (Arc::clone(device), Arc::clone(dispatcher));
+            let (counters, loads) = (counters.block(), loads.clone());
+            if let Err(e) = queues.add(number, |queue| QueueThread {
+                queue,
+                device,
+                dispatcher,
+                counters,
+                loads,
+            }) {
                 queues.stop();
                 return Err(e);
             }
@@ -148,9 +156,7 @@ impl UringQueues {
     fn add(
         &mut self,
         number: u16,
-        device: Arc<FuseDevice>,
-        dispatcher: Arc<Dispatcher>,
-        counters: Arc<ThreadCounters>,
+        thread: impl FnOnce(Arc<UringQueue>) -> QueueThread,
     ) -> io::Result<()> {
         let queue = Arc::new(UringQueue {
             number,
@@ -159,7 +165,7 @@ impl UringQueues {
             thread: OnceLock::new(),
         });
         let (ready, is_ready) = sync_channel(1);
-        let serving = QueueThread { queue: Arc::clone(&queue), device, dispatcher, counters };
+        let serving = thread(Arc::clone(&queue));
         let name = format!("fuse-ring-{number}");
         let thread = thread::Builder::new().name(name).spawn(move || serving.run(&ready))?;
         self.all.push((queue, thread));
@@ -237,26 +243,19 @@ struct QueueThread {
     device: Arc<FuseDevice>,
     dispatcher: Arc<Dispatcher>,
     counters: Arc<ThreadCounters>,
-}
-
-/// Pins the calling thread to one core.
-fn pin_to_core(core: usize) -> rustix::io::Result<()> {
-    if core >= CpuSet::MAX_CPU {
-        return Err(rustix::io::Errno::INVAL);
-    }
-    let mut set = CpuSet::new();
-    set.set(core);
-    sched_setaffinity(None, &set)
+    loads: Loads,
 }
 
 impl QueueThread {
     fn run(self, ready: &SyncSender<io::Result<()>>) {
         let number = self.queue.number;
         self.queue.thread.get_or_init(|| thread::current().id());
-        if let Err(error) = pin_to_core(usize::from(number)) {
-            tracing::debug!(%error, number, "cannot pin a FUSE queue to its core");
-        }
-        let mut ring = match QueueRing::new(self) {
+        let placement = Placement::enter(usize::from(number), self.loads.clone())
+            .inspect_err(|error| {
+                tracing::debug!(%error, number, "cannot pin a FUSE queue to its core");
+            })
+            .ok();
+        let mut ring = match QueueRing::new(self, placement) {
             Ok(ring) => ring,
             Err(e) => {
                 // It fails only if the mount was given up.
@@ -294,11 +293,13 @@ struct QueueRing {
     answers: Vec<ParkedAnswer>,
     port: Arc<dyn AnswerPort>,
     boost: Boost,
+    /// `None`: the thread runs where it may.
+    placement: Option<Placement>,
     from: QueueThread,
 }
 
 impl QueueRing {
-    fn new(from: QueueThread) -> io::Result<Self> {
+    fn new(from: QueueThread, placement: Option<Placement>) -> io::Result<Self> {
         let ring = builder().setup_cqsize(2 * SLOTS_MAX as u32).build(SUBMIT_MAX)?;
         let port = Arc::clone(&from.queue) as Arc<dyn AnswerPort>;
         let mut this = Self {
@@ -316,6 +317,7 @@ impl QueueRing {
             answers: Vec::new(),
             port,
             boost: from.dispatcher.realtime.enter(),
+            placement,
             from,
         };
         this.listen()?;
@@ -428,6 +430,9 @@ impl QueueRing {
             self.send_parked_answers()?;
             self.make_room()?;
             self.boost.end_turn();
+            if let Some(placement) = &mut self.placement {
+                placement.end_turn(self.reads.in_flight());
+            }
         }
     }
 
