@@ -39,7 +39,10 @@ run_s3_store() {
   done
 }
 
-stop_s3_store() { kill "$s3_server"; wait "$s3_server" || true; }
+# A check runs in a process of its own: the store that it has started is known by its port.
+find_s3_store() { s3_server=$(pgrep -n -f -- "--port 127.0.0.1:$s3_port|--address 127.0.0.1:$s3_port"); }
+
+stop_s3_store() { kill "$s3_server"; wait "$s3_server" 2>/dev/null || true; }
 
 # The tests that take any store, on one of these.
 tests_on_s3_store() {
@@ -183,6 +186,62 @@ PYTHON
   object_clean "$1"
 }
 
+# s3_elsewhere COMMAND…: as on a machine that has never had the volume.
+s3_elsewhere() {
+  mkdir -p /var/lib/ferry
+  unshare -m sh -c 'mount -t tmpfs none /var/lib/ferry && "$@"' elsewhere "$@"
+}
+
+# s3_local URL PROGRAM DIRECTORY: with durability=local syncs go on while the store is away. The
+# daemon is killed then; everything that was synced is there, also for a mount without the option.
+s3_local() {
+  local options=durability=local,local_log=$scratch/local n daemon
+  mkdir -p "$scratch/local"
+  mount_volume "$1" "$scratch/mnt" "$options"
+  mkdir "$scratch/mnt/local"
+  "$ferry" sync "$scratch/mnt"
+  stop_s3_store
+  for n in $(seq 200); do
+    echo "$n" >"$scratch/mnt/local/$n"
+    timeout 20 sync "$scratch/mnt/local/$n"
+  done
+  [ "$(stat_of "$scratch/mnt" store waiting_objects)" -ge 100 ]
+  # Unmounting says what it waits for, and leaves the mount.
+  "$ferry" umount "$scratch/mnt" --timeout 2s 2>"$scratch/said" && return 1
+  grep 'still mounted: after 2 s .* objects, .*, are not in its store yet' "$scratch/said"
+  daemon=$(stat_of "$scratch/mnt" fuse daemon)
+  kill -9 "$daemon"
+  run_s3_store "$2" "$3"
+  s3_elsewhere timeout 60 "$ferry" mount "$1" "$scratch/other" --take-over 2>"$scratch/said" && return 1
+  grep -e '--take-over --force' "$scratch/said"
+  # Nobody reads the volume as if nothing were missing.
+  timeout 60 "$ferry" fsck "$1" 2>"$scratch/said" && return 1
+  grep 'local log has .* flushes' "$scratch/said"
+  mount_volume "$1" "$scratch/mnt"
+  for n in $(seq 200); do [ "$(cat "$scratch/mnt/local/$n")" = "$n" ]; done
+  [ ! -e "$scratch/local/ferry-local-log" ]
+  object_clean "$1"
+}
+
+# s3_local_lost URL PROGRAM DIRECTORY: another machine takes the volume with --force. The first one
+# then says what is lost, and goes on.
+s3_local_lost() {
+  local options=durability=local,local_log=$scratch/local
+  mount_volume "$1" "$scratch/mnt" "$options"
+  stop_s3_store
+  echo lost >"$scratch/mnt/lost"
+  timeout 20 sync "$scratch/mnt/lost"
+  kill -9 "$(stat_of "$scratch/mnt" fuse daemon)"
+  run_s3_store "$2" "$3"
+  s3_elsewhere sh -c 'timeout 60 "$1" mount "$2" "$3" --take-over --force && timeout 60 "$1" umount "$3"' \
+    take "$ferry" "$1" "$scratch/other"
+  mount_volume "$1" "$scratch/mnt" "$options" 2>"$scratch/said"
+  grep 'another owner took the volume over .* flushes since .* are lost; their log is left as' "$scratch/said"
+  ls "$scratch"/local/ferry-local-log.lost-*
+  [ ! -e "$scratch/mnt/lost" ]
+  object_clean "$1"
+}
+
 # s3_writes_on: a program whose syncs waited for the store has heard of no error, and goes on.
 s3_writes_on() {
   local before; before=$(acknowledged)
@@ -209,6 +268,10 @@ volume_on_s3_store() {
   kill "$s3_writer"
   wait "$s3_writer" || true
   check "the store is back" 200 s3_back "$url"
+  check "durability=local, killed while the store is away" 200 s3_local "$url" "$1" "$scratch/s3-$1"
+  find_s3_store
+  check "durability=local, taken over by force" 200 s3_local_lost "$url" "$1" "$scratch/s3-$1"
+  find_s3_store
   check "PostgreSQL, the daemon killed" 300 s3_postgres "$url"
   stop_s3_store
   # The locks of a store that will not be there again.

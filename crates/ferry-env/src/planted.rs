@@ -90,6 +90,14 @@ pub enum Bug {
     /// Object store: a new owner does not wait for the term of older owners if the last one is
     /// dead, which may not have waited itself.
     SkippedTerm,
+    /// Object store, local log: an object is acknowledged before its record is flushed.
+    AcknowledgedBeforeLocalFlush,
+    /// Object store, local log: a log object whose name another owner has taken counts as uploaded.
+    UploadedOverAnother,
+    /// Object store, local log: a log object is uploaded before data objects that it may name.
+    UploadedBeforeData,
+    /// Object store, local log: a root is created before what it needs is uploaded.
+    RootBeforeUploads,
 }
 
 /// Whether a test has planted this bug: there are none in this build.

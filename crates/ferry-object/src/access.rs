@@ -4,6 +4,7 @@ use crate::codec::{Codec, VolumeKey};
 use crate::error::ObjectError;
 use crate::executor::Executor;
 use crate::format::{Front, HEADER_LEN, Header, header};
+pub(crate) use crate::store::Held;
 use crate::store::{Store, exists};
 use ferry_env::{Clock, Env};
 use parking_lot::Mutex;
@@ -31,17 +32,6 @@ pub(crate) fn backoff(tries: u32) -> Duration {
 /// A request that fails so often is held: the log and the statistics say so. One that the store
 /// refuses is held at once.
 const HELD_TRIES: u32 = 3;
-
-/// Requests that the store does not carry out now. They are tried again until it does.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// How many.
-    pub requests: u64,
-    /// For how long there was one at any time.
-    pub time: Duration,
-    /// What the store said last.
-    pub reason: String,
-}
 
 /// What is held, and since when.
 #[derive(Default)]

@@ -367,7 +367,9 @@ impl ObjectDevice {
 
     /// Requests that the store does not carry out now.
     pub fn held_requests(&self) -> Option<Held> {
-        self.access.held()
+        let mine = self.access.held();
+        // Its uploads are what holds the others up.
+        self.access.store.held().or(mine)
     }
 
     /// Why it acknowledges nothing any more, if it does not.
@@ -855,6 +857,13 @@ impl BlockDevice for ObjectDevice {
         if let Some(costs) = self.access.store.request_costs() {
             let cost = costs.microdollars(stats.puts, stats.gets);
             figures.push(("estimated_cost_microdollars", cost));
+        }
+        if let Some(waiting) = self.access.store.waiting() {
+            figures.extend([
+                ("waiting_objects", waiting.objects),
+                ("waiting_bytes", waiting.bytes),
+                ("waiting_oldest_ns", waiting.oldest.as_nanos() as u64),
+            ]);
         }
         if let Some(cache) = self.cache_stats() {
             figures.extend([

@@ -60,6 +60,12 @@ pub enum ObjectError {
         /// The process, if it is one of this machine and lives.
         pid: Option<u32>,
     },
+    /// The owner had a local log, and may have acknowledged what only that has.
+    #[error("the volume was left by {owner}, which may have synced what only its local log has")]
+    NotUploaded {
+        /// The host and the process that claimed it.
+        owner: String,
+    },
     /// A process of this machine reads the volume, or is about to own it.
     #[error("the volume is in use by process {}{}", .0.pid, if .0.writing { "" } else { " (reading)" })]
     Locked(LockHolder),

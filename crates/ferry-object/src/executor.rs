@@ -54,6 +54,8 @@ struct Shared {
     clock: Arc<dyn Clock>,
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// For threads that pause: they must not take the wake-up of one that would run a job.
+    stopped: Condvar,
 }
 
 #[derive(Default)]
@@ -73,6 +75,7 @@ impl ThreadExecutor {
             clock: Arc::clone(&env.clock),
             queue: Mutex::default(),
             changed: Condvar::new(),
+            stopped: Condvar::new(),
         });
         let mut executor = Self { shared, threads: Vec::new() };
         for n in 0..THREADS {
@@ -126,7 +129,7 @@ impl Executor for ThreadExecutor {
             if left.is_zero() {
                 break;
             }
-            self.shared.changed.wait_for(&mut queue, left);
+            self.shared.stopped.wait_for(&mut queue, left);
         }
     }
 }
@@ -135,11 +138,43 @@ impl Drop for ThreadExecutor {
     fn drop(&mut self) {
         self.shared.queue.lock().stop = true;
         self.shared.changed.notify_all();
+        self.shared.stopped.notify_all();
         for thread in self.threads.drain(..) {
             // A job may hold the last reference to the device, and so to this.
             if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
                 tracing::error!("a thread that talks to the store panicked");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_job_is_run_however_many_threads_pause() {
+        let executor = Arc::new(ThreadExecutor::new(&Env::real()).expect("threads can be started"));
+        let pausing = Arc::clone(&executor);
+        let (begun, has_begun) = mpsc::channel();
+        let pauses = std::thread::spawn(move || {
+            begun.send(()).expect("the test waits");
+            pausing.pause(Duration::from_secs(3600));
+        });
+        has_begun.recv().expect("it pauses");
+        // Waiters are woken in turn, so each of them is asked more than once.
+        for _ in 0..20 * THREADS {
+            let (ran, has_run) = mpsc::channel();
+            let run = move || -> Answer {
+                ran.send(()).expect("the test waits");
+                Box::new(|| ())
+            };
+            executor.start(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
+            has_run.recv_timeout(Duration::from_secs(20)).expect("the job is run");
+        }
+        executor.shared.queue.lock().stop = true;
+        executor.shared.stopped.notify_all();
+        pauses.join().expect("it ends");
     }
 }

@@ -838,27 +838,33 @@ pub(crate) struct Claim {
     pub owner: Owner,
     /// When it was made, in seconds since the Unix epoch: for people.
     pub made_secs: u64,
+    /// The local log that has what the owner acknowledged and did not upload, if it has one.
+    pub local: Option<Id>,
 }
+
+/// A flag of a claim: the owner has a local log.
+const CLAIM_LOCAL: u32 = 1;
 
 impl Claim {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer(Vec::new());
         out.u64(self.made_secs);
         out.u32(self.owner.pid);
-        // Room for flags, as local data that is not in the store yet.
-        out.u32(0);
+        out.u32(if self.local.is_some() { CLAIM_LOCAL } else { 0 });
         out.text(&self.owner.host);
         out.text(&self.owner.machine);
         out.text(&self.owner.boot);
+        out.bytes(self.local.as_ref().map_or(&[], |id| &id[..]));
         out.0
     }
 
     pub fn decode(name: &str, table: &[u8]) -> Result<Self, ObjectError> {
         let mut fields = Reader(table);
         let mut parse = || {
-            let (made_secs, pid, _flags) = (fields.u64()?, fields.u32()?, fields.u32()?);
+            let (made_secs, pid, flags) = (fields.u64()?, fields.u32()?, fields.u32()?);
             let (host, machine, boot) = (fields.text()?, fields.text()?, fields.text()?);
-            Some(Self { owner: Owner { host, machine, boot, pid }, made_secs })
+            let local = if flags & CLAIM_LOCAL == 0 { None } else { Some(fields.array()?) };
+            Some(Self { owner: Owner { host, machine, boot, pid }, made_secs, local })
         };
         parse().ok_or_else(|| damaged(name, "it is too short"))
     }
@@ -1097,8 +1103,10 @@ mod tests {
         let wrapped = WrappedKey { kdf: Kdf::default(), salt: [3; 16], sealed: [4; 48] };
         assert_eq!(WrappedKey::decode("x", &wrapped.encode()), Ok(wrapped));
         let owner = Owner { host: "a".into(), machine: "b".into(), boot: "c".into(), pid: 4 };
-        let claim = Claim { owner, made_secs: 8 };
-        assert_eq!(Claim::decode("x", &claim.encode()), Ok(claim));
+        for local in [None, Some([7; 16])] {
+            let claim = Claim { owner: owner.clone(), made_secs: 8, local };
+            assert_eq!(Claim::decode("x", &claim.encode()), Ok(claim));
+        }
         let at = ObjectRef { epoch: 5, number: 6 };
         let root =
             Root { first: 1, last_id: [2; 16], state: RootState::Closed, shards: vec![(3, at)] };

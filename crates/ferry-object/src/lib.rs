@@ -9,6 +9,7 @@
 //!
 //! ```text
 //! open       a volume by the URL of its store; url: StoreUrl
+//! local_dir  local logs in directories of this machine
 //! prove      whether a store keeps what a volume relies on
 //! roots      roots of an ObjectDevice, and what is deleted; reads: its reads, also ahead;
 //!            sweep: what nothing names; repack: what is mostly dead; warm: fills the cache
@@ -16,12 +17,14 @@
 //! state      what it knows; victims: which objects are mostly dead; inherited: what older owners
 //!            left that is needed
 //! volume     making a volume, claiming it, fencing its owner off
+//! local      LocalStore: a local log in front of a store
 //! keys       the key of an encrypted volume
 //! access     requests that are repeated until they are carried out
 //! batch      changes in memory, and the objects made of them
 //! ahead      Ahead: parts of objects that will be read soon, in memory
 //! warming    what is to be brought into the cache
 //! cache      DiskCache: parts of objects on a disk of the machine
+//! local_log  LocalLog: objects that the store lacks, on a disk of the machine
 //! format     the objects, byte by byte        runs       runs of blocks with a value
 //! codec      compression and encryption of what objects store
 //! dir        DirStore                          executor   Executor, ThreadExecutor
@@ -42,6 +45,9 @@ mod executor;
 mod format;
 mod inherited;
 mod keys;
+mod local;
+mod local_dir;
+mod local_log;
 mod locks;
 mod open;
 mod prove;
@@ -59,7 +65,6 @@ mod volume;
 mod warm;
 mod warming;
 
-pub use access::Held;
 pub use cache::{CacheOptions, CacheStats};
 pub use codec::Compression;
 pub use device::{Limits, ObjectDevice, ObjectStats};
@@ -68,13 +73,15 @@ pub use error::ObjectError;
 pub use executor::{Answer, Executor, Job, ThreadExecutor, Upload};
 pub use format::{Kdf, Owner};
 pub use keys::{Encryption, Passphrase};
+pub use local::{LocalStore, Lost, NotTaken};
+pub use local_dir::Tell;
 pub use locks::{DirLocks, Locks};
 pub use open::{
-    Made, Opening, change_passphrase, has_volume, is_encrypted, lock_files, make_volume,
+    Made, OnDisk, Opening, change_passphrase, has_volume, is_encrypted, lock_files, make_volume,
     open_volume, owner_here, remove_volume,
 };
 pub use prove::prove;
 pub use s3::{Endpoint, S3Location, S3Settings, S3Store, TimeLimits};
-pub use store::{RequestCosts, Store};
+pub use store::{Held, RequestCosts, Store, Waiting};
 pub use url::{S3Url, StoreUrl};
 pub use volume::{Claimant, VolumeOptions};

@@ -8,6 +8,7 @@ use crate::error::ObjectError;
 use crate::executor::ThreadExecutor;
 use crate::format::{Owner, SUPER, is_object_name};
 use crate::keys::{Encryption, Passphrase, change};
+use crate::local_dir::{LocalDirs, Tell};
 use crate::locks::{DirLocks, Locks, machine_directory, machine_locks};
 use crate::prove::{PROOFS, patiently, prove};
 use crate::s3::{S3Settings, S3Store};
@@ -35,7 +36,20 @@ pub enum Opening {
     Own {
         /// From an owner that may be alive, too.
         take_over: bool,
+        /// Also if it may have acknowledged what only its machine has. That is lost then.
+        force: bool,
     },
+}
+
+/// What a volume has on disks of this machine.
+#[derive(Clone, Debug, Default)]
+pub struct OnDisk {
+    /// A cache of its objects.
+    pub cache: Option<CacheOptions>,
+    /// The directory of a log in which flushes are durable before the store has them.
+    pub local_log: Option<PathBuf>,
+    /// Tells the user what takes long, and what is lost.
+    pub tell: Option<Tell>,
 }
 
 /// A store, and the threads that ask it.
@@ -98,9 +112,12 @@ fn claimant(
             }
         }
     };
-    let take_over = opening == Opening::Own { take_over: true };
+    let (take_over, force) = match opening {
+        Opening::Read => (false, false),
+        Opening::Own { take_over, force } => (take_over, force),
+    };
     let locks = Some(Arc::new(locks) as Arc<dyn Locks>);
-    Ok(Claimant { owner, take_over, locks, passphrase })
+    Ok(Claimant { owner, take_over, locks, passphrase, force, ..Claimant::default() })
 }
 
 fn limits() -> Limits {
@@ -117,22 +134,31 @@ pub fn has_volume(url: &StoreUrl, env: &Env) -> Result<bool, ObjectError> {
     }
 }
 
-/// Opens the volume in a store, with a cache on disk if one is asked for. Until it is dropped, the
-/// device looks by itself for newer owners and deletes what is not needed.
+/// Opens the volume in a store, with what is asked for on disks of this machine. What a local log
+/// here has is uploaded first. Until it is dropped, the device looks by itself for newer owners and
+/// deletes what is not needed.
 pub fn open_volume(
     url: &StoreUrl,
     opening: Opening,
     passphrase: Option<Passphrase>,
-    cache: Option<&CacheOptions>,
+    on_disk: &OnDisk,
     env: &Env,
 ) -> Result<Arc<ObjectDevice>, ObjectError> {
+    let volume = look_at(url, env)?.1;
     // A cache that cannot be used is found before the volume is claimed.
-    let cache = match cache {
-        None => None,
-        Some(options) => Some(DiskCache::open(options, &look_at(url, env)?.1.id)?),
+    let cache = on_disk.cache.as_ref().map(|options| DiskCache::open(options, &volume.id));
+    let cache = cache.transpose()?;
+    let Connected { mut store, executor } = connect(url, env)?;
+    let mut claimant = claimant(url, opening, passphrase, env)?;
+    let (patience, tell) = (PATIENCE, on_disk.tell);
+    let locals = LocalDirs { url, store: &store, volume: &volume, patience, tell, env };
+    let local = match opening {
+        Opening::Read => locals.refuse_unread(&mut claimant).map(|()| None)?,
+        Opening::Own { .. } => locals.open(on_disk.local_log.as_deref(), &mut claimant)?,
     };
-    let Connected { store, executor } = connect(url, env)?;
-    let claimant = claimant(url, opening, passphrase, env)?;
+    if let Some(local) = &local {
+        store = local.clone();
+    }
     let device = if opening == Opening::Read {
         ObjectDevice::open_read_only(store, executor, &claimant, limits(), env)?
     } else {
@@ -140,6 +166,9 @@ pub fn open_volume(
     };
     if let Some(cache) = cache {
         device.use_cache(cache);
+    }
+    if let Some(local) = local {
+        local.serve();
     }
     if opening != Opening::Read {
         device.tick_by_itself();
@@ -198,7 +227,7 @@ pub fn make_volume(
         }
     }
     let passphrase = options.encryption.as_ref().map(|encryption| encryption.passphrase.clone());
-    let claimant = claimant(url, Opening::Own { take_over: false }, passphrase, env)?;
+    let claimant = claimant(url, Opening::Own { take_over: false, force: false }, passphrase, env)?;
     let made = ObjectDevice::make(store.clone(), executor.clone(), options, env);
     if let (Err(ObjectError::Refused(_)), true, StoreUrl::Dir(_)) = (&made, is_new, url)
         && !exists(&*store, SUPER).unwrap_or(true)

@@ -2,6 +2,29 @@
 
 use crate::error::ObjectError;
 use std::ops::Range;
+use std::time::Duration;
+
+/// Objects that were acknowledged and that the store does not have yet: this machine has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// How many.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// For how long the oldest waits.
+    pub oldest: Duration,
+}
+
+/// Requests that the store does not carry out now. They are tried again until it does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// How many.
+    pub requests: u64,
+    /// For how long there was one at any time.
+    pub time: Duration,
+    /// What the store said last.
+    pub reason: String,
+}
 
 /// What a store asks for requests, in millionths of a millionth of a dollar. A deletion is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +75,14 @@ pub trait Store: Send + Sync {
     }
     /// What its requests cost, for an estimate; `None`: nothing.
     fn request_costs(&self) -> Option<RequestCosts> {
+        None
+    }
+    /// What waits to be uploaded; `None`: nothing is acknowledged before the store has it.
+    fn waiting(&self) -> Option<Waiting> {
+        None
+    }
+    /// Uploads that are held.
+    fn held(&self) -> Option<Held> {
         None
     }
     /// What the store does with its objects by itself. The result is what a user should know; what

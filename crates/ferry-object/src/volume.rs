@@ -279,10 +279,15 @@ impl Chain {
     /// Follows the log to its end, and ends it: what an older owner writes from now on is not part
     /// of it.
     fn end(&mut self, access: &Access, volume: &Volume, env: &Env) -> Result<(), ObjectError> {
-        let mut far = 0;
+        let (mut far, mut gap_before) = (0, None);
         loop {
             self.follow(access, volume, Some(volume.epoch))?;
             let gap = self.next;
+            // A log object this far behind a gap: a later owner has deleted what was there, while
+            // this one slept.
+            if gap_before.replace(gap) == Some(gap) {
+                refuse_if_claimed(access, volume.epoch + 1)?;
+            }
             if gap > far {
                 let at = gap + 2 * u64::from(volume.info.window);
                 match self.fence(access, volume, at, env)?.1 {
@@ -318,6 +323,12 @@ pub struct Claimant {
     pub locks: Option<Arc<dyn Locks>>,
     /// What opens the volume, if it is encrypted.
     pub passphrase: Option<Passphrase>,
+    /// The local log that it will have, if it has one. What is in there is in the store.
+    pub local: Option<Id>,
+    /// Local logs of which the store has everything.
+    pub uploaded: Vec<Id>,
+    /// It takes the volume from an owner whose local log is not uploaded, too.
+    pub force: bool,
 }
 
 impl Claimant {
@@ -334,6 +345,11 @@ impl Claimant {
     fn hold(&self, epoch: u64, alone: bool) -> Result<(), ObjectError> {
         let Some(locks) = &self.locks else { return Ok(()) };
         locks.hold(epoch, alone)?.map_or(Ok(()), |holder| Err(ObjectError::Locked(holder)))
+    }
+
+    /// Whether the owner may have acknowledged what only its machine has.
+    fn would_lose(&self, claim: &Claim) -> bool {
+        !self.force && claim.local.is_some_and(|log| !self.uploaded.contains(&log))
     }
 
     /// The error for a volume that has an owner.
@@ -376,12 +392,15 @@ fn look(
     let closed = root.root.state == RootState::Closed && root.header.epoch == epoch;
     let before = if closed {
         Before::Closed
-    } else if claimant.is_dead(epoch, &claim)? {
-        Before::Dead { epoch }
-    } else if claimant.take_over {
-        Before::Unknown
     } else {
-        return Err(claimant.in_use(epoch, &claim, env));
+        let dead = claimant.is_dead(epoch, &claim)?;
+        if !dead && !claimant.take_over {
+            return Err(claimant.in_use(epoch, &claim, env));
+        }
+        if claimant.would_lose(&claim) {
+            return Err(ObjectError::NotUploaded { owner: claim.owner.to_string() });
+        }
+        if dead { Before::Dead { epoch } } else { Before::Unknown }
     };
     Ok(Found { root, epoch, before })
 }
@@ -419,7 +438,11 @@ pub(crate) fn claim(
     let Found { root: found, epoch, before } = found;
     volume.epoch = epoch + 1;
     claimant.hold(volume.epoch, true)?;
-    let claim = Claim { owner: claimant.owner.clone(), made_secs: env.clock.wall().as_secs() };
+    let claim = Claim {
+        owner: claimant.owner.clone(),
+        made_secs: env.clock.wall().as_secs(),
+        local: claimant.local,
+    };
     let header = new_header(Kind::Claim, volume.id, volume.epoch, volume.epoch, env);
     let bytes = encode(&access.codec, &header, &claim.encode(), &[]);
     match access.create(&claim_name(volume.epoch), &bytes)? {

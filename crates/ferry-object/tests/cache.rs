@@ -5,7 +5,7 @@ use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_env::Env;
 use ferry_env::planted::{Bug, plant_here};
 use ferry_object::{
-    CacheOptions, Compression, ObjectDevice, Opening, StoreUrl, VolumeOptions, make_volume,
+    CacheOptions, Compression, ObjectDevice, OnDisk, Opening, StoreUrl, VolumeOptions, make_volume,
     open_volume,
 };
 use std::fs;
@@ -55,7 +55,8 @@ impl Volume {
 
     /// What is read with the cache, and how many of its parts were not right.
     fn read(&self) -> (Vec<u8>, u64) {
-        let device = open_volume(&self.url, Opening::Read, None, Some(&self.cache()), &self.env);
+        let on_disk = OnDisk { cache: Some(self.cache()), ..OnDisk::default() };
+        let device = open_volume(&self.url, Opening::Read, None, &on_disk, &self.env);
         let device: Arc<ObjectDevice> = device.expect("it is free");
         let found = [1, 2].map(|byte| {
             let mut buf = AlignedBuf::zeroed(3 * BLOCK_SIZE);

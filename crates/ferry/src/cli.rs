@@ -199,6 +199,10 @@ pub struct MountArgs {
     /// more, and what it has not synced is lost
     #[arg(long)]
     pub take_over: bool,
+    /// With --take-over: also from an owner with durability=local. What only its machine has is lost,
+    /// even if it was synced
+    #[arg(long, requires = "take_over")]
+    pub force: bool,
     /// Mount options, separated by commas (see below)
     #[arg(short, value_name = "OPTIONS", value_parser = one_access)]
     pub options: Vec<String>,
@@ -234,6 +238,10 @@ pub struct ServeArgs {
     /// more, and what it has not synced is lost
     #[arg(long)]
     pub take_over: bool,
+    /// With --take-over: also from an owner with durability=local. What only its machine has is lost,
+    /// even if it was synced
+    #[arg(long, requires = "take_over")]
+    pub force: bool,
     /// A volume in a store: a directory of a local disk in which parts of the store's objects are
     /// cached. It may be lost at any time
     #[arg(long, value_name = "DIR")]
@@ -246,6 +254,10 @@ pub struct ServeArgs {
     /// not wait]
     #[arg(long, value_name = "TIME", value_parser = parse_flush_interval)]
     pub flush_interval_min: Option<Duration>,
+    /// A volume in a store: durability=local. A sync is durable in a log in this directory, which must
+    /// survive a loss of power, and is uploaded behind
+    #[arg(long, value_name = "DIR")]
+    pub local_log: Option<PathBuf>,
     /// Address and port to listen at
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7373")]
     pub listen: String,

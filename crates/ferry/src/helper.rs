@@ -107,6 +107,7 @@ impl Words {
             mountpoint: mountpoint.into(),
             create: false,
             take_over: false,
+            force: false,
             options,
             foreground: false,
             stop_timeout: MountArgs::STOP_TIMEOUT,

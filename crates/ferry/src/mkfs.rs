@@ -13,8 +13,8 @@ use ferry_fs::volume::{
     segments_of,
 };
 use ferry_object::{
-    Compression, Made, ObjectError, Opening, StoreUrl, VolumeOptions, has_volume, is_encrypted,
-    make_volume, open_volume, remove_volume,
+    Compression, Made, ObjectError, OnDisk, Opening, StoreUrl, VolumeOptions, has_volume,
+    is_encrypted, make_volume, open_volume, remove_volume,
 };
 
 use crate::cli::{Compress, MkfsArgs};
@@ -152,7 +152,7 @@ fn half_made(
     }
     let passphrase = options.encryption.as_ref().map(|encryption| &encryption.passphrase);
     let found: Arc<dyn BlockDevice> =
-        match open_volume(url, Opening::Read, passphrase.cloned(), None, env) {
+        match open_volume(url, Opening::Read, passphrase.cloned(), &OnDisk::default(), env) {
             Err(ObjectError::WrongPassphrase) => return Err(ObjectError::VolumeExists),
             found => found?,
         };
@@ -162,8 +162,8 @@ fn half_made(
     if !is_half {
         return Err(ObjectError::VolumeExists);
     }
-    let device =
-        open_volume(url, Opening::Own { take_over: false }, passphrase.cloned(), None, env)?;
+    let opening = Opening::Own { take_over: false, force: false };
+    let device = open_volume(url, opening, passphrase.cloned(), &OnDisk::default(), env)?;
     Ok(Made { device, is_new: false, warnings: Vec::new() })
 }
 

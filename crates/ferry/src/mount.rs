@@ -16,7 +16,7 @@ use crate::control::STATS;
 use crate::daemon::{self, Service};
 use crate::error::CliError;
 use crate::location::{Location, resolve};
-use crate::open::{How, cache_options, explain, open_cached_when_free};
+use crate::open::{How, explain, on_disk, open_on_disk_when_free};
 use crate::options::MountOptions;
 use crate::size::format_bytes;
 use crate::{logging, mkfs, mounts, passphrase, remote, umount, utab};
@@ -43,7 +43,7 @@ pub fn run(
     if !args.daemon {
         clear_dead_mount(&args.mountpoint)?;
     }
-    cache_options(&args.volume, options.cache_dir.as_deref(), options.cache_disk)?;
+    on_disk(&args.volume, options.cache_disk(), options.local, options.local_log.as_deref())?;
     let mountpoint = usable_mountpoint(&args.mountpoint)?;
     if let Location::Server(address) = &args.volume {
         remote::check(address, args, options)?;
@@ -57,7 +57,7 @@ pub fn run(
             "tls, insecure, timeout and async are for ferry://HOST/ only".into(),
         ));
     }
-    let how = How::new(&args.volume, options.read_only, args.take_over)?;
+    let how = How::new(&args.volume, options.read_only, args.take_over, args.force)?;
     if args.create && mkfs::make_if_absent(&args.volume)? {
         eprintln!("ferry: made a new volume, {}", args.volume);
     }
@@ -93,6 +93,9 @@ fn in_background(
     let mut command = vec![OsString::from("mount"), source, mountpoint.into()];
     if args.take_over {
         command.push("--take-over".into());
+    }
+    if args.force {
+        command.push("--force".into());
     }
     command.push("--stop-timeout".into());
     command.push(format!("{}ms", args.stop_timeout.as_millis()).into());
@@ -166,8 +169,9 @@ fn serve(
     daemon::prepare(args.daemon);
     let env = Env::real();
     let volume = Location::parse(source.as_os_str()).map_err(CliError::Usage)?;
-    let cache = cache_options(&volume, options.cache_dir.as_deref(), options.cache_disk)?;
-    let opened = open_cached_when_free(&volume, how, cache.as_ref(), &env);
+    let on_disk =
+        on_disk(&volume, options.cache_disk(), options.local, options.local_log.as_deref())?;
+    let opened = open_on_disk_when_free(&volume, how, &on_disk, &env);
     let opened = opened.map_err(|e| explain(&volume, &e))?;
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{volume}: {e}"));
     let fs_options = fs_options(options);

@@ -11,7 +11,7 @@ use ferry_device::{
 };
 use ferry_env::Env;
 use ferry_object::{
-    CacheOptions, ObjectDevice, ObjectError, Opening, Passphrase, StoreUrl, open_volume,
+    CacheOptions, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase, StoreUrl, open_volume,
 };
 
 use crate::error::CliError;
@@ -37,14 +37,22 @@ pub enum How {
     Write,
     /// To be changed; one in a store is taken from an owner that may be alive.
     TakeOver,
+    /// As `TakeOver`, also if what only the owner's machine has is lost.
+    Force,
 }
 
 impl How {
     /// For a command that takes a volume over if asked to. Nothing is taken over to be read.
-    pub fn new(volume: &Location, read_only: bool, take_over: bool) -> Result<Self, CliError> {
+    pub fn new(
+        volume: &Location,
+        read_only: bool,
+        take_over: bool,
+        force: bool,
+    ) -> Result<Self, CliError> {
         match (volume, read_only, take_over) {
             (_, true, false) => Ok(Self::Read),
             (_, false, false) => Ok(Self::Write),
+            (Location::Store(_), false, true) if force => Ok(Self::Force),
             (Location::Store(_), false, true) => Ok(Self::TakeOver),
             (Location::Store(_), true, true) => Err(CliError::Usage(
                 "--take-over: a volume that is only read is not taken over: mount it once without ro".into(),
@@ -62,7 +70,9 @@ impl How {
     fn opening(self) -> Opening {
         match self {
             Self::Read => Opening::Read,
-            _ => Opening::Own { take_over: self == Self::TakeOver },
+            Self::Write => Opening::Own { take_over: false, force: false },
+            Self::TakeOver => Opening::Own { take_over: true, force: false },
+            Self::Force => Opening::Own { take_over: true, force: true },
         }
     }
 }
@@ -136,23 +146,58 @@ impl OpenError {
 /// Opens a volume. One whose mount is gone but whose daemon still writes back (umount(8) does not
 /// wait for that) is waited for; one that is mounted is refused at once.
 pub fn open_when_free(volume: &Location, how: How, env: &Env) -> Result<Opened, OpenError> {
-    open_cached_when_free(volume, how, None, env)
+    open_on_disk_when_free(volume, how, &OnDisk { tell: Some(tell), ..OnDisk::default() }, env)
 }
 
-/// The same, with a cache on disk for a volume in a store.
-pub fn open_cached_when_free(
+/// The same, with what a volume in a store has on disks of this machine.
+pub fn open_on_disk_when_free(
     volume: &Location,
     how: How,
-    cache: Option<&CacheOptions>,
+    on_disk: &OnDisk,
     env: &Env,
 ) -> Result<Opened, OpenError> {
     // The passphrase is asked for once.
     let passphrase = OnceCell::new();
-    when_free(volume, || open(volume, how, cache, &passphrase, env))
+    when_free(volume, || open(volume, how, on_disk, &passphrase, env))
+}
+
+fn tell(text: &str) {
+    eprintln!("ferry: {text}");
+}
+
+/// What a user asks for on disks of this machine; an error if the volume is not in a store.
+pub fn on_disk(
+    volume: &Location,
+    (directory, bytes): (Option<&Path>, Option<u64>),
+    local: Option<bool>,
+    local_log: Option<&Path>,
+) -> Result<OnDisk, CliError> {
+    let local_log = match (local, local_log) {
+        (Some(true), None) => {
+            return Err(CliError::Usage(
+                "durability=local: say in which directory the local log is (local_log=/DIR): a disk that survives a loss of power"
+                    .into(),
+            ));
+        }
+        (Some(true), Some(directory)) if matches!(volume, Location::Store(_)) => Some(directory),
+        (Some(true), Some(_)) => {
+            return Err(CliError::Usage(format!(
+                "{volume}: durability=local is for volumes in a store (s3://, dir://)"
+            )));
+        }
+        (_, Some(_)) => {
+            return Err(CliError::Usage(
+                "local_log is for durability=local: give that, too".into(),
+            ));
+        }
+        (_, None) => None,
+    };
+    let cache = cache_options(volume, directory, bytes)?;
+    Ok(OnDisk { cache, local_log: local_log.map(Into::into), tell: Some(tell) })
 }
 
 /// The cache that a user asks for; an error if the volume is not in a store.
-pub fn cache_options(
+fn cache_options(
     volume: &Location,
     directory: Option<&Path>,
     bytes: Option<u64>,
@@ -220,11 +265,11 @@ fn when_free<T>(
 fn open_in_store(
     (volume, url): (&Location, &StoreUrl),
     how: How,
-    cache: Option<&CacheOptions>,
+    on_disk: &OnDisk,
     passphrase: &OnceCell<Passphrase>,
     env: &Env,
 ) -> Result<Opened, OpenError> {
-    let open = || open_volume(url, how.opening(), passphrase.get().cloned(), cache, env);
+    let open = || open_volume(url, how.opening(), passphrase.get().cloned(), on_disk, env);
     let opened = match open() {
         Err(ObjectError::PassphraseWanted) => {
             let found = passphrase::get(volume, false).map_err(OpenError::Passphrase)?;
@@ -242,13 +287,13 @@ fn open_in_store(
 fn open(
     volume: &Location,
     how: How,
-    cache: Option<&CacheOptions>,
+    on_disk: &OnDisk,
     passphrase: &OnceCell<Passphrase>,
     env: &Env,
 ) -> Result<Opened, OpenError> {
     let path = match volume {
         Location::Path(path) => path,
-        Location::Store(url) => return open_in_store((volume, url), how, cache, passphrase, env),
+        Location::Store(url) => return open_in_store((volume, url), how, on_disk, passphrase, env),
         Location::Server(_) => return Err(OpenError::Served),
     };
     let device: Arc<dyn BlockDevice> = if CompositeVolume::is_at(path) {
@@ -321,6 +366,11 @@ fn explain_store(volume: &Location, error: &ObjectError) -> String {
                  from it: it can write nothing more, and what it has not synced is lost"
             )
         }
+        ObjectError::NotUploaded { owner } => format!(
+            "{volume}: {owner} has or had it with durability=local, and may have synced what only the local log of its machine has: \
+             mount the volume there, or unmount it there, which uploads that. If that machine is lost, `--take-over --force` takes \
+             the volume, and what it had not uploaded is lost"
+        ),
         ObjectError::Locked(holder) => {
             format!("{volume}: in use by process {}{}", holder.pid, until_when(volume, holder.pid))
         }

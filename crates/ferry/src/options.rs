@@ -1,7 +1,7 @@
 //! Mount options (`-o`): FerryFS's own, and those that mount(8) and /etc/fstab pass to every file
 //! system.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -24,6 +24,10 @@ cache_size=SIZE     memory for contents, inodes, names and the home store's cach
 cache=/DIR          of s3:// and dir://: parts of the store's objects are cached in this directory of a local disk, which may be lost at
                     any time; beside cache=MODE
 cache_disk=SIZE     the most that it takes of that disk, at least 64M (the default is 10G)
+durability=bucket   of s3:// and dir://: an fsync is durable when the store has it (the default)
+durability=local    it is durable in a log on this machine, and uploaded behind; if the machine is lost, up to 1 GiB or ten minutes of
+                    what was synced is lost, too
+local_log=/DIR      the directory of that log, on a disk that survives a loss of power
 flush=adaptive      an fsync waits for others only where they are known to be back at once (the default);
                     flush=gather, flush=delay, flush=each: see ferry tune --help
 fast_flush=T        flush=delay does not wait where flushes take less than this (default 2ms)
@@ -67,6 +71,10 @@ pub struct MountOptions {
     pub cache_dir: Option<PathBuf>,
     /// Its size in bytes; `None`: the default.
     pub cache_disk: Option<u64>,
+    /// Flushes are durable on this machine before the store has them; `None`: not given.
+    pub local: Option<bool>,
+    /// The directory of the local log.
+    pub local_log: Option<PathBuf>,
     /// The age at which changes are committed; `None`: the default.
     pub commit_interval: Option<Duration>,
     /// The flush policy; `None`: the default.
@@ -133,6 +141,8 @@ impl MountOptions {
             ("remount", None) => self.remount = true,
             ("cache", Some(dir)) if dir.starts_with('/') => self.cache_dir = Some(dir.into()),
             ("cache_disk", Some(size)) => self.cache_disk = Some(parse_cache_disk(size)?),
+            ("durability", Some(word @ ("bucket" | "local"))) => self.local = Some(word == "local"),
+            ("local_log", Some(dir)) if dir.starts_with('/') => self.local_log = Some(dir.into()),
             ("cache", Some(mode)) => self.cache = parse_cache(mode)?,
             ("cache_size", Some(size)) => self.cache_bytes = Some(parse_cache_size(size)?),
             ("commit_interval", Some(time)) => self.commit_interval = Some(parse_time(key, time)?),
@@ -216,6 +226,11 @@ impl MountOptions {
         }
     }
 
+    /// The directory and the size of the cache on disk.
+    pub fn cache_disk(&self) -> (Option<&Path>, Option<u64>) {
+        (self.cache_dir.as_deref(), self.cache_disk)
+    }
+
     /// Checks, before anything is mounted, that the log file can be written.
     pub fn log_path(&self) -> Result<Option<PathBuf>, CliError> {
         let Some(log) = &self.log else { return Ok(None) };
@@ -229,6 +244,11 @@ impl MountOptions {
         words.extend(self.cache_bytes.map(|bytes| format!("cache_size={bytes}")));
         words.extend(self.cache_dir.as_ref().map(|dir| format!("cache={}", dir.display())));
         words.extend(self.cache_disk.map(|bytes| format!("cache_disk={bytes}")));
+        words.extend(
+            self.local
+                .map(|local| format!("durability={}", if local { "local" } else { "bucket" })),
+        );
+        words.extend(self.local_log.as_ref().map(|dir| format!("local_log={}", dir.display())));
         words.extend(
             self.commit_interval.map(|time| format!("commit_interval={}ms", time.as_millis())),
         );
@@ -521,7 +541,7 @@ mod tests {
 
     #[test]
     fn options_survive_the_way_to_the_daemon() {
-        let text = "ro,cache=strict,cache=/var/a,cache_disk=50G,cache_size=1G,commit_interval=1500ms,flush_interval_min=250ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
+        let text = "ro,cache=strict,cache=/var/a,cache_disk=50G,durability=local,local_log=/var/b,cache_size=1G,commit_interval=1500ms,flush_interval_min=250ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
         let options = MountOptions::parse(&[text], false).expect("known");
         assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ferry_env::Env;
 use ferry_fs::{CacheMode, Filesystem, FsOptions, LocalFs, SessionStore};
 use ferry_net::{Export, Server, ServerOptions, ServerTls};
-use ferry_object::CacheOptions;
+use ferry_object::OnDisk;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -14,7 +14,7 @@ use crate::cache_size::{GivesWay, default_bytes};
 use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::location::Location;
-use crate::open::{How, Opened, cache_options, explain, open_cached_when_free};
+use crate::open::{How, Opened, explain, on_disk, open_on_disk_when_free};
 use crate::{clients, daemon, logging, served};
 
 #[cfg(test)]
@@ -42,13 +42,15 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
     };
     let read_only = exports.iter().all(|e| e.read_only);
     let cache_size = default_bytes();
-    let how = How::new(&args.volume, read_only, args.take_over)?;
-    let cache = cache_options(&args.volume, args.cache.as_deref(), args.cache_disk)?;
+    let how = How::new(&args.volume, read_only, args.take_over, args.force)?;
+    let local = args.local_log.as_ref().map(|_| true);
+    let cache = (args.cache.as_deref(), args.cache_disk);
+    let on_disk = on_disk(&args.volume, cache, local, args.local_log.as_deref())?;
     let options = FsOptions {
         flush_interval_min: args.flush_interval_min.unwrap_or_default(),
         ..fs_options(how, cache_size)
     };
-    let (opened, fs) = open(&args.volume, how, options, cache.as_ref(), &env)?;
+    let (opened, fs) = open(&args.volume, how, options, &on_disk, &env)?;
     let gives_way = GivesWay::start(&fs, cache_size, &env);
     let served = serve(&fs, args, addr, tls, exports, &env);
     drop(gives_way);
@@ -78,10 +80,11 @@ fn open(
     volume: &Location,
     how: How,
     options: FsOptions,
-    cache: Option<&CacheOptions>,
+    on_disk: &OnDisk,
     env: &Env,
 ) -> Result<(Opened, Arc<LocalFs>), CliError> {
-    let opened = open_cached_when_free(volume, how, cache, env).map_err(|e| explain(volume, &e))?;
+    let opened =
+        open_on_disk_when_free(volume, how, on_disk, env).map_err(|e| explain(volume, &e))?;
     let fs = LocalFs::open(opened.device.clone(), options, env.clone())
         .map_err(|e| CliError::Failed(format!("{volume}: {e}")))?;
     Ok((opened, fs))

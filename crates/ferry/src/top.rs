@@ -209,6 +209,15 @@ fn store(out: &mut String, r: &Rates<'_>) {
             dollars(month),
         );
     }
+    if r.now["store"].get("waiting_objects").is_some() {
+        let _ = writeln!(
+            out,
+            "  local log: {} objects of {} wait for the store, the oldest for {}",
+            thousands(r.of("/store/waiting_objects")),
+            format_bytes(r.of("/store/waiting_bytes")),
+            format_nanos(r.of("/store/waiting_oldest_ns")),
+        );
+    }
     if let Some(reason) = r.now["store"]["held"]["reason"].as_str() {
         let _ = writeln!(
             out,
@@ -296,7 +305,8 @@ mod tests {
         let at = |puts: u64| -> Value {
             let text = format!(
                 r#"{{ "store": {{ "puts": {puts}, "put_bytes": {}, "unsent_bytes": 4096,
-                "estimated_cost_microdollars": {},
+                "estimated_cost_microdollars": {}, "waiting_objects": 1200, "waiting_bytes": 8192,
+                "waiting_oldest_ns": 3000000000,
                 "held": {{ "requests": 2, "time_ns": 12000000000, "reason": "no \u001bbucket" }} }} }}"#,
                 puts << 10,
                 puts * 5
@@ -309,6 +319,9 @@ mod tests {
         let line = "store: 5 PUTs/s of 5.0 KiB/s, 0 GETs/s of 0 B/s, 4.0 KiB unsent\n";
         assert!(text.contains(line), "{text}");
         let line = "  estimated cost: $0.0001 until now, $64.8000 a month at this rate\n";
+        assert!(text.contains(line), "{text}");
+        let line =
+            "  local log: 1,200 objects of 8.0 KiB wait for the store, the oldest for 3.00 s\n";
         assert!(text.contains(line), "{text}");
         assert!(
             text.contains("  held for 12.00 s: 2 requests: no ") && !text.contains('\u{1b}'),

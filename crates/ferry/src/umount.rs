@@ -19,15 +19,19 @@ use crate::asked::{self, End};
 use crate::cli::UmountArgs;
 use crate::control::{explain, open as open_on, read_stats};
 use crate::error::CliError;
-use crate::holder::Holder;
+use crate::holder::{Holder, LOOK_AGAIN};
 use crate::location::Location;
 use crate::mounts::{self, Mount};
 use crate::open::{self, How, open_when_free};
 use crate::remote;
+use crate::size::format_bytes;
 use crate::socket;
+use crate::waiting::pause;
 
 /// If the wait takes longer than this, the command says what it waits for.
 const SILENT_TIME_MAX: Duration = Duration::from_secs(1);
+/// The time between two messages of how far the upload of a local log is.
+const TELL_EVERY: Duration = Duration::from_secs(2);
 /// The kernel ends the connection of a killed daemon after it has taken the daemon's rings down. A
 /// busy machine may take seconds for that.
 const DEATH_TIME_MAX: Duration = Duration::from_secs(10);
@@ -60,6 +64,9 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
         detach(&mount, args)?;
         return say_died(&mount, waits);
     };
+    if waits && !mount.is_remote() {
+        upload(&mount, args.timeout.unwrap_or(UmountArgs::TIMEOUT))?;
+    }
     let refused = remote::figures(&mount).ok().flatten().and_then(|figures| refusal(&figures));
     let unsent =
         if args.force { remote::figures(&mount).ok().flatten().filter(is_away) } else { None };
@@ -233,6 +240,42 @@ fn sync(mount: &Mount, args: &UmountArgs) -> Result<Synced, CliError> {
             },
             timeout.as_secs()
         ))),
+    }
+}
+
+/// Waits until the store has what only a local log has (`durability=local`). An error: it has not, and
+/// nothing was done.
+fn upload(mount: &Mount, timeout: Duration) -> Result<(), CliError> {
+    let clock = Env::real().clock;
+    let begun = clock.monotonic();
+    let mut told = SILENT_TIME_MAX;
+    loop {
+        let Ok(stats) = read_stats(&Location::from(&mount.target)) else { return Ok(()) };
+        let of = |key: &str| stats["store"][key].as_u64().unwrap_or_default();
+        let (objects, bytes) = (of("waiting_objects"), of("waiting_bytes"));
+        let waited = clock.monotonic() - begun;
+        // What has come since is not waited for: a busy mount would never end.
+        if objects == 0 || Duration::from_nanos(of("waiting_oldest_ns")) < waited {
+            return Ok(());
+        }
+        let target = mount.target.display();
+        let left = format!("{objects} objects, {}, are not in its store yet", format_bytes(bytes));
+        let held = stats["store"]["held"]["reason"].as_str();
+        let why = held.map_or(String::new(), |why| format!(" ({})", socket::printable(why)));
+        if waited >= timeout {
+            return Err(CliError::Failed(format!(
+                "{target}: still mounted: after {} s {left}{why}. A longer --timeout waits; --force unmounts it, and the local log \
+                 has them until the volume is mounted on this machine again",
+                timeout.as_secs()
+            )));
+        }
+        if waited >= told {
+            eprintln!(
+                "ferry: {target}: uploads before it is unmounted: {left}{why}; Ctrl-C leaves it mounted"
+            );
+            told = waited + TELL_EVERY;
+        }
+        pause(LOOK_AGAIN);
     }
 }
 

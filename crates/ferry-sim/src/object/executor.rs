@@ -5,6 +5,7 @@ use super::turns::Turns;
 use ferry_object::{Answer, Executor, Job};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 #[derive(Default)]
@@ -20,11 +21,23 @@ pub(super) struct SimExecutor {
     turns: Arc<Turns>,
     owner: usize,
     queue: Mutex<Queue>,
+    /// What its jobs write goes to a local log first: it is not on its way to the store.
+    has_log: AtomicBool,
 }
 
 impl SimExecutor {
     pub fn new(turns: &Arc<Turns>, owner: usize) -> Arc<Self> {
-        Arc::new(Self { turns: Arc::clone(turns), owner, queue: Mutex::default() })
+        Arc::new(Self {
+            turns: Arc::clone(turns),
+            owner,
+            queue: Mutex::default(),
+            has_log: AtomicBool::new(false),
+        })
+    }
+
+    /// From now on a local log is in front of the store, or not.
+    pub fn set_log(&self, has_log: bool) {
+        self.has_log.store(has_log, Ordering::Relaxed);
     }
 
     /// The machine has crashed: what was on its way to the store may arrive, or not.
@@ -33,7 +46,8 @@ impl SimExecutor {
         let jobs = queue.jobs.into_iter().map(|(_, job)| (job.upload, job.run));
         let (uploads, runs): (Vec<_>, Vec<_>) = jobs.unzip();
         let mut world = self.turns.world();
-        for upload in uploads.into_iter().flatten() {
+        let arrive = !self.has_log.load(Ordering::Relaxed);
+        for upload in uploads.into_iter().flatten().filter(|_| arrive) {
             let effect = match upload.exclusive {
                 true => Effect::Create(upload.name, upload.bytes),
                 false => Effect::Put(upload.name, upload.bytes),

@@ -9,6 +9,7 @@
 //! volume    a whole file system whose machine crashes at every request
 //! run       owners that write, flush, read, sleep, crash and take over
 //! history   what each owner wrote and was told, and what the next one may find
+//! disk      the disk of a machine, for its local log
 //! executor  one owner's requests, in any order
 //! store     the objects, and what can go wrong with a request
 //! objects   what the store holds
@@ -16,6 +17,7 @@
 //! turns     whose turn it is; virtual time; what happens late
 //! ```
 
+mod disk;
 mod executor;
 mod history;
 mod objects;

@@ -81,6 +81,12 @@ impl Objects {
         there.collect()
     }
 
+    /// The number of the volume, once it was made.
+    pub fn volume(&self) -> [u8; 16] {
+        let object = self.read("super", None).expect("the volume was made");
+        object[16..32].try_into().expect("sixteen bytes")
+    }
+
     /// The bytes of an object, or those of `range`.
     pub fn read(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
         let bytes = self.objects.get(name).and_then(|object| object.bytes.as_ref());

@@ -1,15 +1,17 @@
 //! A run: owners that write, flush, read, sleep, crash and take the volume over.
 
+use super::disk::SimDisk;
 use super::executor::SimExecutor;
 use super::history::{BLOCKS, Change, History, Image};
 use super::store::{Faults, SimStore};
 use super::stored;
 use super::turns::{Crashed, Turns, World};
-use crate::device::SimRng;
+use crate::device::{Fault, Op, SimDevice, SimRng};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Io, LockHolder};
 use ferry_env::{Clock, Entropy, Env};
 use ferry_object::{
-    Claimant, Executor, Limits, Locks, ObjectDevice, ObjectError, Owner, VolumeOptions,
+    Claimant, Executor, Limits, LocalStore, Locks, ObjectDevice, ObjectError, Owner, Store,
+    VolumeOptions,
 };
 use parking_lot::Mutex;
 use std::io;
@@ -36,6 +38,8 @@ pub struct Plan {
     /// Machines crash early and are back at once, and the store answers soon: many owners come
     /// within one term.
     hurried: bool,
+    /// Of each owner whether its machine may have a local log, and how many bytes that takes.
+    disks: Vec<Option<u64>>,
 }
 
 /// How a run ended.
@@ -53,6 +57,9 @@ pub struct Outcome {
     pub swept: u64,
     /// Bytes that owners repacked.
     pub repacked: u64,
+    /// Local logs that had objects when they were opened, and that had some which were lost to
+    /// another machine.
+    pub replayed: (u64, u64),
     /// A number that depends on all that happened, in its order.
     pub digest: u64,
     /// What happened, if it was asked for.
@@ -100,6 +107,9 @@ struct Run {
     opened: AtomicU64,
     swept: AtomicU64,
     repacked: AtomicU64,
+    replayed: [AtomicU64; 2],
+    /// The disks of the machines, where they have local logs.
+    disks: Vec<Mutex<Arc<SimDevice>>>,
 }
 
 impl Plan {
@@ -145,7 +155,16 @@ impl Plan {
             faults,
             think_max: if hurried { 4_000 } else { [1, 100, 20_000, 900_000][rng.index(4)] },
             hurried,
+            disks: Vec::new(),
         };
+        // Numbers of their own: seeds without local logs stay what they were.
+        let disks = &mut SimRng::new(seed ^ 0x10ca1);
+        let with_disks = disks.chance(1, 2);
+        let disk = |_| {
+            let bytes = (BLOCK_SIZE as u64) * (42 + disks.below(300));
+            (with_disks && disks.chance(3, 4)).then_some(bytes)
+        };
+        let plan = Self { disks: (0..plan.owners).map(disk).collect(), ..plan };
         let sweep = millis(rng, &[0, 10_000, 86_400_000]);
         Self { limits: Limits { sweep, ..plan.limits }, ..plan }
     }
@@ -154,6 +173,8 @@ impl Plan {
     pub fn run(self, trace: bool) -> Outcome {
         let owners = self.owners;
         let turns = Arc::new(Turns::new(owners + 1, self.seed, trace));
+        let disk = |bytes: &Option<u64>| Mutex::new(Arc::new(SimDevice::new(bytes.unwrap_or(0))));
+        let disks = self.disks.iter().map(disk).collect();
         let run = Arc::new(Run {
             plan: self,
             turns: Arc::clone(&turns),
@@ -163,6 +184,8 @@ impl Plan {
             opened: AtomicU64::new(0),
             swept: AtomicU64::new(0),
             repacked: AtomicU64::new(0),
+            replayed: Default::default(),
+            disks,
         });
         thread::scope(|scope| {
             // The last one makes the volume, and looks at it when the others have ended.
@@ -182,6 +205,10 @@ impl Plan {
             opened: run.opened.load(Ordering::Relaxed),
             swept: run.swept.load(Ordering::Relaxed),
             repacked: run.repacked.load(Ordering::Relaxed),
+            replayed: (
+                run.replayed[0].load(Ordering::Relaxed),
+                run.replayed[1].load(Ordering::Relaxed),
+            ),
             digest: world.digest,
             trace: world.trace.take().unwrap_or_default(),
         }
@@ -235,9 +262,10 @@ impl Run {
         let lives = if last { 1 } else { self.plan.lives };
         for life in 0..lives {
             let executor = SimExecutor::new(&self.turns, owner);
+            let uploads = SimExecutor::new(&self.turns, owner);
             let body = || match last {
                 true => self.make_and_look(owner, &executor),
-                false => self.live(owner, life, &executor),
+                false => self.live(owner, life, &executor, &uploads),
             };
             match catch_unwind(AssertUnwindSafe(body)) {
                 Ok(_) => {}
@@ -251,6 +279,10 @@ impl Run {
                 }
             }
             executor.crash();
+            uploads.crash();
+            if !last {
+                self.end_disk(owner);
+            }
             self.world(|world| {
                 world.crash_in[owner] = None;
                 world.sleep_in[owner] = None;
@@ -278,7 +310,7 @@ impl Run {
         // Longer than all that the others may sleep.
         executor.pause(Duration::from_secs(100 * 86_400));
         let passphrase = stored::passphrase(self.plan.seed);
-        let claimant = Claimant { take_over: true, passphrase, ..Claimant::default() };
+        let claimant = Claimant { take_over: true, passphrase, force: true, ..Claimant::default() };
         match ObjectDevice::open(
             self.store(owner, self.quiet()),
             executor.clone(),
@@ -286,7 +318,7 @@ impl Run {
             self.plan.limits,
             &self.env(),
         ) {
-            Ok(device) => match self.look_at_all(owner, &device) {
+            Ok(device) => match self.look_at_all(owner, &device, false) {
                 Some(_) => self.rewrite(&device, executor),
                 None => self.fail("the volume cannot be read at the end".into()),
             },
@@ -319,8 +351,88 @@ impl Run {
         self.swept.fetch_add(device.stats().orphans, Ordering::Relaxed);
     }
 
+    /// The process of an owner has ended, and often its machine has lost power.
+    fn end_disk(&self, owner: usize) {
+        let mut disk = self.disks[owner].lock();
+        disk.heal();
+        let world = &mut *self.turns.world();
+        if world.rng.below(3) > 0 {
+            *disk = Arc::new(disk.crash_image(disk.trace_len(), &mut world.rng));
+        }
+    }
+
+    /// The disk fails, or is full, for some time or from then on.
+    fn spoil_disk(&self, owner: usize) {
+        let world = &mut *self.turns.world();
+        let (op, errno) = match world.rng.below(12) {
+            0..=1 => (Op::Write, libc::ENOSPC),
+            2 => (Op::Flush, libc::EIO),
+            _ => return,
+        };
+        let (after, sticky) = (world.rng.below(30), world.rng.below(2) == 0);
+        self.disks[owner].lock().inject(Fault { op, after, errno, sticky });
+    }
+
+    /// Uploads what the local log of a machine has. Returns the store with the log in front of it;
+    /// `None`: the machine has no local log.
+    fn local(&self, owner: usize, uploads: &Arc<SimExecutor>) -> Option<Arc<LocalStore>> {
+        self.plan.disks[owner]?;
+        loop {
+            let device = Arc::clone(&*self.disks[owner].lock());
+            let disk = SimDisk { turns: Arc::clone(&self.turns), owner, device };
+            let opened = LocalStore::open(
+                self.store(owner, self.plan.faults),
+                uploads.clone(),
+                Arc::new(disk),
+                self.world(|world| world.objects.volume()),
+                self.plan.window,
+                Duration::MAX,
+                &self.env(),
+            );
+            let layer = match opened {
+                Ok(layer) => layer,
+                Err(error) => {
+                    self.fail(format!("owner {owner} cannot open its local log: {error:?}"));
+                    uploads.pause(Duration::from_secs(1));
+                    continue;
+                }
+            };
+            if layer.cut() > 0 {
+                self.fail(format!("owner {owner}: its local log is cut, and nobody damaged it"));
+            }
+            let had = layer.waiting().is_some_and(|waiting| waiting.objects > 0);
+            self.replayed[0].fetch_add(u64::from(had), Ordering::Relaxed);
+            self.world(|world| {
+                world.note(|| format!("owner {owner} uploads its local log: {had}"))
+            });
+            let uploaded = layer.upload_all();
+            let said = uploaded.is_err();
+            let allowed = self.history.lock().recovered(owner, said);
+            self.check(allowed);
+            match uploaded {
+                Ok(()) => return Some(layer),
+                Err(ObjectError::Fenced { .. }) => {
+                    self.world(|world| {
+                        world.note(|| format!("owner {owner} has lost {:?}", layer.lost()));
+                    });
+                    self.replayed[1].fetch_add(1, Ordering::Relaxed);
+                    // It is left under another name.
+                    let capacity = self.disks[owner].lock().capacity();
+                    *self.disks[owner].lock() = Arc::new(SimDevice::new(capacity));
+                }
+                Err(error) => self.fail(format!("owner {owner} cannot upload: {error}")),
+            }
+        }
+    }
+
     /// One life of an owner.
-    fn live(self: &Arc<Self>, owner: usize, life: u32, executor: &Arc<SimExecutor>) {
+    fn live(
+        self: &Arc<Self>,
+        owner: usize,
+        life: u32,
+        executor: &Arc<SimExecutor>,
+        uploads: &Arc<SimExecutor>,
+    ) {
         let sleep_max_ms = self.plan.faults.sleep_max.as_millis() as u64;
         if self.below(3) > 0 {
             // Many crash while they open the volume.
@@ -342,7 +454,16 @@ impl Run {
         let back_ms = if self.plan.hurried { 200 } else { 3_000 };
         let start = if life == 0 { 10_000 } else { self.below(back_ms) };
         executor.pause(Duration::from_millis(start));
-        let (device, epoch) = loop {
+        let (device, epoch, local) = loop {
+            // What the log has is uploaded, whether it is used now or not.
+            let layer = self.local(owner, uploads);
+            let id = layer.as_ref().map(|layer| layer.id());
+            let layer = layer.filter(|_| self.below(4) > 0);
+            executor.set_log(layer.is_some());
+            let store: Arc<dyn Store> = match &layer {
+                Some(layer) => layer.clone(),
+                None => self.store(owner, self.plan.faults),
+            };
             let claimant = Claimant {
                 owner: Owner {
                     host: format!("host-{owner}"),
@@ -354,9 +475,12 @@ impl Run {
                 locks: (self.plan.hurried || self.below(2) > 0)
                     .then(|| Arc::new(OneProcess) as Arc<dyn Locks>),
                 passphrase: stored::passphrase(self.plan.seed),
+                local: layer.as_ref().and(id),
+                uploaded: id.into_iter().collect(),
+                force: !self.plan.disks.iter().any(Option::is_some) || self.below(2) == 0,
             };
             let opened = ObjectDevice::open(
-                self.store(owner, self.plan.faults),
+                store,
                 executor.clone(),
                 &claimant,
                 self.plan.limits,
@@ -365,9 +489,17 @@ impl Run {
             match opened {
                 Ok(device) => {
                     let epoch = device.stats().epoch;
-                    break (device, epoch);
+                    if let Some(layer) = &layer {
+                        layer.serve();
+                        self.spoil_disk(owner);
+                    }
+                    break (device, epoch, layer.is_some());
                 }
-                Err(ObjectError::InUse { .. } | ObjectError::ClaimLost { .. }) => {}
+                Err(
+                    ObjectError::InUse { .. }
+                    | ObjectError::ClaimLost { .. }
+                    | ObjectError::NotUploaded { .. },
+                ) => {}
                 // A list may lag for longer than an owner looks for a root or the key.
                 Err(ObjectError::Damaged { what, .. })
                     if what.starts_with("no root") || what.starts_with("the volume is enc") => {}
@@ -380,14 +512,14 @@ impl Run {
         };
         self.opened.fetch_add(1, Ordering::Relaxed);
         self.world(|world| world.note(|| format!("owner {owner} serves, epoch {epoch}")));
-        let Some(image) = self.look_at_all(owner, &device) else { return };
+        let Some(image) = self.look_at_all(owner, &device, local) else { return };
         let ended = Arc::default();
-        Life { run: self, owner, epoch, device, executor, image, begun: 0, ended }.work();
+        Life { run: self, owner, epoch, device, executor, uploads, image, begun: 0, ended }.work();
     }
 
     /// Reads the whole volume, and compares it with what may be there; `None`: another owner took
     /// over.
-    fn look_at_all(&self, owner: usize, device: &Arc<ObjectDevice>) -> Option<Image> {
+    fn look_at_all(&self, owner: usize, device: &Arc<ObjectDevice>, local: bool) -> Option<Image> {
         let epoch = device.stats().epoch;
         {
             let mut history = self.history.lock();
@@ -401,7 +533,7 @@ impl Run {
         }
         // A newer owner may have begun to write.
         if self.history.lock().serves == epoch {
-            let found = self.history.lock().found(epoch, image);
+            let found = self.history.lock().found(epoch, image, owner, local);
             let is_right = found.is_ok();
             self.check(found);
             is_right.then_some(image)
@@ -459,6 +591,8 @@ struct Life<'r> {
     epoch: u64,
     device: Arc<ObjectDevice>,
     executor: &'r Arc<SimExecutor>,
+    /// Of its local log.
+    uploads: &'r Arc<SimExecutor>,
     /// What it wrote, on what it found.
     image: Image,
     /// Changes that were begun, and how many of them ended: all of them in order.
@@ -480,7 +614,10 @@ impl Life<'_> {
                     let time = Duration::from_millis(run.below(run.plan.think_max) + 1);
                     self.executor.pause(time);
                 }
-                _ => self.run_some(),
+                _ => self.run_some(self.executor),
+            }
+            if run.plan.disks[self.owner].is_some() && run.below(4) == 0 {
+                self.run_some(self.uploads);
             }
             if let Some(error) = self.device.failure() {
                 if !run.is_claimed_beyond(self.epoch) {
@@ -502,9 +639,9 @@ impl Life<'_> {
         }
     }
 
-    fn run_some(&self) {
+    fn run_some(&self, executor: &SimExecutor) {
         for _ in 0..self.run.below(20) {
-            if !self.executor.run_one() {
+            if !executor.run_one() {
                 break;
             }
         }

@@ -18,6 +18,8 @@ struct Sum {
     opened: u64,
     swept: u64,
     repacked: u64,
+    /// Local logs that were uploaded by the next owner, and those that had lost flushes.
+    replayed: (u64, u64),
 }
 
 /// Runs a seed: nothing that was flushed is lost, and no owner reads what a newer one has changed.
@@ -32,6 +34,8 @@ fn run(seed: u64, sum: &mut Sum) {
     sum.opened += outcome.opened;
     sum.swept += outcome.swept;
     sum.repacked += outcome.repacked;
+    sum.replayed.0 += outcome.replayed.0;
+    sum.replayed.1 += outcome.replayed.1;
 }
 
 #[test]
@@ -50,7 +54,16 @@ fn nothing_flushed_is_lost_whatever_owners_and_store_do() {
     (0..1000).for_each(|seed| run(seed, &mut sum));
     assert!(sum.swept > 1000, "{} orphans", sum.swept);
     assert!(sum.repacked > 1 << 20, "{} bytes repacked", sum.repacked);
+    let (replayed, lost) = sum.replayed;
+    assert!(replayed > 100 && lost > 10, "{replayed} local logs, {lost} of them lost flushes");
     assert!(sum.crashes > 1000 && sum.opened > sum.crashes, "{} crashes", sum.crashes);
+}
+
+/// A claimant slept while later owners wrote and deleted the log that it followed.
+#[test]
+fn a_claimant_whose_log_is_gone_gives_up() {
+    let _planted = plant(Bug::None);
+    run(33_843, &mut Sum::default());
 }
 
 #[test]
@@ -68,10 +81,10 @@ fn for_so_many_seconds() {
         run(seed, &mut sum);
         seed += 1;
     }
-    let Sum { requests, crashes, opened, swept, repacked } = sum;
+    let Sum { requests, crashes, opened, swept, repacked, replayed } = sum;
     println!(
         "{} seeds: {requests} requests, {crashes} crashes, {opened} openings, {swept} orphans, \
-         {repacked} bytes repacked",
+         {repacked} bytes repacked, {replayed:?} local logs",
         seed - first
     );
 }
@@ -89,6 +102,10 @@ fn each_planted_bug_of_an_owner_is_found() {
         Bug::SweptAfterLook,
         Bug::SweptLog,
         Bug::RepackedAnyway,
+        Bug::AcknowledgedBeforeLocalFlush,
+        Bug::UploadedOverAnother,
+        Bug::UploadedBeforeData,
+        Bug::RootBeforeUploads,
     ];
     for bug in bugs {
         let planted = plant(bug);

@@ -80,9 +80,14 @@ fn serves_for_the_other_tests() {
         armed_outside: armed_outside(&volume),
     });
     let env = Env { clock, ..Env::real() };
-    let (_opened, fs) =
-        open(&Location::from(&volume), How::Write, fs_options(How::Write, 64 << 20), None, &env)
-            .unwrap();
+    let (_opened, fs) = open(
+        &Location::from(&volume),
+        How::Write,
+        fs_options(How::Write, 64 << 20),
+        &OnDisk::default(),
+        &env,
+    )
+    .unwrap();
     let exports = vec![Export { path: b"/".to_vec(), read_only: false }];
     serve(&fs, &args, address(&args.listen).unwrap(), None, exports, &Env::real()).unwrap();
 }

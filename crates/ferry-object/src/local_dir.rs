@@ -1,0 +1,283 @@
+//! Local logs in directories of this machine: found, uploaded, and left under another name if flushes in them are lost.
+//!
+//! A volume has at most one local log on a machine. A note in the machine's own directory of the
+//! volume says where that is, so that no opening passes over it, whatever its options are.
+
+use crate::error::ObjectError;
+use crate::executor::ThreadExecutor;
+use crate::format::Id;
+use crate::local::{LocalStore, Lost, NotTaken};
+use crate::locks::machine_directory;
+use crate::store::{Store, Waiting};
+use crate::url::StoreUrl;
+use crate::volume::{Claimant, Volume};
+use ferry_device::{BlockDevice, DeviceError, FileDevice, LockHolder, OpenMode};
+use ferry_env::{Env, Utc};
+use std::fs;
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// The name of the log in its directory.
+const FILE: &str = "ferry-local-log";
+/// Bytes of the file: what may wait for the store, about. It takes space only as it fills.
+const BYTES: u64 = 1 << 30;
+/// The name of the note in the machine's directory of the volume.
+const NOTE: &str = "local-log";
+/// The time between two messages while a log is uploaded.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
+/// Tells the user something.
+pub type Tell = fn(&str);
+
+/// The local logs of a volume on this machine.
+pub(crate) struct LocalDirs<'a> {
+    pub url: &'a StoreUrl,
+    pub store: &'a Arc<dyn Store>,
+    pub volume: &'a Volume,
+    pub patience: Duration,
+    pub tell: Option<Tell>,
+    pub env: &'a Env,
+}
+
+impl LocalDirs<'_> {
+    fn note(&self) -> PathBuf {
+        let url = self.url.resolved().unwrap_or_else(|_| self.url.clone());
+        machine_directory(&url.name()).join(NOTE)
+    }
+
+    /// The directory of the log that an owner on this machine had.
+    fn noted(&self) -> Result<Option<PathBuf>, ObjectError> {
+        let note = self.note();
+        match fs::read(&note) {
+            Ok(path) => Ok(Some(std::ffi::OsString::from_vec(path).into())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed(&note, &error)),
+        }
+    }
+
+    fn write_note(&self, directory: &Path) -> io::Result<()> {
+        let note = self.note();
+        let parent = note.parent().unwrap_or(&note);
+        fs::create_dir_all(parent)?;
+        let new = note.with_extension("new");
+        let mut file = fs::File::create(&new)?;
+        file.write_all(directory.as_os_str().as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&new, &note)?;
+        fs::File::open(parent)?.sync_all()
+    }
+
+    fn remove_note(&self) {
+        if let Err(error) = fs::remove_file(self.note())
+            && error.kind() != ErrorKind::NotFound
+        {
+            tracing::debug!(%error, "the note of a local log stays");
+        }
+    }
+
+    fn say(&self, text: &str) {
+        tracing::warn!("{text}");
+        if let Some(tell) = self.tell {
+            tell(text);
+        }
+    }
+
+    /// Uploads what the local log on this machine has, if there is one, and opens the one that is
+    /// wanted. `claimant` learns which logs are in the store.
+    pub fn open(
+        &self,
+        wanted: Option<&Path>,
+        claimant: &mut Claimant,
+    ) -> Result<Option<Arc<LocalStore>>, ObjectError> {
+        let wanted = wanted.map(usable).transpose()?;
+        let noted = self.noted()?;
+        if let Some(old) = noted.as_ref().filter(|noted| wanted.as_ref() != Some(noted)) {
+            let path = old.join(FILE);
+            if path.exists() {
+                let layer = self.uploaded(&path, claimant)?;
+                drop(layer);
+                fs::remove_file(&path).map_err(|error| failed(&path, &error))?;
+            } else if !claimant.force {
+                return Err(missing(&path));
+            }
+        }
+        let Some(directory) = wanted else {
+            self.remove_note();
+            return Ok(None);
+        };
+        let path = directory.join(FILE);
+        if noted.as_ref() == Some(&directory) && !path.exists() && !claimant.force {
+            return Err(missing(&path));
+        }
+        let layer = self.uploaded(&path, claimant)?;
+        self.write_note(&directory).map_err(|error| failed(&self.note(), &error))?;
+        claimant.local = Some(layer.id());
+        Ok(Some(layer))
+    }
+
+    /// Refuses a volume of whose flushes some are in a local log only: a reader would not see them.
+    pub fn refuse_unread(&self, claimant: &mut Claimant) -> Result<(), ObjectError> {
+        let Some(path) = self.noted()?.map(|noted| noted.join(FILE)) else { return Ok(()) };
+        if !path.exists() {
+            return Err(missing(&path));
+        }
+        let device = match FileDevice::open(&path, OpenMode::ReadOnly, self.env) {
+            // The owner lives. That is said better by who looks at its claim.
+            Err(DeviceError::InUse { .. }) => return Ok(()),
+            other => other.map_err(|error| ObjectError::Setup(error.to_string()))?,
+        };
+        let layer = self.layer(&path, Arc::new(device))?;
+        let Lost { flushes, .. } = layer.lost();
+        if layer.waiting().is_some_and(|waiting| waiting.objects > 0) {
+            return Err(ObjectError::Setup(format!(
+                "{}: this local log has {flushes} flushes of the volume that its store may lack: mount the volume once, \
+                 which uploads them, then try again",
+                path.display()
+            )));
+        }
+        claimant.uploaded.push(layer.id());
+        Ok(())
+    }
+
+    fn layer(
+        &self,
+        path: &Path,
+        device: Arc<dyn BlockDevice>,
+    ) -> Result<Arc<LocalStore>, ObjectError> {
+        let executor = ThreadExecutor::new(self.env)
+            .map_err(|error| ObjectError::Refused(format!("cannot start threads: {error}")))?;
+        let (store, window) = (Arc::clone(self.store), self.volume.info.window);
+        let id: Id = self.volume.id;
+        let layer = LocalStore::open(
+            store,
+            Arc::new(executor),
+            device,
+            id,
+            window,
+            self.patience,
+            self.env,
+        );
+        layer.map_err(|why| {
+            let path = path.display();
+            ObjectError::Setup(match why {
+                NotTaken::OtherVolume => format!(
+                    "{path}: this is the local log of another volume, and is left alone: name another directory; if that \
+                     volume is gone, remove the file"
+                ),
+                NotTaken::Foreign => format!(
+                    "{path}: this is no local log, and is left alone: remove it, or name another directory"
+                ),
+                NotTaken::Failed(error) => format!("the local log {path}: {error}"),
+            })
+        })
+    }
+
+    /// The log at a path, which is made if it is absent. What it had is in the store, or is left
+    /// under another name.
+    fn uploaded(
+        &self,
+        path: &Path,
+        claimant: &mut Claimant,
+    ) -> Result<Arc<LocalStore>, ObjectError> {
+        loop {
+            let device = match FileDevice::open(path, OpenMode::ReadWrite, self.env) {
+                Err(DeviceError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                    FileDevice::create(path, BYTES, false, self.env)
+                }
+                other => other,
+            };
+            let device = device.map_err(|error| match error {
+                DeviceError::InUse { pid, writing, .. } => {
+                    ObjectError::Locked(LockHolder { pid, writing })
+                }
+                error => ObjectError::Setup(error.to_string()),
+            })?;
+            let layer = self.layer(path, Arc::new(device))?;
+            match self.upload(&layer) {
+                Ok(()) if layer.cut() == 0 => {
+                    claimant.uploaded.push(layer.id());
+                    return Ok(layer);
+                }
+                Ok(()) => {
+                    claimant.uploaded.push(layer.id());
+                    let left_as = self.rename_lost(path)?;
+                    self.say(&format!(
+                        "the local log was damaged: {} synced changes behind the damage are lost, and what was before it \
+                         is in the volume; the log is left as {}",
+                        layer.cut(),
+                        left_as.display()
+                    ));
+                }
+                Err(ObjectError::Fenced { epoch }) => {
+                    let lost = layer.lost();
+                    let left_as = self.rename_lost(path)?;
+                    self.say(&lost_text(lost, epoch, &left_as));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Uploads, and tells how far that is if it takes long.
+    fn upload(&self, layer: &LocalStore) -> Result<(), ObjectError> {
+        let (ended, end) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while end.recv_timeout(TELL_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    let Waiting { objects, bytes, .. } = layer.waiting().unwrap_or_default();
+                    let held =
+                        layer.held().map_or(String::new(), |held| format!(" ({})", held.reason));
+                    self.say(&format!(
+                        "the local log is uploaded: {objects} objects are left, {} KiB{held}",
+                        bytes.div_ceil(1024)
+                    ));
+                }
+            });
+            let uploaded = layer.upload_all();
+            drop(ended);
+            uploaded
+        })
+    }
+
+    /// Gives the file a name under which nobody looks for it.
+    fn rename_lost(&self, path: &Path) -> Result<PathBuf, ObjectError> {
+        let secs = self.env.clock.wall().as_secs();
+        let names = (0..).map(|n| path.with_file_name(format!("{FILE}.lost-{}", secs + n)));
+        let left_as = names.into_iter().find(|left_as| !left_as.exists()).unwrap_or_default();
+        fs::rename(path, &left_as).map_err(|error| failed(path, &error))?;
+        Ok(left_as)
+    }
+}
+
+/// The directory, which is made if it is absent, without symbolic links.
+fn usable(directory: &Path) -> Result<PathBuf, ObjectError> {
+    fs::create_dir_all(directory)
+        .and_then(|()| directory.canonicalize())
+        .map_err(|error| failed(directory, &error))
+}
+
+fn failed(path: &Path, error: &io::Error) -> ObjectError {
+    ObjectError::Setup(format!("the local log, {}: {error}", path.display()))
+}
+
+fn missing(path: &Path) -> ObjectError {
+    ObjectError::Setup(format!(
+        "{}: the local log of this volume is not there, and may have what was synced and is not in the store: mount the \
+         disk that it is on. If it is lost, `--take-over --force` goes on without it",
+        path.display()
+    ))
+}
+
+fn lost_text(lost: Lost, epoch: Option<u64>, left_as: &Path) -> String {
+    let Utc { year, month, day, hour, minute, second } = Utc::from_secs(lost.since_secs);
+    let by = epoch.map_or(String::new(), |epoch| format!(" (epoch {epoch})"));
+    format!(
+        "another owner took the volume over{by} before this machine had uploaded everything: {} flushes since \
+         {year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC are lost; their log is left as {}",
+        lost.flushes,
+        left_as.display()
+    )
+}

@@ -1,0 +1,171 @@
+//! The local log in front of a store: what it has survives, whatever is wrong with it is said, and
+//! callers never lose an object to it. `ferry-sim` crashes it.
+
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, MemDevice};
+use ferry_env::Env;
+use ferry_object::{LocalStore, NotTaken, ObjectError, Store, ThreadExecutor};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A store that can be away.
+#[derive(Default)]
+struct TestStore {
+    away: AtomicBool,
+    objects: Mutex<BTreeMap<String, Vec<u8>>>,
+}
+
+impl TestStore {
+    fn check(&self) -> Result<(), ObjectError> {
+        match self.away.load(Ordering::Relaxed) {
+            true => Err(ObjectError::Unavailable("it is away".into())),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Store for TestStore {
+    fn get(&self, name: &str, _range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
+        self.check()?;
+        let objects = self.objects.lock().expect("no test panics here");
+        objects.get(name).cloned().ok_or_else(|| ObjectError::NotFound(name.into()))
+    }
+    fn create(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        self.put(name, bytes)
+    }
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        self.check()?;
+        self.objects.lock().expect("no test panics here").insert(name.into(), bytes.to_vec());
+        Ok(())
+    }
+    fn delete(&self, _name: &str) -> Result<(), ObjectError> {
+        self.check()
+    }
+    fn list(&self, _prefix: &str) -> Result<Vec<String>, ObjectError> {
+        self.check().map(|()| Vec::new())
+    }
+}
+
+const VOLUME: [u8; 16] = [7; 16];
+
+fn open(
+    store: &Arc<TestStore>,
+    device: &Arc<MemDevice>,
+    volume: [u8; 16],
+) -> Result<Arc<LocalStore>, NotTaken> {
+    let env = Env::real();
+    let executor = Arc::new(ThreadExecutor::new(&env).expect("threads can be started"));
+    LocalStore::open(store.clone(), executor, device.clone(), volume, 4, Duration::ZERO, &env)
+}
+
+fn name(n: u64) -> String {
+    format!("s/{n:02x}/0000000000000001-{n:x}")
+}
+
+fn bytes(n: u64) -> Vec<u8> {
+    (0..5000).map(|at| (at * 7 + n * 13) as u8).collect()
+}
+
+/// A log with objects that the store does not have.
+fn filled(store: &Arc<TestStore>, device: &Arc<MemDevice>, count: u64) {
+    store.away.store(true, Ordering::Relaxed);
+    let local = open(store, device, VOLUME).expect("it is new");
+    local.upload_all().expect("there is nothing");
+    local.serve();
+    for n in 0..count {
+        local.put(&name(n), &bytes(n)).expect("the log takes it");
+    }
+    assert_eq!(local.waiting().expect("it has a log").objects, count);
+    for n in 0..count {
+        assert_eq!(local.get(&name(n), None), Ok(bytes(n)), "it is read from the log");
+        assert_eq!(local.get(&name(n), Some(100..300)), Ok(bytes(n)[100..300].to_vec()));
+    }
+    drop(local);
+    store.away.store(false, Ordering::Relaxed);
+}
+
+#[test]
+fn what_the_log_has_is_uploaded_by_the_next_opening() {
+    let (store, device) = (Arc::default(), Arc::new(MemDevice::new(1 << 20)));
+    filled(&store, &device, 20);
+    store.away.store(true, Ordering::Relaxed);
+    let local = open(&store, &device, VOLUME).expect("it is ours");
+    assert!(matches!(local.upload_all(), Err(ObjectError::Unavailable(_))), "it is said");
+    store.away.store(false, Ordering::Relaxed);
+    let local = open(&store, &device, VOLUME).expect("it is ours");
+    assert_eq!((local.cut(), local.upload_all()), (0, Ok(())));
+    for n in 0..20 {
+        assert_eq!(store.get(&name(n), None), Ok(bytes(n)));
+    }
+    assert_eq!(local.waiting().expect("it has a log").objects, 0);
+    let local = open(&store, &device, VOLUME).expect("it is ours");
+    assert_eq!(local.waiting().expect("it has a log").objects, 0, "that is durable");
+}
+
+#[test]
+fn a_damaged_record_cuts_the_log_and_that_is_said() {
+    let (store, device) = (Arc::default(), Arc::new(MemDevice::new(1 << 20)));
+    filled(&store, &device, 20);
+    // Each record has two blocks, behind two blocks of headers.
+    let at = (2 + 2 * 12) * BLOCK_SIZE as u64;
+    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+    device.read(at, &mut block).expect("it is there");
+    block[1000] ^= 1;
+    device.write(at, &block).expect("it is there");
+    let local = open(&store, &device, VOLUME).expect("it is ours");
+    assert_eq!(local.upload_all(), Ok(()));
+    // The last one does not say of itself that it was acknowledged.
+    assert_eq!(local.cut(), 7);
+    for n in 0..20 {
+        assert_eq!(store.get(&name(n), None).is_ok(), n < 12, "{n}");
+    }
+}
+
+#[test]
+fn a_log_of_another_volume_or_program_is_left_alone() {
+    let (store, device) = (Arc::default(), Arc::new(MemDevice::new(1 << 20)));
+    filled(&store, &device, 3);
+    assert_eq!(open(&store, &device, [8; 16]).err(), Some(NotTaken::OtherVolume));
+    let mut block = AlignedBuf::zeroed(2 * BLOCK_SIZE);
+    block.fill(b'x');
+    let foreign = Arc::new(MemDevice::new(1 << 20));
+    foreign.write(0, &block).expect("it is there");
+    assert_eq!(open(&store, &foreign, VOLUME).err(), Some(NotTaken::Foreign));
+    let local = open(&store, &device, VOLUME).expect("it is ours");
+    assert_eq!(local.upload_all(), Ok(()));
+    assert_eq!(store.get(&name(2), None), Ok(bytes(2)));
+}
+
+#[test]
+fn callers_wait_when_the_log_is_full_and_lose_nothing() {
+    let (store, device) = (Arc::<TestStore>::default(), Arc::new(MemDevice::new(60 << 12)));
+    store.away.store(true, Ordering::Relaxed);
+    let local = open(&store, &device, VOLUME).expect("it is new");
+    local.serve();
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (local, ended) = (&local, ended.clone());
+            scope.spawn(move || {
+                for n in 0..30 {
+                    local.put(&name(thread * 30 + n), &bytes(n)).expect("it waits");
+                    ended.send(()).expect("the test waits");
+                }
+            });
+        }
+        // As many as the ring has room for; a record may need as much again, to begin at its front.
+        for _ in 0..20 {
+            end.recv().expect("the log takes it");
+        }
+        assert!(local.waiting().expect("it has a log").objects < 30);
+        store.away.store(false, Ordering::Relaxed);
+    });
+    assert_eq!(open(&store, &device, VOLUME).expect("it is ours").upload_all(), Ok(()));
+    for thread in 0..4 {
+        for n in 0..30 {
+            assert_eq!(store.get(&name(thread * 30 + n), None), Ok(bytes(n)), "{thread} {n}");
+        }
+    }
+}
