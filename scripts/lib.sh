@@ -34,7 +34,7 @@ build_programs() {
 
 # Without optimization across crates, which is for what users install: some sixty programs of tests
 # are linked in a third of the time. What is built so lies beside the rest.
-build_for_tests() { export CARGO_PROFILE_RELEASE_LTO=false; }
+build_for_tests() { export CARGO_PROFILE_RELEASE_LTO=false CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16; }
 
 need_root() { [ "$(id -u)" = 0 ] || die "must be run by root: it mounts, changes owners and makes device nodes"; }
 need_fuse() { [ -c /dev/fuse ] || die "there is no /dev/fuse here (a container needs --device /dev/fuse --cap-add SYS_ADMIN)"; }
