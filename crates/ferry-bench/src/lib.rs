@@ -19,8 +19,8 @@
 //!   with intervals, as a table, JSON or HTML.
 //!
 //! The command `ferry bench` (`src/command/`, a program of its own) reads options, runs the bench
-//! with a progress bar and shows the report: a workload adds a function there that calls `show` with
-//! its bench.
+//! with a progress bar and shows the report: a workload adds a function there that calls `show`
+//! with its bench.
 //!
 //! ```no_run
 //! use ferry_bench::{Bench, BenchError, Case, Metric, Target, Sample, Variant, VolumeOptions, now};
@@ -37,8 +37,10 @@
 //! }
 //!
 //! # fn main() -> Result<(), BenchError> {
-//! let targets = [Target::in_process(&VolumeOptions::default())?, Target::on("/tmp".as_ref(), None)?];
-//! let variants = targets.iter().map(|target| Variant::new(target.name(), move |_round| turn(target))).collect();
+//! let volume = Target::in_process(&VolumeOptions::default())?;
+//! let targets = [volume, Target::on("/tmp".as_ref(), None)?];
+//! let variant = |target| Variant::new(Target::name(target), move |_round| turn(target));
+//! let variants = targets.iter().map(variant).collect();
 //! let bench = Bench {
 //!     workload: "hello",
 //!     about: "Makes 1,000 files.".into(),

@@ -80,7 +80,8 @@ fn counters_say_what_a_file_costs() {
     }
     let spent = Counters::of(&target).unwrap().since(&before);
     assert_eq!(spent.commits, Some(10.0));
-    // If the journal sees its log idle between two files, it writes one durable point, with a flush.
+    // If the journal sees its log idle between two files, it writes one durable point, with a
+    // flush.
     assert!(matches!(spent.flushes, Some(10.0 | 11.0)), "{:?}", spent.flushes);
     assert!(spent.cpu_s > 0.0);
 }

@@ -132,8 +132,8 @@ pub trait BlockDevice: Send + Sync {
     }
     /// A range will be read soon. Waits for no request, and may do nothing.
     fn read_ahead(&self, _offset: u64, _len: u64) {}
-    /// Brings what lies in ranges of the device into its cache on a local disk, where it stays until
-    /// the next call with `begins`, and waits for nothing. `EOPNOTSUPP`: nothing is far away.
+    /// Brings what lies in ranges of the device into its cache on a local disk, where it stays
+    /// until the next call with `begins`, and waits for nothing. `EOPNOTSUPP`: nothing is far away.
     /// `ENOMEDIUM`: there is no such cache. `ENOSPC`: its disk is full or has failed.
     fn warm(&self, _begins: bool, _ranges: &[Range<u64>], done: WarmDone) {
         done(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));

@@ -4,9 +4,9 @@
 //! * Each descriptor has a cursor. It is told of each error that came behind its cursor, once; of
 //!   several the newest.
 //! * A descriptor that is told changes nothing for the others: each has its own cursor.
-//! * Closing tells without moving the cursor. The kernel reports each close of a descriptor, also of
-//!   the copy that a child process closes as it starts another program. Nobody hears of that one, so
-//!   the program's own fsync and close must still be told. The last close counts as heard.
+//! * Closing tells without moving the cursor. The kernel reports each close of a descriptor, also
+//!   of the copy that a child process closes as it starts another program. Nobody hears of that
+//!   one, so the program's own fsync and close must still be told. The last close counts as heard.
 //! * A new descriptor begins behind the errors that somebody was told of. One that nobody was told
 //!   of is its business, too.
 

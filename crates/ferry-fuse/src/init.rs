@@ -85,9 +85,10 @@ pub(crate) fn negotiate(args: RequestArgs<'_>, wishes: Wishes) -> Result<(InitOu
     if wishes.writeback_cache {
         wanted |= init::WRITEBACK_CACHE;
     }
-    // Makes a large direct read or write parallel requests. The kernel drops its pages before such a
-    // write, and once more only after a synchronous one: `request/direct_write.rs` does the latter
-    // for files of which the kernel may have pages. With the write-back cache these may be dirty.
+    // Makes a large direct read or write parallel requests. The kernel drops its pages before such
+    // a write, and once more only after a synchronous one: `request/direct_write.rs` does the
+    // latter for files of which the kernel may have pages. With the write-back cache these may be
+    // dirty.
     if !wishes.writeback_cache {
         wanted |= init::ASYNC_DIO;
     }

@@ -6,12 +6,12 @@
 //! ```text
 //! session                                   mounts, starts the threads, ends them
 //! transport/   buffer  dev  reads  uring    moves messages between the kernel and `request`
-//! notify       mount                        tells the kernel what to forget;  mount(2), fusermount3
+//! notify       mount                        tells the kernel what to forget; mount(2)
 //! request/     counters  idle_poll  parked  one request: decode, call the file system, encode,
 //!              realtime  chain              or park it until its answer arrives
 //!              direct_write
 //!              security_label  dispatch
-//! decode       encode  device  init         bytes to an operation, an answer to bytes, /dev/fuse, INIT
+//! decode       encode  device  init         bytes to operations, answers to bytes, INIT
 //! abi          sys  error                   the kernel's numbers and structures; system calls
 //! ```
 //!

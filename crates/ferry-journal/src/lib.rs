@@ -12,8 +12,8 @@
 //! journal  transaction        what the owner calls
 //! engine/                     the running journal: group commit, checkpoints, growth, scans
 //! commit/                     the open context, the flush policy, the pipeline's state, statistics
-//! view/                       layers of changes above the home store, snapshots, reading past damage
-//! home/                       the home store: redb on segments of the volume, every block in two copies
+//! view/                       layers of changes above the home store, snapshots, damage
+//! home/                       the home store: redb on segments, every block in two copies
 //! log/                        the log: format, ring, records, free space, recovery
 //! completion  disk            waiting for I/O; the device and its shared flushes
 //! types  error  bytes  histogram

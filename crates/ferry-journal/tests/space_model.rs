@@ -422,8 +422,8 @@ fn each_waiter_is_passed_at_most_once_for_each_barge_before_it() {
     );
 }
 
-/// Space is left to running threads only while a crowd runs: an operation that ends and leaves fewer
-/// hands over, and so does a release while fewer run.
+/// Space is left to running threads only while a crowd runs: an operation that ends and leaves
+/// fewer hands over, and so does a release while fewer run.
 #[test]
 fn nobody_sleeps_beside_free_space_unless_a_crowd_runs() {
     shuttle::check_random(

@@ -352,8 +352,8 @@ impl DiskCache {
         Ok(())
     }
 
-    /// Pinned parts have taken the spare slots, too, and leave none for what is read. A part leaves,
-    /// and from now on the policy may evict what was pinned.
+    /// Pinned parts have taken the spare slots, too, and leave none for what is read. A part
+    /// leaves, and from now on the policy may evict what was pinned.
     fn unpin(&self, free: &mut Vec<u32>) {
         self.warming.pinned.store(0, Ordering::Relaxed);
         let first = self.parts.iter().next().map(|(part, _)| part);

@@ -8,8 +8,8 @@
 //! * SEAL-2: what identifies the object (its header up to the bytes of contents) and the part (its
 //!   number, codec and length) is authenticated with it. No part can take the place of another.
 //! * SEAL-3: every object has a sealed table, an empty one too, so that no header is taken for true
-//!   that was not written with the key. `super` and the objects that hold the wrapped key are plain:
-//!   they are read first, and the wrapping authenticates `super`.
+//!   that was not written with the key. `super` and the objects that hold the wrapped key are
+//!   plain: they are read first, and the wrapping authenticates `super`.
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Prk, Salt};
@@ -142,8 +142,8 @@ impl ObjectKey {
 
 thread_local! {
     /// A thread makes its compressor once: its tables take some 100 KiB, and to make it asks the
-    /// processor what it can do, which a virtual machine's host has to answer. Without memory for it
-    /// frames are stored as they are.
+    /// processor what it can do, which a virtual machine's host has to answer. Without memory for
+    /// it frames are stored as they are.
     static COMPRESSOR: RefCell<Option<zstd::bulk::Compressor<'static>>> =
         RefCell::new(zstd::bulk::Compressor::new(ZSTD_LEVEL).ok());
     /// The same for what reads them.

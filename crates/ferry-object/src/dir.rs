@@ -19,8 +19,8 @@ const NUMBER_LEN: usize = 16;
 ///
 /// An object is written to a temporary file, which is made durable and then linked under the
 /// object's name: link(2) fails if the name exists, and no name ever shows half an object. Opening
-/// the name with `O_EXCL` would show half an object after a crash; a rename would replace the object
-/// of another writer.
+/// the name with `O_EXCL` would show half an object after a crash; a rename would replace the
+/// object of another writer.
 pub struct DirStore {
     root: PathBuf,
     env: Env,

@@ -1,9 +1,9 @@
 //! The key of an encrypted volume: wrapped by a passphrase, in an object `k/N`.
 //!
 //! The key is random and never changes. What a passphrase gives (argon2id) encrypts it, with the
-//! table of `super` authenticated beside it. A new passphrase is a new object `k/(N+1)`, and the older
-//! ones are deleted then: nothing else is written. Between the two steps both passphrases open the
-//! volume.
+//! table of `super` authenticated beside it. A new passphrase is a new object `k/(N+1)`, and the
+//! older ones are deleted then: nothing else is written. Between the two steps both passphrases
+//! open the volume.
 
 use crate::access::{Access, Created, LIST_AGAIN, LISTS_MAX};
 use crate::codec::{KEY_LEN, VolumeKey};
@@ -123,8 +123,8 @@ fn numbers(access: &Access) -> Result<Vec<u64>, ObjectError> {
     Ok(numbers)
 }
 
-/// The volume's key, and the number of the newest object that wraps it. One that is deleted meanwhile
-/// is passed over; a list may lag, so one that names none is asked for again.
+/// The volume's key, and the number of the newest object that wraps it. One that is deleted
+/// meanwhile is passed over; a list may lag, so one that names none is asked for again.
 fn find(
     access: &Access,
     volume: Of<'_>,

@@ -3,9 +3,9 @@
 //!
 //! * LOCAL-1: a log or data object is acknowledged when its record, and all before it, are flushed.
 //!   It is read from the local log until the store has it.
-//! * LOCAL-2: a log object is uploaded only after all data objects that were appended before it, and
-//!   no further than the volume's window from the first one that the store lacks. So what the store
-//!   has is what an owner without a local log could have left.
+//! * LOCAL-2: a log object is uploaded only after all data objects that were appended before it,
+//!   and no further than the volume's window from the first one that the store lacks. So what the
+//!   store has is what an owner without a local log could have left.
 //! * LOCAL-3: a root is created only when the store has all that was appended before it. So nothing
 //!   is deleted that the newest two roots in the store need.
 //! * LOCAL-4: what a dead owner left is uploaded in its name, before the volume is claimed anew. A
@@ -269,7 +269,8 @@ impl LocalStore {
         self.cut
     }
 
-    /// Uploads what the log had when it was opened (LOCAL-4). It is empty then, and that is durable.
+    /// Uploads what the log had when it was opened (LOCAL-4). It is empty then, and that is
+    /// durable.
     pub fn upload_all(&self) -> Result<(), ObjectError> {
         self.pump();
         self.await_uploads()?;

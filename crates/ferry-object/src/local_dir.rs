@@ -1,4 +1,5 @@
-//! Local logs in directories of this machine: found, uploaded, and left under another name if flushes in them are lost.
+//! Local logs in directories of this machine: found, uploaded, and left under another name if
+//! flushes in them are lost.
 //!
 //! A volume has at most one local log on a machine. A note in the machine's own directory of the
 //! volume says where that is, so that no opening passes over it, whatever its options are.

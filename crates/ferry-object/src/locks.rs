@@ -2,9 +2,9 @@
 //!
 //! The locks of a volume in a directory lie in that directory. Those of any other store lie in a
 //! directory of this machine that is named by a hash of the store's name. Two names may mean one
-//! store (a host and its address), and two machines may be copies of one another, or containers with
-//! one number. Then each has locks of its own, and a lock that is free proves nothing. So such a
-//! directory has a random number, and a claim names it ([`machine_locks`]).
+//! store (a host and its address), and two machines may be copies of one another, or containers
+//! with one number. Then each has locks of its own, and a lock that is free proves nothing. So such
+//! a directory has a random number, and a claim names it ([`machine_locks`]).
 
 use crate::error::ObjectError;
 use ferry_device::{FileLock, LockHolder};

@@ -189,7 +189,8 @@ pub fn is_encrypted(url: &StoreUrl, env: &Env) -> Result<bool, ObjectError> {
     look_at(url, env).map(|(_, volume)| volume.info.encrypted)
 }
 
-/// Changes the passphrase of an encrypted volume, which may be in use. Nothing else is written anew.
+/// Changes the passphrase of an encrypted volume, which may be in use. Nothing else is written
+/// anew.
 pub fn change_passphrase(
     url: &StoreUrl,
     old: &Passphrase,
@@ -210,8 +211,8 @@ pub struct Made {
     pub warnings: Vec<String>,
 }
 
-/// Makes a volume in a store that has none, and opens it. A directory is made, if its parent exists;
-/// an S3 store is proven first. A volume that was made before and never opened is taken.
+/// Makes a volume in a store that has none, and opens it. A directory is made, if its parent
+/// exists; an S3 store is proven first. A volume that was made before and never opened is taken.
 pub fn make_volume(
     url: &StoreUrl,
     options: &VolumeOptions,

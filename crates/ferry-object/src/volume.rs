@@ -4,8 +4,8 @@
 //! time, so each step of a claimant is an object that the old owner would have to create, too:
 //!
 //! 1. the claim `e/(E+1)` decides between claimants;
-//! 2. the takeover root `c/(N+1)` keeps the old owner from writing a root. Without a root it deletes
-//!    nothing, so all that the new owner reads stays there;
+//! 2. the takeover root `c/(N+1)` keeps the old owner from writing a root. Without a root it
+//!    deletes nothing, so all that the new owner reads stays there;
 //! 3. a fence far ahead (K + 2W) bounds how far the old owner can get, and the fence at the first
 //!    gap stops it: what lies behind a gap was never acknowledged;
 //! 4. a look for a newer claim, when the fences are in. A claimant may have slept for so long that
@@ -180,8 +180,9 @@ fn read_root(access: &Access, volume: &Volume, number: u64) -> Result<FoundRoot,
     Ok(FoundRoot { header, root: Root::decode(&name, &table)? })
 }
 
-/// The newest root. The newest two are never deleted, and roots are deleted in ascending order. So a
-/// root without the one before it is none: a claimant wrote it that a list had told of an old root.
+/// The newest root. The newest two are never deleted, and roots are deleted in ascending order. So
+/// a root without the one before it is none: a claimant wrote it that a list had told of an old
+/// root.
 fn newest_root(access: &Access, volume: &Volume) -> Result<FoundRoot, ObjectError> {
     for _ in 0..LISTS_MAX {
         let listed = access.insist(|store| store.list(ROOTS))?;
@@ -225,8 +226,8 @@ impl Chain {
         Self { root, links: Vec::new(), next, last_id }
     }
 
-    /// Follows the log up to the first name that does not exist. `epoch_max`: a caller that meets a later
-    /// epoch gives up.
+    /// Follows the log up to the first name that does not exist. `epoch_max`: a caller that meets a
+    /// later epoch gives up.
     fn follow(
         &mut self,
         access: &Access,
@@ -525,8 +526,8 @@ pub(crate) fn explained(access: &Access, volume: &Volume, error: ObjectError) ->
     }
 }
 
-/// Writes the root with which the new owner starts: the newest one again. The old owner can write no
-/// root after it.
+/// Writes the root with which the new owner starts: the newest one again. The old owner can write
+/// no root after it.
 fn take_over_root(access: &Access, volume: &Volume, env: &Env) -> Result<FoundRoot, ObjectError> {
     if is_planted(Bug::NoTakeoverRoot) {
         return newest_root(access, volume);
@@ -551,8 +552,8 @@ fn take_over_root(access: &Access, volume: &Volume, env: &Env) -> Result<FoundRo
     }
 }
 
-/// The volume as it is, for reading: nothing is claimed, and nothing written. `take_over`: its owner
-/// may go on meanwhile.
+/// The volume as it is, for reading: nothing is claimed, and nothing written. `take_over`: its
+/// owner may go on meanwhile.
 pub(crate) fn observe(
     access: &Access,
     volume: Volume,

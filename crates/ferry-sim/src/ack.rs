@@ -58,7 +58,8 @@ pub struct Worker<'w> {
     /// Decides what it does.
     pub rng: SimRng,
     /// It syncs every file that replaces another before the rename. Without this it trusts for half
-    /// of them that a rename never leaves an empty file, which `cache=writeback` does not guarantee.
+    /// of them that a rename never leaves an empty file, which `cache=writeback` does not
+    /// guarantee.
     pub syncs_replacements: bool,
 }
 

@@ -181,8 +181,8 @@ impl History {
         self.answer(self.ends.len(), Some(NOBODY));
     }
 
-    /// The operation that ended last was `op`, and has succeeded; `synced` is the inode that it made
-    /// durable.
+    /// The operation that ended last was `op`, and has succeeded; `synced` is the inode that it
+    /// made durable.
     pub(crate) fn op_answered(&mut self, op: &Op, synced: Option<Ino>, model: &Model) {
         match (synced, op) {
             (Some(ino), _) => self.fsync_answered(ino, &model.above(ino)),

@@ -1,12 +1,12 @@
 //! How much memory a daemon may use, and how it gives way when memory is short.
 //!
-//! Unless `cache_size` says otherwise, a mount may use an eighth of the memory that the machine has,
-//! or that the control groups (version 2) of the daemon allow, if that is less.
+//! Unless `cache_size` says otherwise, a mount may use an eighth of the memory that the machine
+//! has, or that the control groups (version 2) of the daemon allow, if that is less.
 //!
 //! The kernel says for how long programs waited for memory (pressure stall information). A thread
-//! looks once a second. If they waited for a tenth of that second, the daemon gives an eighth of its
-//! memory up, down to an eighth of `cache_size`. When nobody has waited for ten seconds, it takes a
-//! sixteenth of `cache_size` back, each second.
+//! looks once a second. If they waited for a tenth of that second, the daemon gives an eighth of
+//! its memory up, down to an eighth of `cache_size`. When nobody has waited for ten seconds, it
+//! takes a sixteenth of `cache_size` back, each second.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -33,8 +33,9 @@ pub struct Cli {
     /// (also: environment FERRY_LOG)
     #[arg(long, global = true, value_name = "LEVEL")]
     pub log_level: Option<String>,
-    /// The file with the passphrase of an encrypted volume (also: environment FERRY_PASSPHRASE_FILE,
-    /// mount option passphrase_file); without it the passphrase is asked for at the terminal
+    /// The file with the passphrase of an encrypted volume (also: environment
+    /// FERRY_PASSPHRASE_FILE, mount option passphrase_file); without it the passphrase is asked for
+    /// at the terminal
     #[arg(long, global = true, value_name = "FILE")]
     pub passphrase_file: Option<PathBuf>,
     /// What to do.
@@ -86,8 +87,8 @@ pub enum Command {
     Stats(StatsArgs),
     /// Show what a mounted volume does, every second
     Top(TopArgs),
-    /// Fetch files of a volume in a store into the cache on disk of its mount: exit 1 stopped, or not
-    /// all of it is there
+    /// Fetch files of a volume in a store into the cache on disk of its mount: exit 1 stopped, or
+    /// not all of it is there
     Warm(WarmArgs),
     /// Give the space of what was removed back to the disk on which a mounted volume lies, as
     /// fstrim(8) does
@@ -199,8 +200,8 @@ pub struct MountArgs {
     /// more, and what it has not synced is lost
     #[arg(long)]
     pub take_over: bool,
-    /// With --take-over: also from an owner with durability=local. What only its machine has is lost,
-    /// even if it was synced
+    /// With --take-over: also from an owner with durability=local. What only its machine has is
+    /// lost, even if it was synced
     #[arg(long, requires = "take_over")]
     pub force: bool,
     /// Mount options, separated by commas (see below)
@@ -238,8 +239,8 @@ pub struct ServeArgs {
     /// more, and what it has not synced is lost
     #[arg(long)]
     pub take_over: bool,
-    /// With --take-over: also from an owner with durability=local. What only its machine has is lost,
-    /// even if it was synced
+    /// With --take-over: also from an owner with durability=local. What only its machine has is
+    /// lost, even if it was synced
     #[arg(long, requires = "take_over")]
     pub force: bool,
     /// A volume in a store: a directory of a local disk in which parts of the store's objects are
@@ -254,8 +255,8 @@ pub struct ServeArgs {
     /// not wait]
     #[arg(long, value_name = "TIME", value_parser = parse_flush_interval)]
     pub flush_interval_min: Option<Duration>,
-    /// A volume in a store: durability=local. A sync is durable in a log in this directory, which must
-    /// survive a loss of power, and is uploaded behind
+    /// A volume in a store: durability=local. A sync is durable in a log in this directory, which
+    /// must survive a loss of power, and is uploaded behind
     #[arg(long, value_name = "DIR")]
     pub local_log: Option<PathBuf>,
     /// Address and port to listen at
@@ -546,8 +547,8 @@ pub struct SyncArgs {
     #[arg(long)]
     pub data: bool,
     /// Make nothing durable: wait until the next commit has what is there now, at most the mount's
-    /// commit_interval and a flush (for each 256 PATHs); return at once if nothing is left to be made durable.
-    /// Stores to mapped memory that the kernel has not handed over are left out
+    /// commit_interval and a flush (for each 256 PATHs); return at once if nothing is left to be
+    /// made durable. Stores to mapped memory that the kernel has not handed over are left out
     #[arg(long, conflicts_with_all = ["recursive", "from", "data", "jobs"])]
     pub wait_only: bool,
     /// Fsyncs in flight, where files are synced one by one [default: 256]
@@ -574,8 +575,8 @@ of what was warmed, the rest is left out. Ctrl-C stops; what was fetched stays. 
   ferry mount s3://bucket/data /mnt -o cache=/var/cache/ferry,cache_disk=50G
   ferry warm /mnt/models /mnt/index")]
 pub struct WarmArgs {
-    /// Files and directories of mounts. Below directories all files are meant; symbolic links in them
-    /// are not followed, and other file systems that are mounted there are left out
+    /// Files and directories of mounts. Below directories all files are meant; symbolic links in
+    /// them are not followed, and other file systems that are mounted there are left out
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
 }

@@ -342,8 +342,8 @@ fn ignored(word: &str) -> bool {
     WORDS.contains(&word) || PREFIXES.iter().any(|p| word.starts_with(p))
 }
 
-/// Refuses a list that asks for both ways of access. Of several `-o` the last one wins: mount(8) and
-/// scripts append theirs.
+/// Refuses a list that asks for both ways of access. Of several `-o` the last one wins: mount(8)
+/// and scripts append theirs.
 pub fn one_access(list: &str) -> Result<String, String> {
     let has = |wanted: &str| list.split(',').any(|word| word == wanted);
     if has("ro") && has("rw") {

@@ -115,8 +115,8 @@ pub struct Handed {
     _memory: Option<File>,
 }
 
-/// The file for the daemon of an encrypted volume. Where no file is named, this asks: a daemon has no
-/// terminal. `None`: the daemon finds the file as this process does.
+/// The file for the daemon of an encrypted volume. Where no file is named, this asks: a daemon has
+/// no terminal. `None`: the daemon finds the file as this process does.
 pub fn for_daemon(
     volume: &Location,
     is_encrypted: impl Fn() -> Result<bool, CliError>,

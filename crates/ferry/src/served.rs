@@ -25,8 +25,8 @@ const ALIVE: &str = "alive";
 /// The most bytes of an answer. A socket carries more than an ioctl.
 const ANSWER_MAX: usize = 1 << 20;
 
-/// Answers requests from now on, for as long as somebody holds the file system. A caller that may ask
-/// (`socket`) may ask for anything. The statistics have the server's own beside those of the
+/// Answers requests from now on, for as long as somebody holds the file system. A caller that may
+/// ask (`socket`) may ask for anything. The statistics have the server's own beside those of the
 /// volume.
 pub fn answer(volume: &Location, fs: Weak<LocalFs>, server: Control) -> io::Result<()> {
     let path = volume.path().map_or_else(|| volume.identity(), Path::canonicalize)?;

@@ -243,8 +243,8 @@ fn sync(mount: &Mount, args: &UmountArgs) -> Result<Synced, CliError> {
     }
 }
 
-/// Waits until the store has what only a local log has (`durability=local`). An error: it has not, and
-/// nothing was done.
+/// Waits until the store has what only a local log has (`durability=local`). An error: it has not,
+/// and nothing was done.
 fn upload(mount: &Mount, timeout: Duration) -> Result<(), CliError> {
     let clock = Env::real().clock;
     let begun = clock.monotonic();

@@ -1,8 +1,8 @@
 //! `ferry warm`: fetches files of a volume in a store into the cache on disk of its mount.
 //!
-//! This process finds the files, and asks the daemon for a few of them at a time. The daemon fetches
-//! what their contents need, in parallel, past the page cache. Two requests are under way: while the
-//! last parts of one arrive, the other one keeps the connections busy.
+//! This process finds the files, and asks the daemon for a few of them at a time. The daemon
+//! fetches what their contents need, in parallel, past the page cache. Two requests are under way:
+//! while the last parts of one arrive, the other one keeps the connections busy.
 
 use std::collections::{HashSet, VecDeque};
 use std::fs;

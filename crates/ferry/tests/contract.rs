@@ -1,5 +1,5 @@
-//! `docs/semantics.md` is the contract. Each guarantee in it has a test, and each test that it names
-//! exists.
+//! `docs/semantics.md` is the contract. Each guarantee in it has a test, and each test that it
+//! names exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -99,7 +99,8 @@ fn read(folder: &Path, names: &Names, modules: &mut BTreeMap<Names, Module>) {
     }
 }
 
-/// A path from the crate's root; `None`: it leads to another crate or to what the module itself has.
+/// A path from the crate's root; `None`: it leads to another crate or to what the module itself
+/// has.
 fn from_root(module: &Names, path: &Names) -> Option<Names> {
     let (first, rest) = path.split_first()?;
     let climbs = rest.iter().take_while(|name| *name == "super").count();

@@ -637,7 +637,8 @@ fn a_warm_that_is_interrupted_stops_at_once_and_says_so() {
     ok(&store.ferry(&["umount", "first"]));
 }
 
-/// Programs that fsync as fast as they can, with a mount option: the PUTs that it cost, and the time.
+/// Programs that fsync as fast as they can, with a mount option: the PUTs that it cost, and the
+/// time.
 fn puts_of_fsyncs(option: &str, threads: usize, rounds: usize) -> (u64, Duration) {
     let store = Store::made();
     ok(&store.try_mount("first", &["-o", option]));

@@ -1,6 +1,6 @@
-//! Volumes in a store that speaks S3: proven, made, mounted, killed, taken over, held, served (these
-//! need root and /dev/fuse). The store is one of this process, which does wrong what a test asks it
-//! to.
+//! Volumes in a store that speaks S3: proven, made, mounted, killed, taken over, held, served
+//! (these need root and /dev/fuse). The store is one of this process, which does wrong what a test
+//! asks it to.
 
 #[expect(dead_code, reason = "tests of the store itself use the rest")]
 #[path = "../../ferry-object/tests/fake/mod.rs"]

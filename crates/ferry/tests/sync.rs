@@ -179,8 +179,8 @@ fn store_through_a_mapping(file: &fs::File, contents: &[u8]) {
     }
 }
 
-/// A write with `O_SYNC`, `O_DSYNC` or `RWF_DSYNC` is durable when it returns. Depending on the mode,
-/// the kernel or the daemon ensures it.
+/// A write with `O_SYNC`, `O_DSYNC` or `RWF_DSYNC` is durable when it returns. Depending on the
+/// mode, the kernel or the daemon ensures it.
 #[test]
 fn synchronous_writes_are_durable_when_they_return() {
     use rustix::fs::{Mode, OFlags, open};

@@ -251,6 +251,24 @@ fn uses(path: &str, text: &str) -> Vec<Use> {
     found
 }
 
+/// rustfmt leaves comments as wide as they are.
+#[test]
+fn comments_end_at_column_100() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the project");
+    let mut wide = Vec::new();
+    for path in files(root).into_iter().filter(|path| path.ends_with(".rs")) {
+        let text = fs::read_to_string(root.join(&path)).expect("a source");
+        let lines = (1..).zip(text.lines());
+        let lines = lines.filter(|(_, line)| line.trim_start().starts_with("//"));
+        wide.extend(
+            lines
+                .filter(|(_, line)| line.chars().count() > 100)
+                .map(|(number, _)| format!("{path}:{number}")),
+        );
+    }
+    assert!(wide.is_empty(), "comments beyond column 100:\n{}", wide.join("\n"));
+}
+
 #[test]
 fn no_private_word_is_used() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("a root");

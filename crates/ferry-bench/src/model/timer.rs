@@ -1,6 +1,6 @@
-//! Time, and what is to happen in it: real time, in which a thread does things when they are due, and
-//! virtual time, which jumps to what is planned next. The thread sleeps until then, so what is to
-//! happen is a little late; how late is counted.
+//! Time, and what is to happen in it: real time, in which a thread does things when they are due,
+//! and virtual time, which jumps to what is planned next. The thread sleeps until then, so what is
+//! to happen is a little late; how late is counted.
 
 use crate::stats::Histogram;
 use ferry_env::{Clock, Env};

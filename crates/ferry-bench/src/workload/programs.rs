@@ -30,8 +30,8 @@ const SHELL_METRICS: [Metric; 3] = [
 /// What the shell runs.
 const SCRIPT: &str = "for ((i = 1; i <= $2; i++)); do echo foobarbaz >\"$1/$i\" || exit; done";
 
-/// One shell makes `files` small files in one directory, and rm removes them, on each of the targets
-/// in turn.
+/// One shell makes `files` small files in one directory, and rm removes them, on each of the
+/// targets in turn.
 pub fn by_shell(files: u32, targets: &[Target]) -> Bench<'_> {
     let make = move |top: &Path| {
         let mut shell = Command::new("bash");

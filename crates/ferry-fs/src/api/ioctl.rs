@@ -74,11 +74,11 @@ pub const WARM_LEN: u32 = 24 + 8 * WARM_FILES_MAX as u32;
 /// A flag: what earlier requests have warmed may leave the cache again.
 pub const WARM_BEGINS: u64 = 1;
 /// Brings a range of the contents of files into the cache that an object store's volume has on a
-/// local disk; parks. In: inode numbers, up to the first 0; one that is no file any more is skipped.
-/// Out: `u64 fetched, u64 cached, u64 full`: bytes that were fetched and that were there, as they are
-/// stored; not 0 if the cache is full of what was warmed, and the rest was left out. For those who
-/// may [`TUNE`]. `EOPNOTSUPP`: the volume is not in a store; `ENOMEDIUM`: it has no cache;
-/// `ENOSPC`: the cache's disk is full or has failed. `_IOWR('F', 27, char[8024])`.
+/// local disk; parks. In: inode numbers, up to the first 0; one that is no file any more is
+/// skipped. Out: `u64 fetched, u64 cached, u64 full`: bytes that were fetched and that were there,
+/// as they are stored; not 0 if the cache is full of what was warmed, and the rest was left out.
+/// For those who may [`TUNE`]. `EOPNOTSUPP`: the volume is not in a store; `ENOMEDIUM`: it has no
+/// cache; `ENOSPC`: the cache's disk is full or has failed. `_IOWR('F', 27, char[8024])`.
 pub const WARM: u32 = ioc(3, 27, WARM_LEN);
 /// The same as fstrim(8) asks for it: `u64 start, u64 len, u64 minlen`, answered with the bytes
 /// in `len`. All that is free is given back, whatever the range. `FITRIM`, `_IOWR('X', 121,

@@ -6,8 +6,8 @@
 //! lock (the idea of *flat combining*: D. Hendler and others, SPAA 2010).
 //!
 //! Why none is missed: the adder notes the work before it tries the lock, the holder gives the lock
-//! up before it looks for work, and both have a full fence in between. So either the adder finds the
-//! lock free or the holder finds the work.
+//! up before it looks for work, and both have a full fence in between. So either the adder finds
+//! the lock free or the holder finds the work.
 
 use crate::sync::{AtomicBool, Mutex, Ordering, fence, lock};
 

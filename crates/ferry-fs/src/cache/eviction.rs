@@ -196,8 +196,9 @@ impl Cache {
         self.shrink_with(LOOKS_MAX);
     }
 
-    /// The same, where more may have to go than one request brings in: behind a batch of write-back,
-    /// which may have loaded a window for each of its blocks, and when the bound has changed.
+    /// The same, where more may have to go than one request brings in: behind a batch of
+    /// write-back, which may have loaded a window for each of its blocks, and when the bound has
+    /// changed.
     pub fn shrink_much(self: &Arc<Self>) {
         self.shrink_with(LOOKS_MUCH);
     }

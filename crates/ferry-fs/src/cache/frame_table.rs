@@ -20,8 +20,8 @@ const SLOTS: [usize; 6] = [1, 64, 2048, 16_384, 131_072, 1 << 20];
 pub(crate) const SMALL_SLOTS: usize = 64;
 /// All larger tables together have one part in so many of the cache.
 pub(crate) const SHARE: usize = 64;
-/// A table has slots for so many times the folios that fit into the cache. The cache may hold a part
-/// of a larger file, whose folios do not spread evenly.
+/// A table has slots for so many times the folios that fit into the cache. The cache may hold a
+/// part of a larger file, whose folios do not spread evenly.
 pub(crate) const SPREAD: usize = 2;
 
 /// What the tables of all files may take of the cache.

@@ -2,8 +2,8 @@
 //! used, and where it stands in the queues.
 //!
 //! Time is counted in *epochs*, which pass as items are used for the first time (`eviction.rs`). A
-//! use counts if the last one that did is two epochs ago. So a program that reads a folio from front
-//! to back, in however many reads, has used it once.
+//! use counts if the last one that did is two epochs ago. So a program that reads a folio from
+//! front to back, in however many reads, has used it once.
 //!
 //! Readers note uses without a lock. Two that do so at once may lose one use, which is harmless: a
 //! node says what is worth keeping, never what may be removed.
@@ -33,8 +33,8 @@ pub enum Look {
 
 /// What eviction knows of an item.
 pub struct Node {
-    /// The epoch of the last use that counted, and the number of those behind the first one. Epoch 0:
-    /// it was not used yet.
+    /// The epoch of the last use that counted, and the number of those behind the first one. Epoch
+    /// 0: it was not used yet.
     uses: AtomicU32,
     /// It has been used again, and stands in the main queue whenever it stands in one.
     hot: AtomicBool,

@@ -428,8 +428,8 @@ impl Pages {
         held
     }
 
-    /// The same, of a file that lives on. A folio at either end may have lost all of its dirty blocks,
-    /// and can be evicted then.
+    /// The same, of a file that lives on. A folio at either end may have lost all of its dirty
+    /// blocks, and can be evicted then.
     pub fn cut_out(&mut self, file: &Arc<impl CachedFile>, from: u64, to: u64) -> u64 {
         let held = self.forget(from, to);
         for end in [from, to] {

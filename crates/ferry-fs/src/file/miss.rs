@@ -8,9 +8,9 @@
 //!    only if they are still what the file has there ([`Fetched::get`]). Then the request is
 //!    answered, and what was read enters the cache, if the read says so ([`Misses`]).
 //!
-//! Whatever else happens is for a thread that may wait: a part of the extent map is not in memory, a
-//! checksum does not match, the device fails, somebody changes the file meanwhile. That thread reads
-//! again from the start.
+//! Whatever else happens is for a thread that may wait: a part of the extent map is not in memory,
+//! a checksum does not match, the device fails, somebody changes the file meanwhile. That thread
+//! reads again from the start.
 
 use crate::file::read::{Misses, copy_out, steady};
 use crate::inode::incore::Inode;
@@ -25,8 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const BLOCK_BYTES: usize = BLOCK as usize;
-/// Reads of so many blocks, or more, are for the read pool: their checksums and copies would hold up
-/// other requests of the processor, while another processor may have nothing to do.
+/// Reads of so many blocks, or more, are for the read pool: their checksums and copies would hold
+/// up other requests of the processor, while another processor may have nothing to do.
 const LARGE_BLOCKS: u64 = 16;
 /// Runs of one read at most; each is a request to the device.
 const RUNS_MAX: usize = 8;

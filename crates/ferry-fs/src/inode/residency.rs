@@ -4,15 +4,15 @@
 //!
 //! * *absent*: the kernel does not know it, and nothing of it is in memory;
 //! * *resident*: the inode is in memory whole;
-//! * *remembered*: the kernel knows it, and [`Remembered`] is all that is in memory. The rest is read
-//!   again from the journal when a request names the number.
+//! * *remembered*: the kernel knows it, and [`Remembered`] is all that is in memory. The rest is
+//!   read again from the journal when a request names the number.
 //!
 //! All transitions are in this file, under the lock of the number's shard:
 //!
 //! * RESIDENT-1. A number is never resident and remembered, so no lookup is counted twice or lost.
-//! * RESIDENT-2. An inode leaves only while nobody else refers to it. References are taken under the
-//!   shard's lock, so a count of one stays one. (The cache and read-ahead have weak references of
-//!   their own. What they do to an inode that has left concerns only what left with it.)
+//! * RESIDENT-2. An inode leaves only while nobody else refers to it. References are taken under
+//!   the shard's lock, so a count of one stays one. (The cache and read-ahead have weak references
+//!   of their own. What they do to an inode that has left concerns only what left with it.)
 //! * RESIDENT-3. An inode leaves only if the journal has all of it ([`Store::part`] says so). An
 //!   inode that comes back counts as changed by the newest context that changed any that left, so
 //!   an fsync never forces too little.
@@ -30,7 +30,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// So many residents are looked at for each one that is added.
 pub const STEPS: usize = 4;
-/// A table of what is remembered that is emptier than a quarter shrinks, if it has room for so many.
+/// A table of what is remembered that is emptier than a quarter shrinks, if it has room for so
+/// many.
 const SHRINK_MIN: usize = 256;
 
 /// What is remembered of an inode: the lookups that the kernel has not taken back, and whether the
@@ -104,7 +105,8 @@ impl<I> Default for Moved<I> {
     }
 }
 
-/// Inode numbers are dense, and those of one shard have equal low bits: the hash spreads the others.
+/// Inode numbers are dense, and those of one shard have equal low bits: the hash spreads the
+/// others.
 #[derive(Default)]
 pub struct InoHasher(u64);
 

@@ -14,7 +14,8 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A shard is locked while an inode is read, and while its tables grow: the more shards, the shorter.
+/// A shard is locked while an inode is read, and while its tables grow: the more shards, the
+/// shorter.
 const SHARDS: usize = 256;
 /// A thread that trims looks at so many inodes of a shard at a time.
 const TRIM_STEPS: usize = 256;

@@ -90,9 +90,9 @@ pub struct FsOptions {
     pub flush: FlushPolicy,
     /// The policy `delay` does not wait where flushes take less than this on average.
     pub fast_flush: Duration,
-    /// Callers that force something wait until the flush before theirs is so long ago, and share the
-    /// next one; zero: they do not. Changes then become durable after this time at the latest, if it
-    /// is longer than `commit_interval`.
+    /// Callers that force something wait until the flush before theirs is so long ago, and share
+    /// the next one; zero: they do not. Changes then become durable after this time at the latest,
+    /// if it is longer than `commit_interval`.
     pub flush_interval_min: Duration,
     /// How the log is driven.
     pub log: LogOptions,

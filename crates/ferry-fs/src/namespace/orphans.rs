@@ -4,9 +4,9 @@
 //! forgotten the inode and the last handle is closed, its extents, attributes and record go; after
 //! a crash the orphans that are left over go in the background. Large files go in the background
 //! too: the kernel's forgetting must not wait for them. Where programs on other machines outlive
-//! the mount (`keeps_removed`) its end reclaims nothing, and the next one waits with inodes that are
-//! older than itself until it is told to go on. A program that has such an inode open may not be back
-//! yet. Nobody from before the mount knows a younger one.
+//! the mount (`keeps_removed`) its end reclaims nothing, and the next one waits with inodes that
+//! are older than itself until it is told to go on. A program that has such an inode open may not
+//! be back yet. Nobody from before the mount knows a younger one.
 
 use crate::api::Ino;
 use crate::error::FsError;

@@ -34,7 +34,8 @@ const CREDITS: Credits = Credits {
 /// Deeper than this there are no directories: only damage makes the way up longer.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// One side of a rename: a directory, a name in it, and the inode that it led to when the request came.
+/// One side of a rename: a directory, a name in it, and the inode that it led to when the request
+/// came.
 struct Side<'r> {
     dir: &'r Inode,
     name: &'r [u8],

@@ -7,15 +7,16 @@
 //! What such a writer changes must not be cached behind its back:
 //!
 //! * BYPASS-1: a handle that caches is never open together with a writer that bypasses. A writer
-//!   bypasses only if nobody else has the file open yet. The kernel drops the pages of the file when
-//!   it opens it so. A program that opens it while such a writer has it open bypasses the cache too.
+//!   bypasses only if nobody else has the file open yet. The kernel drops the pages of the file
+//!   when it opens it so. A program that opens it while such a writer has it open bypasses the
+//!   cache too.
 //! * BYPASS-2: the kernel drops cached pages before a bypassing write, not after it, so a mapping
 //!   could bring an old page back in between. A program that maps the file has the kernel read
 //!   pages of it through a handle that bypasses, too. From then on writes past the cache are made
 //!   beside the mapping: the transport sees to it that no page is older than a write that was
 //!   answered. The same holds for all files where nothing goes through the cache (`cache=strict`).
-//! * BYPASS-3: a direct write through a handle that caches (others had the file open, or `fcntl` has
-//!   set `O_DIRECT` later) is made as beside a mapping.
+//! * BYPASS-3: a direct write through a handle that caches (others had the file open, or `fcntl`
+//!   has set `O_DIRECT` later) is made as beside a mapping.
 
 use crate::api::Ino;
 use crate::inode::incore::Inode;

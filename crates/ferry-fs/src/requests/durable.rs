@@ -262,8 +262,8 @@ impl LocalFs {
 
     /// Returns once everything that the volume has now is durable, and makes nothing durable
     /// itself: the timer does, at the latest
-    /// [`crate::local::local_fs::FsOptions::commit_interval`] later, or somebody's fsync. At once if
-    /// nothing is left to be made durable. Only for a volume with threads.
+    /// [`crate::local::local_fs::FsOptions::commit_interval`] later, or somebody's fsync. At once
+    /// if nothing is left to be made durable. Only for a volume with threads.
     pub fn wait_durable(&self) -> Result<(), FsError> {
         if self.options.read_only {
             return Ok(());

@@ -19,8 +19,8 @@ use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
-/// The home store's cache takes a quarter of the memory, and no more than this. It has its size from
-/// when the volume is opened.
+/// The home store's cache takes a quarter of the memory, and no more than this. It has its size
+/// from when the volume is opened.
 const HOME_CACHE_MAX: usize = 64 << 20;
 
 /// Bytes of the home store's cache.

@@ -77,8 +77,8 @@ impl LocalFs {
 }
 
 impl DataStore {
-    /// Where on the device a range of a file is, whether it is in memory or not. What is not written
-    /// yet is left out.
+    /// Where on the device a range of a file is, whether it is in memory or not. What is not
+    /// written yet is left out.
     fn device_ranges(
         &self,
         inode: &Arc<Inode>,

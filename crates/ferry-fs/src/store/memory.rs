@@ -1,8 +1,9 @@
 //! How the memory of a mount is shared.
 //!
-//! Inodes and names have bounds of their own, each a part of the whole (`inode/table.rs`). What they
-//! take is looked at in each round of write-back, and contents have the rest. What the kernel makes
-//! the table remember has no bound here: contents give way to it, down to a part of the whole.
+//! Inodes and names have bounds of their own, each a part of the whole (`inode/table.rs`). What
+//! they take is looked at in each round of write-back, and contents have the rest. What the kernel
+//! makes the table remember has no bound here: contents give way to it, down to a part of the
+//! whole.
 
 use crate::store::data_store::DataStore;
 use std::sync::atomic::Ordering;

@@ -82,8 +82,8 @@ impl Removed {
         state.reclaiming += usize::from(before.is_none_or(|file| !file.reclaiming));
     }
 
-    /// The file is gone, has a name again, or stays for now. If it was being reclaimed, the kernel's
-    /// forgetting has waited for that, and goes on now.
+    /// The file is gone, has a name again, or stays for now. If it was being reclaimed, the
+    /// kernel's forgetting has waited for that, and goes on now.
     pub fn leave(&self, ino: Ino, clock: &dyn Clock) {
         let mut state = self.state.lock();
         if state.files.remove(&ino).is_some_and(|file| file.reclaiming) {

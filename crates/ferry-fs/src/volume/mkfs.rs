@@ -83,7 +83,8 @@ pub fn check_options(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<
     plan(capacity, options, env).map(drop)
 }
 
-/// Where the segments of such a volume are: the first byte of the first one, and the length of each.
+/// Where the segments of such a volume are: the first byte of the first one, and the length of
+/// each.
 pub fn segments_of(
     capacity: u64,
     options: &MkfsOptions,

@@ -10,10 +10,10 @@
 //! serves a large request or many FORGETs, or when more requests have been waiting for a while.
 //!
 //! If io_uring queues carry the requests, only FORGET and INTERRUPT come here. Nobody waits for a
-//! FORGET, and the kernel gives all that are due as one message. So one thread reads, and the thread
-//! that reads after a FORGET pauses first: the kernel wakes a thread once for what a pause has
-//! gathered, and not for each file. A FORGET may reclaim a file, so the reader gives up the lead
-//! before it serves what it has read: what comes behind does not wait for that.
+//! FORGET, and the kernel gives all that are due as one message. So one thread reads, and the
+//! thread that reads after a FORGET pauses first: the kernel wakes a thread once for what a pause
+//! has gathered, and not for each file. A FORGET may reclaim a file, so the reader gives up the
+//! lead before it serves what it has read: what comes behind does not wait for that.
 
 use std::mem;
 use std::sync::Arc;
@@ -174,8 +174,8 @@ impl DeviceWorker {
     }
 }
 
-/// Reads the kernel's first message, gives it to `answer`, and sends what `answer` returns. `unmounted`
-/// makes the error if there is no such message.
+/// Reads the kernel's first message, gives it to `answer`, and sends what `answer` returns.
+/// `unmounted` makes the error if there is no such message.
 pub(crate) fn handshake<E>(
     device: &FuseDevice,
     answer: impl FnOnce(&InHeader, &[u8]) -> Result<Vec<u8>, E>,

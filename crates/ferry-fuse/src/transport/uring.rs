@@ -84,7 +84,8 @@ struct UringQueue {
     number: u16,
     mailbox: Mutex<Mailbox>,
     doorbell: File,
-    /// Its thread looks into the mailbox before it waits, and needs no doorbell for its own answers.
+    /// Its thread looks into the mailbox before it waits, and needs no doorbell for its own
+    /// answers.
     thread: OnceLock<ThreadId>,
 }
 

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 /// The log is idle, and is checkpointed, if nothing was committed for this many commit intervals.
 const IDLE_INTERVALS: u32 = 5;
-/// How often this thread looks whether waiters for log space are overdue; `hold.rs` does it during a
-/// checkpoint. None of them sleeps beside free space for longer than two such times, however long
+/// How often this thread looks whether waiters for log space are overdue; `hold.rs` does it during
+/// a checkpoint. None of them sleeps beside free space for longer than two such times, however long
 /// running transactions take.
 pub(super) const OVERDUE_LOOK: Duration = Duration::from_millis(10);
 

@@ -16,8 +16,8 @@ pub struct JournalOptions {
     pub flush: FlushPolicy,
     /// [`FlushPolicy::Delay`] does not wait if flushes take less than this on average.
     pub fast_flush: std::time::Duration,
-    /// Callers wait until the flush before theirs is so long ago, and share the next one; zero: they
-    /// do not. A longer interval than [`JournalOptions::commit_interval`] makes no sense.
+    /// Callers wait until the flush before theirs is so long ago, and share the next one; zero:
+    /// they do not. A longer interval than [`JournalOptions::commit_interval`] makes no sense.
     pub flush_interval_min: std::time::Duration,
     /// How the log is driven.
     pub log: LogOptions,

@@ -23,7 +23,7 @@
 //! | 48 | 1 if the home store is at rest: nothing was written to it since its journal was closed |
 //! | 49..60 | zero |
 //! | 60..64 | CRC32C of bytes 0..60 |
-//! | 4096.. | an entry of 4 bytes for each segment: 0 not ours, `u32::MAX` ours and spare, else the unit's number + 1 |
+//! | 4096.. | 4 bytes for each segment: 0 not ours, `u32::MAX` spare, else its unit + 1 |
 
 use super::segments::unit_bytes;
 use crate::bytes::{u16_at, u32_at, u64_at};

@@ -11,7 +11,7 @@
 //! database                             how redb is called
 //! file/                                the database's file, made of units
 //! blocks  blocks::verify  links        blocks in two copies; checksums of pages
-//! read_ahead  write_buffer  map  tree  what is in memory; the map of units; redb's trees without redb
+//! read_ahead  write_buffer  map  tree  what is in memory; the map of units; redb's trees
 //! unit  segments  shape  state         layouts
 //! tables  guard
 //! ```

@@ -120,7 +120,8 @@ fn read(file: &Arc<HomeFile>, n: u64) -> [u8; 4096] {
     bytes
 }
 
-/// Page 0 is the header. The others are read in the order of a directory's inodes: nearly ascending.
+/// Page 0 is the header. The others are read in the order of a directory's inodes: nearly
+/// ascending.
 fn nearly_ascending() -> impl Iterator<Item = u64> {
     (1..PAGES).map(|n| n ^ 1).filter(|n| (1..PAGES).contains(n))
 }

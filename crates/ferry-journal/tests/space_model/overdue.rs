@@ -117,8 +117,8 @@ fn two_looks_are_enough_whatever_runs_beside_them() {
     assert_eq!(MOST.load(std::sync::atomic::Ordering::Relaxed), 2, "the model meets the bound");
 }
 
-/// Takers of both kinds, releases, looks and the end of the log's life, at any moment: never more is
-/// out than there is, and nobody sleeps for ever.
+/// Takers of both kinds, releases, looks and the end of the log's life, at any moment: never more
+/// is out than there is, and nobody sleeps for ever.
 #[test]
 fn looks_overrun_nothing_and_leave_nobody_asleep() {
     check(|wake| {

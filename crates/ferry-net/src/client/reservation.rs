@@ -45,8 +45,8 @@ pub(super) struct Reservation {
     given: Option<ClockReading>,
     /// The server had nothing to give.
     refused: Option<ClockReading>,
-    /// Since [`Reservation::unneeded`] was asked last: something was paid; something was given; the server
-    /// had less than was asked for.
+    /// Since [`Reservation::unneeded`] was asked last: something was paid; something was given; the
+    /// server had less than was asked for.
     paid: bool,
     filled: bool,
     short: bool,

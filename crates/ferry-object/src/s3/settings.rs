@@ -1,5 +1,5 @@
-//! Keys, region and address of the store, found as the AWS tools find them: in the environment, then
-//! in a profile of `~/.aws`.
+//! Keys, region and address of the store, found as the AWS tools find them: in the environment,
+//! then in a profile of `~/.aws`.
 
 use super::credentials::Source;
 use super::keys::Keys;

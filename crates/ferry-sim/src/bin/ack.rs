@@ -1,6 +1,6 @@
-//! `ack run DIR LOG [--seconds N] [--threads N] [--seed S] [--sync-replacements 0|1]` works below DIR until the time is up or
-//! the mount dies; `ack verify DIR LOG` says whether all that was acknowledged is there (status 1
-//! if not).
+//! `ack run DIR LOG [--seconds N] [--threads N] [--seed S] [--sync-replacements 0|1]` works below
+//! DIR until the time is up or the mount dies; `ack verify DIR LOG` says whether all that was
+//! acknowledged is there (status 1 if not).
 
 use clap::{Args, Parser};
 use ferry_env::Env;

@@ -40,7 +40,8 @@ impl Model {
             }
             Op::LinkHeld(slot, to) => {
                 let from = self.held(*slot)?;
-                // A file whose last name was removed does not exist for link(2), unless it never had one.
+                // A file whose last name was removed does not exist for link(2), unless it never
+                // had one.
                 if self.nodes[&from].nlink == 0 && !self.nodes[&from].xattrs.contains_key(TMPFILE) {
                     return None;
                 }

@@ -2,8 +2,8 @@
 //!
 //! An owner's changes are in the volume from the first one up to some one. All that were flushed
 //! with success are among them, unless another machine has taken the volume from one with a local
-//! log: then that machine must say so when it opens the volume again. A flush that ends with success after the next owner has begun may
-//! only tell of changes that this one found.
+//! log: then that machine must say so when it opens the volume again. A flush that ends with
+//! success after the next owner has begun may only tell of changes that this one found.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,8 +70,8 @@ impl History {
         Ok(())
     }
 
-    /// The owner, on `machine`, has read the whole volume and found `image`. `local`: it has a local
-    /// log.
+    /// The owner, on `machine`, has read the whole volume and found `image`. `local`: it has a
+    /// local log.
     pub fn found(
         &mut self,
         epoch: u64,

@@ -1,7 +1,7 @@
 //! Callers that overwrite a block of their own file and fsync it, again and again.
 //!
-//! [`real`] does it in real time on any target. The rest of this module does it in virtual time: the
-//! journal is the real one. The device and the callers are events of one queue, run by
+//! [`real`] does it in real time on any target. The rest of this module does it in virtual time:
+//! the journal is the real one. The device and the callers are events of one queue, run by
 //! one thread: what they take is added to a clock and not waited for, so counts and times are exact
 //! and the same in every run. What the journal does besides (reads, checkpoints, its own computing)
 //! takes no time.

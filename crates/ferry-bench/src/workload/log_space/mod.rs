@@ -59,8 +59,8 @@ impl Options {
     }
 }
 
-/// Runs each number of waiters with each way, the ways in turn, on this machine and in virtual time.
-/// They are compared with `all`.
+/// Runs each number of waiters with each way, the ways in turn, on this machine and in virtual
+/// time. They are compared with `all`.
 pub fn bench(options: &Options) -> Result<Bench<'static>, BenchError> {
     if options.log_blocks() < 4 * TAKES {
         return Err(BenchError::Option(format!("a log has at least {} blocks here", 4 * TAKES)));

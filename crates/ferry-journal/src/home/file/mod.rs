@@ -9,8 +9,8 @@
 //!   it may become durable in any order.
 //! * A segment is given back only when neither slot on the device names it any more.
 //!
-//! Here is the file's life: opening, publishing, syncing. `io` reads and writes bytes, `spare` keeps
-//! the segments, `user` is what redb calls, `verify` reads everything without the caches.
+//! Here is the file's life: opening, publishing, syncing. `io` reads and writes bytes, `spare`
+//! keeps the segments, `user` is what redb calls, `verify` reads everything without the caches.
 
 use super::blocks::Pages;
 use super::links::Links;

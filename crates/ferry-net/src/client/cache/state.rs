@@ -70,8 +70,8 @@ pub(in crate::client) struct State {
     pub(super) walks: Walks,
     pub(super) kernel_cached: KernelCached,
     pub(super) clock: ServerClock,
-    /// Changes are acknowledged early, where that is possible. They are decided under this lock: once
-    /// it is switched off, no more are.
+    /// Changes are acknowledged early, where that is possible. They are decided under this lock:
+    /// once it is switched off, no more are.
     pub(in crate::client) asynchronous: bool,
 }
 

@@ -14,11 +14,12 @@
 //!   that waits for one: the answer is `Busy`.
 //! * LEASE-4: each sign of life renews a session's term. If the session owes an answer to a recall,
 //!   the term counts from the oldest such recall, and a sign of life more than a ninth of a term
-//!   after it renews nothing, unless it answers an older one. Changes that arrive, however slowly, renew the whole term until two
-//!   terms after that recall. So others wait for the answer a term at most, or less than three if
-//!   changes arrive. A new connection renews the term in the same way as changes: until two terms
-//!   after the oldest recall without an answer, over whatever connections. A session that has returned leases behind changes that have not arrived must send those changes;
-//!   while they arrive, its term goes on.
+//!   after it renews nothing, unless it answers an older one. Changes that arrive, however slowly,
+//!   renew the whole term until two terms after that recall. So others wait for the answer a term
+//!   at most, or less than three if changes arrive. A new connection renews the term in the same
+//!   way as changes: until two terms after the oldest recall without an answer, over whatever
+//!   connections. A session that has returned leases behind changes that have not arrived must send
+//!   those changes; while they arrive, its term goes on.
 //! * LEASE-5: a write lease is the only lease on its inode. Its session's changes of the inode wait
 //!   for no session. A write lease that the client returns is free when the server has applied all
 //!   changes that came before.

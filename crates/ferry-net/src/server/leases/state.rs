@@ -11,7 +11,8 @@
 //! (none) ◀── returned at once, term over, fence recorded, session ended ── from every state
 //! ```
 //!
-//! `n` is the number of answers that grant the lease and are not sent. The last one leads to *Held*.
+//! `n` is the number of answers that grant the lease and are not sent. The last one leads to
+//! *Held*.
 //!
 //! A read lease begins as *Held*: the table enters it before the inode is read, and a recall may
 //! overtake the answer. The client notices that, because it remembers what it has returned since

@@ -503,8 +503,8 @@ impl Table {
     }
 
     /// A session has answered a recall: its term counts from the oldest of those that are left. A
-    /// client on a slow line may always owe some answer, so that no ping renews anything. If changes
-    /// are still to come, only these renew it.
+    /// client on a slow line may always owe some answer, so that no ping renews anything. If
+    /// changes are still to come, only these renew it.
     fn has_answered(&mut self, session: SessionId, now: Duration) {
         let (oldest, term) = (self.oldest_recall(session), self.term);
         if let (Some(oldest), Some(holder)) = (oldest, self.holders.get_mut(&session))

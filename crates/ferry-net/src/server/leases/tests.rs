@@ -127,8 +127,8 @@ fn a_change_waits_for_returned_read_leases_and_no_lease_is_granted_meanwhile() {
     );
 }
 
-/// Each second client 2 is sent a recall, shows a sign of life while it owes the answer, and answers.
-/// Its leases stay.
+/// Each second client 2 is sent a recall, shows a sign of life while it owes the answer, and
+/// answers. Its leases stay.
 fn recalled_all_the_time(sign_of_life: impl Fn(&Leases, u64)) -> Arc<Leases> {
     let (leases, hand) = leases();
     let inos: Vec<Ino> = (100..140).collect();

@@ -184,13 +184,13 @@ pub(in crate::server) struct Session {
     /// outlives the session. Locked before `state`.
     pub(in crate::server) locking: RwLock<()>,
     pub(in crate::server) state: Mutex<State>,
-    /// Written under the lock of `state`, so that it stays as it is for a thread that has that lock.
-    /// Nothing is locked under it.
+    /// Written under the lock of `state`, so that it stays as it is for a thread that has that
+    /// lock. Nothing is locked under it.
     phase: Mutex<Phase>,
     /// Inode numbers and space for early-acknowledged changes.
     pub(in crate::server) reservations: Reservations,
-    /// Locked behind the leases, by the thread that fences the session, and `state` comes before the
-    /// leases: so of the session only `phase` is locked under it.
+    /// Locked behind the leases, by the thread that fences the session, and `state` comes before
+    /// the leases: so of the session only `phase` is locked under it.
     pub(in crate::server) registration: Mutex<Registration>,
     /// Room for messages that the client did not ask for.
     pub(in crate::server) notices: Arc<Semaphore>,

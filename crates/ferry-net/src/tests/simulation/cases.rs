@@ -371,8 +371,8 @@ fn a_recall_while_the_log_is_full_waits_and_nothing_is_lost() {
                 made.fetch_add(1, Ordering::SeqCst);
             }
         });
-        // On a busy machine the client acknowledges no more because of the age of what is not answered,
-        // before there is so much of it.
+        // On a busy machine the client acknowledges no more because of the age of what is not
+        // answered, before there is so much of it.
         let is_stuck = || {
             lab.figure("unanswered") >= 800 || client.figures("connection", "unanswered_ms") >= 3000
         };

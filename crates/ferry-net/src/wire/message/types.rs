@@ -444,8 +444,8 @@ wire_enum! {
             after: List<Attr>,
             /// The directory that was made is empty, and may be kept so.
             empty: bool,
-            /// Of a change that was not acknowledged early, in a session whose client keeps a replay
-            /// log.
+            /// Of a change that was not acknowledged early, in a session whose client keeps a
+            /// replay log.
             made: Option<Made>,
             /// How it ended.
             outcome: Outcome,

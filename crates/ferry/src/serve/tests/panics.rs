@@ -170,7 +170,8 @@ fn new_volume() -> (tempfile::TempDir, PathBuf) {
     (dir, volume)
 }
 
-/// The server panics while it makes a directory, and the next one is there; returns the answer that the client got first.
+/// The server panics while it makes a directory, and the next one is there; returns the answer that
+/// the client got first.
 fn falls(asynchronous: bool) -> (Result<(), Errno>, Mounted, Served, tempfile::TempDir) {
     let (dir, volume) = new_volume();
     let (mut server, address) = start(&volume, "127.0.0.1:0");
