@@ -46,7 +46,8 @@ object_warm() {
   before=$(stat_of "$scratch/mnt" store get_bytes)
   diff -r "$repo/crates" "$scratch/mnt/crates"
   cmp "$scratch/large" "$scratch/mnt/large"
-  [ "$(stat_of "$scratch/mnt" store get_bytes)" = "$before" ]
+  # Of 66 MiB; the tables of the file system may be asked for.
+  [ $(($(stat_of "$scratch/mnt" store get_bytes) - before)) -lt $((1 << 20)) ]
   rm -r "$scratch/mnt/crates" "$scratch/mnt/large" "$scratch/large"
   unmount_volume "$scratch/mnt"
 }

@@ -150,7 +150,7 @@ s3_fstab() {
       umount "$scratch/mnt"
     done
     mount -T "$scratch/fstab" "$source"
-    "$ferry" warm "$scratch/mnt"
+    "$ferry" warm "$scratch/mnt/more"
     mount -o remount,ro "$scratch/mnt"
     if touch "$scratch/mnt/other" 2>/dev/null; then exit 1; fi
     rm -rf "$scratch/cache"
