@@ -56,8 +56,8 @@ const ENTRY: u64 = 32;
 const PINNED_REST: u64 = 8;
 /// The policy divides its parts among so many tables with locks of their own.
 const SHARDS: u64 = 16;
-/// So many slots of each: the shards do not fill evenly, and one that is full of what was warmed would
-/// give up all of it.
+/// So many slots of each: the shards do not fill evenly, and one that is full of what was warmed
+/// would give up all of it.
 const SHARD_SLOTS_MIN: u64 = 4096;
 /// So many slots are free when the policy is full: a new part is written before an old one leaves,
 /// and each table may round its share up.

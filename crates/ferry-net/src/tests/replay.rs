@@ -328,8 +328,8 @@ fn changes_survive_several_crashes() {
                 crashing.crash_and_start();
             }
         }
-        // What came before it could acknowledge early again was decided by the server, and would be
-        // told as lost.
+        // What came before it could acknowledge early again was decided by the server, and its
+        // loss would be a deferred error.
         assert_eq!(client.sync(), Ok(()));
     }
     let seen = client.see();
