@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
+pub use ferry_device::Warmed;
 use ferry_fs::FlushPolicy;
 use ferry_fs::ioctl::{
     GROW_LOG, REPLACE, REPLACE_LEN, SCRUB_DAMAGE, SCRUB_START, SCRUB_STATUS, SCRUB_STOP, STATS,
@@ -152,17 +153,6 @@ pub fn grow_log(volume: &impl Ask, bytes: u64) -> io::Result<()> {
 /// Returns the space of free segments to the host; gives the number of bytes. `EPERM`: as [`tune`].
 pub fn trim(volume: &impl Ask) -> io::Result<u64> {
     volume.ask(TRIM, &[]).and_then(|answer| number(&answer))
-}
-
-/// What [`warm`] did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Warmed {
-    /// Bytes that were fetched from the store.
-    pub fetched_bytes: u64,
-    /// Bytes that were there.
-    pub cached_bytes: u64,
-    /// The cache is full of what was warmed: the rest was left out.
-    pub full: bool,
 }
 
 /// Brings a range of the contents of files, by their inode numbers, into the volume's cache on a

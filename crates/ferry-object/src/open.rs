@@ -144,11 +144,10 @@ pub fn open_volume(
     on_disk: &OnDisk,
     env: &Env,
 ) -> Result<Arc<ObjectDevice>, ObjectError> {
-    let volume = look_at(url, env)?.1;
+    let (Access { mut store, executor, .. }, volume) = look_at(url, env)?;
     // A cache that cannot be used is found before the volume is claimed.
     let cache = on_disk.cache.as_ref().map(|options| DiskCache::open(options, &volume.id));
     let cache = cache.transpose()?;
-    let Connected { mut store, executor } = connect(url, env)?;
     let mut claimant = claimant(url, opening, passphrase, env)?;
     let (patience, tell) = (PATIENCE, on_disk.tell);
     let locals = LocalDirs { url, store: &store, volume: &volume, patience, tell, env };

@@ -136,7 +136,7 @@ fn address(text: &str) -> Result<SocketAddr, CliError> {
     found.next().ok_or_else(|| CliError::Usage(format!("--listen {text}: no such address")))
 }
 
-/// Without TLS everyone exposed_to reaches the port is root on the volume; on loopback that is
+/// Without TLS everyone who reaches the port is root on the volume; on loopback that is
 /// every user of this machine.
 fn allowed_plain(ip: IpAddr, insecure: bool) -> Result<(), CliError> {
     if insecure {

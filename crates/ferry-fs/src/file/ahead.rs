@@ -119,12 +119,7 @@ impl DataStore {
     }
 
     fn prefetch_chunk(&self, inode: &Arc<Inode>, chunk: &Range<u64>) -> Result<(), FsError> {
-        let runs = loop {
-            match missing(inode, chunk) {
-                Ok(runs) => break runs,
-                Err(window) => self.load_window(inode, window)?,
-            }
-        };
+        let runs = self.look_loaded(inode, chunk, missing)?;
         let fetched = self.fetch(inode, runs, &(0..0))?;
         self.fill(inode, &fetched);
         Ok(())

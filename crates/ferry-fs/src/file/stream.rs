@@ -6,7 +6,6 @@
 //! Nothing enters the page cache by this.
 
 use crate::error::FsError;
-use crate::extents::WINDOW_BLOCKS;
 use crate::inode::incore::Inode;
 use crate::keys::BLOCK;
 use crate::store::ahead_jobs::Job;
@@ -97,16 +96,7 @@ impl DataStore {
                 self.dev.read_ahead(range.start * BLOCK, (range.end - range.start) * BLOCK);
             }
         };
-        let mut at = blocks.start;
-        while at < blocks.end {
-            let chunk = at..blocks.end.min((at / WINDOW_BLOCKS + 1) * WINDOW_BLOCKS);
-            at = chunk.end;
-            let runs = loop {
-                match missing(inode, &chunk) {
-                    Ok(runs) => break runs,
-                    Err(window) => self.load_window(inode, window)?,
-                }
-            };
+        self.look_by_window(inode, blocks, missing, |runs| {
             for run in runs {
                 let end = run.dev + run.crcs.len() as u64;
                 if run.dev == next.end {
@@ -116,7 +106,7 @@ impl DataStore {
                     next = run.dev..end;
                 }
             }
-        }
+        })?;
         tell(&next);
         Ok(())
     }

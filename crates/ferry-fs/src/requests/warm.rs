@@ -3,7 +3,7 @@
 use crate::api::{Answer, Cx, Errno, Ino, ROOT, Stop, ioctl};
 use crate::cache::pages::Known;
 use crate::error::FsError;
-use crate::extents::{Mapping, WINDOW_BLOCKS};
+use crate::extents::Mapping;
 use crate::inode::incore::Inode;
 use crate::keys::BLOCK;
 use crate::local::jobs::BlockingDrop;
@@ -87,24 +87,14 @@ impl DataStore {
     ) -> Result<(), FsError> {
         let size = inode.state.share().rec.size;
         let end = bytes.end.min(size).div_ceil(BLOCK);
-        let mut at = bytes.start / BLOCK;
-        while at < end {
-            let chunk = at..end.min((at / WINDOW_BLOCKS + 1) * WINDOW_BLOCKS);
-            at = chunk.end;
-            let found = loop {
-                match mapped(inode, &chunk) {
-                    Ok(found) => break found,
-                    Err(window) => self.load_window(inode, window)?,
-                }
-            };
+        self.look_by_window(inode, bytes.start / BLOCK..end, mapped, |found| {
             for block in found {
                 match ranges.last_mut() {
                     Some(last) if last.end == block * BLOCK => last.end += BLOCK,
                     _ => ranges.push(block * BLOCK..(block + 1) * BLOCK),
                 }
             }
-        }
-        Ok(())
+        })
     }
 }
 

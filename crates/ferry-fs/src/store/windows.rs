@@ -9,6 +9,7 @@ use crate::inode::incore::Inode;
 use crate::keys::{self, BLOCK, Key};
 use crate::store::data_store::{DataStore, RECORD_BYTES};
 use ferry_journal::{Credits, Journal};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What a segment's record costs a transaction.
@@ -31,6 +32,39 @@ impl DataStore {
                 return Ok(());
             }
         }
+    }
+
+    /// Looks at blocks of a file. `look` returns what it finds, or the window to load first.
+    pub(crate) fn look_loaded<T>(
+        &self,
+        inode: &Arc<Inode>,
+        blocks: &Range<u64>,
+        look: impl Fn(&Inode, &Range<u64>) -> Result<T, u64>,
+    ) -> Result<T, FsError> {
+        loop {
+            match look(inode, blocks) {
+                Ok(found) => return Ok(found),
+                Err(window) => self.load_window(inode, window)?,
+            }
+        }
+    }
+
+    /// As [`DataStore::look_loaded`], at the blocks of one window after the other: all of them need
+    /// not be in memory together. `each` gets what was found.
+    pub(crate) fn look_by_window<T>(
+        &self,
+        inode: &Arc<Inode>,
+        blocks: Range<u64>,
+        look: impl Fn(&Inode, &Range<u64>) -> Result<T, u64>,
+        mut each: impl FnMut(T),
+    ) -> Result<(), FsError> {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let chunk = at..blocks.end.min((at / WINDOW_BLOCKS + 1) * WINDOW_BLOCKS);
+            at = chunk.end;
+            each(self.look_loaded(inode, &chunk, &look)?);
+        }
+        Ok(())
     }
 
     /// A window of the extent map, loaded if need be.
