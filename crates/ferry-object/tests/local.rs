@@ -82,7 +82,12 @@ fn filled(store: &Arc<TestStore>, device: &Arc<MemDevice>, count: u64) {
         assert_eq!(local.get(&name(n), None), Ok(bytes(n)), "it is read from the log");
         assert_eq!(local.get(&name(n), Some(100..300)), Ok(bytes(n)[100..300].to_vec()));
     }
+    // An upload that is being tried holds it for a little longer. It must not find the store back.
+    let held = Arc::downgrade(&local);
     drop(local);
+    while held.strong_count() > 0 {
+        std::thread::yield_now();
+    }
     store.away.store(false, Ordering::Relaxed);
 }
 
