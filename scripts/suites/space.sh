@@ -202,12 +202,26 @@ gives_memory_up() {
   rmdir "$group"
 }
 
+# A container may have no /sys. Requests then come by /dev/fuse.
+mount_without_sys() {
+  # shellcheck disable=SC2016
+  unshare --mount sh -euc '
+    umount -l /sys
+    "$1" mount --create "$2/sys.ferry" "$2/mnt"
+    echo here >"$2/mnt/file"
+    "$1" umount "$2/mnt"
+    "$1" mount "$2/sys.ferry" "$2/mnt"
+    grep -x here "$2/mnt/file"
+    "$1" umount "$2/mnt"' mount "$ferry" "$scratch"
+}
+
 suite_space() {
   say "--- room and ways to mount"
   check "a full volume: ENOSPC at the write, removal works" 200 full_volume
   check "a full volume with cache=writeback: endless writes end" 200 full_behind_writeback
   check "a full disk below a sparse volume" 200 full_host
   check "mount(8) and fstab through the helper" 60 mount_helper
+  check "a mount where there is no /sys" 60 mount_without_sys
   check "a user mounts his own volume" 60 user_mounts_his_own
   if [ -f /sys/fs/cgroup/memory/memory.limit_in_bytes ] && [ -r /proc/pressure/memory ]; then
     check "memory is given up while programs wait for it" 200 gives_memory_up

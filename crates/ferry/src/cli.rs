@@ -96,9 +96,42 @@ pub enum Command {
     /// Change how a mounted volume flushes, the size of its log, and whether a mount of a server is
     /// asynchronous
     Tune(TuneArgs),
+    /// Print what a shell needs to complete the command line of ferry
+    Completions(CompletionsArgs),
+    /// Write the manual pages of all commands into a directory
+    Man(ManArgs),
     /// Benchmarks
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Bench(BenchArgs),
+}
+
+/// The arguments of `ferry completions`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+For the shell that runs now, bash for example:
+  . <(ferry completions bash)")]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: Shell,
+}
+
+/// The shells that can complete the command line of ferry.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Shell {
+    /// GNU Bash.
+    Bash,
+    /// Zsh.
+    Zsh,
+    /// fish.
+    Fish,
+}
+
+/// The arguments of `ferry man`.
+#[derive(Args, Debug)]
+pub struct ManArgs {
+    /// The directory (made when absent). Each command has a page ferry-COMMAND.1, and ferry.1 lists
+    /// them
+    pub dir: PathBuf,
 }
 
 /// `ferry bench`: the program `ferry-bench` reads these.
@@ -228,10 +261,10 @@ machines whose root may read and change everything that is exported. With them t
 Clients keep names, attributes and the contents of small files under leases, and answer changes before the server has made them
 (`-o async=off` at a mount turns that off); each read of a larger file is a round trip to the server.
 First steps:
-  ferry cert init /etc/ferry/tls --host files.example.org
-  ferry cert issue /etc/ferry/tls laptop --users 1000   (bring /etc/ferry/tls/laptop there)
-  ferry serve data.ferry --listen 0.0.0.0:7373 --tls /etc/ferry/tls
-  ferry mount ferry://files.example.org/ /mnt -o tls=/etc/ferry/laptop")]
+  ferry cert init /etc/ferryfs/tls --host files.example.org
+  ferry cert issue /etc/ferryfs/tls laptop --users 1000   (bring /etc/ferryfs/tls/laptop there)
+  ferry serve data.ferry --listen 0.0.0.0:7373 --tls /etc/ferryfs/tls
+  ferry mount ferry://files.example.org/ /mnt -o tls=/etc/ferryfs/laptop")]
 pub struct ServeArgs {
     /// The volume; it must not be mounted here
     pub volume: Location,
@@ -698,6 +731,8 @@ mod tests {
             "ferry cert revoke d box",
             "ferry bench fsmark --on /mnt --flush-time 2ms",
             "ferry bench --help",
+            "ferry completions zsh",
+            "ferry man d",
             "ferry tune /mnt --log-size 256M",
             "ferry tune /mnt --flush gather --fast-flush 500us --reset-flush-time",
         ] {
@@ -713,6 +748,7 @@ mod tests {
             "ferry mkfs v --device mirror",
             "ferry mkfs v --device raid6 a",
             "ferry sync",
+            "ferry completions tcsh",
             "ferry warm",
             "ferry sync --from - a",
             "ferry sync --jobs 0 a",

@@ -15,8 +15,8 @@ use crate::error::CliError;
 use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
-    cert, clients, control, debug, fsck, logging, mkfs, mount, passphrase, rekey, replace, scrub,
-    serve, sync, top, umount, warm,
+    cert, clients, control, debug, fsck, logging, mkfs, mount, pages, passphrase, rekey, replace,
+    scrub, serve, sync, top, umount, warm,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -117,6 +117,8 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Warm(args) => return quietly().and_then(|()| warm::run(args)),
         Command::Trim(args) => quietly().and_then(|()| control::trim(args))?,
         Command::Tune(args) => quietly().and_then(|()| control::tune(args))?,
+        Command::Completions(args) => pages::completions(args)?,
+        Command::Man(args) => pages::man(args)?,
         Command::Bench(args) => return Err(bench(&args.args, level)),
         // What it finds is in its report.
         Command::Fsck(args) => {

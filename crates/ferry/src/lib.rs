@@ -59,6 +59,7 @@ mod mounts;
 mod object;
 mod open;
 mod options;
+mod pages;
 mod passphrase;
 mod rekey;
 mod remote;

@@ -115,10 +115,10 @@ pub(crate) struct UringQueues {
 }
 
 impl UringQueues {
-    /// Whether this process may create rings at all. Ask before INIT offers queues: the kernel then
-    /// waits for them.
+    /// Whether this process may create rings at all, and can tell how many: a container may have no
+    /// `/sys`. Ask before INIT offers queues: the kernel then waits for them.
     pub(crate) fn possible() -> bool {
-        match builder().build(1) {
+        match builder().build(1).and_then(|_ring| possible_cores()) {
             Ok(_) => true,
             Err(error) => {
                 tracing::debug!(%error, "no io_uring here");
