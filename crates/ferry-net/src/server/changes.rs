@@ -214,9 +214,12 @@ impl Core {
 
     /// Applies a change, refuses it, or returns it with what it waits for.
     fn try_apply(self: &Arc<Self>, session: &Session, change: Change) -> Option<Waits> {
+        // A claim builds on no other change. The client has sent requests behind it that name these
+        // inodes, and does not know that its epoch has ended.
+        let epoch = (!matches!(change.op, Op::Claim { .. })).then_some(change.epoch);
         loop {
             let inos = self.touched(session, &change);
-            let kind = (change.epoch, change.early.is_some());
+            let kind = (epoch, change.early.is_some());
             let recall = |recalls: &Recalls| self.recall(recalls);
             match self.leases.begin_change(session.number, kind, inos, recall) {
                 Begin::Now(guard) if self.is_still(session, &change, &guard) => {

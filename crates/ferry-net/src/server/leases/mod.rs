@@ -282,7 +282,7 @@ impl Leases {
     pub(super) fn begin_change(
         self: &Arc<Self>,
         session: SessionId,
-        (epoch, is_early): (u32, bool),
+        (epoch, is_early): (Option<u32>, bool),
         inos: Vec<Ino>,
         recall: impl Fn(&Recalls),
     ) -> Begin {

@@ -451,13 +451,13 @@ impl World {
         let session = at as SessionId;
         if self.clients[at].under.is_none() {
             let (seq, is_early, inos) = self.clients[at].queue.pop_front().expect("a change");
-            let begun = match self.table.begin_own(session, 0, &inos, NOW) {
+            let begun = match self.table.begin_own(session, Some(0), &inos, NOW) {
                 None => false,
                 Some(Progress::Begun(_)) => true,
                 Some(progress) => return self.refuse(at, (seq, is_early), progress),
             };
             let waiter = (!begun).then(|| {
-                self.table.ask(session, Wants::Change { epoch: 0, is_early }, inos.clone())
+                self.table.ask(session, Wants::Change { epoch: Some(0), is_early }, inos.clone())
             });
             self.clients[at].under = Some(Under { seq, is_early, inos, waiter, begun });
         }

@@ -70,20 +70,27 @@ impl Table {
     pub(super) fn begin_own(
         &mut self,
         session: SessionId,
-        epoch: u32,
+        epoch: Option<u32>,
         inos: &[Ino],
         now: Duration,
     ) -> Option<Progress> {
-        let Some(holder) = self.holders.get(&session).filter(|holder| holder.epoch == epoch) else {
+        if !self.is_in(session, epoch) {
             return Some(Progress::Dropped);
-        };
-        debug_assert!(!holder.applying, "one at a time");
+        }
+        debug_assert!(!self.holders[&session].applying, "one at a time");
         if !inos.iter().all(|ino| self.writes(session, *ino)) {
             return None;
         }
         self.uses(session, inos, now);
         self.set_applying(session, true);
         Some(Progress::Begun(Vec::new()))
+    }
+
+    /// Whether a change of this epoch counts.
+    fn is_in(&self, session: SessionId, epoch: Option<u32>) -> bool {
+        self.holders
+            .get(&session)
+            .is_some_and(|holder| epoch.is_none_or(|epoch| holder.epoch == epoch))
     }
 
     /// A session is about to change these.
@@ -162,12 +169,12 @@ impl Table {
     fn progress_change(
         &mut self,
         waiter: WaiterId,
-        (epoch, is_early): (u32, bool),
+        (epoch, is_early): (Option<u32>, bool),
         now: Duration,
     ) -> Option<Progress> {
         let Waiting { session, inos, .. } = self.waiting.get(&waiter)?;
         let session = *session;
-        if self.holders.get(&session).is_none_or(|holder| holder.epoch != epoch) {
+        if !self.is_in(session, epoch) {
             return Some(Progress::Dropped);
         }
         let others: Vec<Ino> =

@@ -111,8 +111,8 @@ impl Holder {
 /// What a waiter wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::server) enum Wants {
-    /// To apply a change of an ordered stream.
-    Change { epoch: u32, is_early: bool },
+    /// To apply a change of an ordered stream; without an epoch, it counts in each one.
+    Change { epoch: Option<u32>, is_early: bool },
     /// To answer a request, which must see everything that the holder has acknowledged.
     Read,
     /// To get write leases.

@@ -50,7 +50,7 @@ const NO_ONE: fn(&Recalls) = |_| {};
 
 impl Leases {
     fn change(self: &Arc<Self>, session: SessionId, is_early: bool, inos: &[Ino]) -> Begin {
-        self.begin_change(session, (self.epoch(session), is_early), inos.into(), NO_ONE)
+        self.begin_change(session, (Some(self.epoch(session)), is_early), inos.into(), NO_ONE)
     }
     fn guard(self: &Arc<Self>, session: SessionId, inos: &[Ino]) -> ChangeGuard {
         let Begin::Now(guard) = self.change(session, false, inos) else { panic!("not now") };
@@ -93,7 +93,8 @@ fn a_change_waits_for_returned_read_leases_and_no_lease_is_granted_meanwhile() {
     assert!(leases.grant(1, 10) && leases.grant(2, 10) && leases.grant(2, 10));
     let recalled = Mutex::new(Vec::new());
     let recall = |recalls: &Recalls| recalled.lock().extend(recalls.clone());
-    let Begin::Later(position) = leases.begin_change(1, (0, false), vec![10, 11], recall) else {
+    let Begin::Later(position) = leases.begin_change(1, (Some(0), false), vec![10, 11], recall)
+    else {
         panic!("another relies on it")
     };
     assert_eq!(*recalled.lock(), [(2, vec![10])], "not its own");
@@ -426,7 +427,8 @@ fn a_silent_session_is_fenced_but_not_while_its_change_is_applied() {
     changing.done(1);
     assert!(leases.recalls(&reader).is_none());
     assert_eq!((leases.held_by(1), leases.epoch(1)), ((0, 0), 1));
-    let Begin::Not(Progress::Dropped) = leases.begin_change(1, (0, true), vec![11], NO_ONE) else {
+    let Begin::Not(Progress::Dropped) = leases.begin_change(1, (Some(0), true), vec![11], NO_ONE)
+    else {
         panic!("of an epoch that is over")
     };
     assert_eq!(leases.begin(1, 1), 1);
