@@ -112,10 +112,8 @@ object_clean() {
   timeout 200 "$ferry" fsck "$1"
 }
 
-# suite_object_on URL FSX-OPERATIONS
-suite_object_on() {
-  local seed=${FERRY_SEED:-$RANDOM}
-  say "--- a volume in ${1%%://*}://, seed $seed"
+# object_owners URL: a new volume, and one owner after the other.
+object_owners() {
   mkdir -p "$scratch/mnt" "$scratch/other"
   check "mkfs" 60 "$ferry" mkfs "$1"
   check "killed and mounted again" 120 object_killed "$1"
@@ -123,6 +121,13 @@ suite_object_on() {
   # FERRY_STOPS=200 FERRY_ONLY=stopped scripts/test object: as often as the bar says, 40 minutes.
   check "stopped and taken over, ${FERRY_STOPS:-3} times" $((60 + 30 * ${FERRY_STOPS:-3})) \
     object_stopped "$1" "${FERRY_STOPS:-3}"
+}
+
+# suite_object_on URL FSX-OPERATIONS
+suite_object_on() {
+  local seed=${FERRY_SEED:-$RANDOM}
+  say "--- a volume in ${1%%://*}://, seed $seed"
+  object_owners "$1"
   check "warmed and read again" 120 object_warm "$1"
   check "fsx, $2 operations" 300 object_fsx "$1" "$2" "$seed"
   mount_volume "$1" "$scratch/mnt"

@@ -242,15 +242,68 @@ s3_local_lost() {
   object_clean "$1"
 }
 
+# s3_outage URL PROGRAM DIRECTORY SECONDS: the store does not answer for half of the time, and is not
+# there for the other half. Programs that write meanwhile hear of no error, and go on by themselves.
+# What was synced is there after a kill -9 of the daemon.
+s3_outage() {
+  local mount=$scratch/mnt writer before memory daemon
+  mount_volume "$1" "$mount" cache_size=64M
+  find_s3_store
+  : >"$scratch/acknowledged"
+  rm -f "$scratch/outage-ends"
+  python3 "$repo/scripts/suites/outage.py" write "$mount/outage" "$scratch/acknowledged" "$scratch/outage-ends" &
+  writer=$!
+  until [ "$(acknowledged)" -ge 100 ]; do kill -0 "$writer"; sleep 0.05; done
+  kill -STOP "$s3_server"
+  # What had been answered is acknowledged.
+  sleep 2
+  before=$(acknowledged)
+  sleep $(($4 / 2))
+  kill -9 "$s3_server"
+  sleep $(($4 - $4 / 2))
+  kill -0 "$writer"
+  [ "$(acknowledged)" = "$before" ]
+  daemon=$(stat_of "$mount" fuse daemon)
+  memory=$(awk '$1 == "VmRSS:" { print int($2 / 1024) }' "/proc/$daemon/status")
+  say "away for $4 s: $(stat_of "$mount" store held reason); the daemon has $memory MiB"
+  [ "$memory" -le $((64 + 400)) ]
+  run_s3_store "$2" "$3"
+  until [ "$(acknowledged)" -ge $((before + 100)) ]; do kill -0 "$writer"; sleep 0.05; done
+  touch "$scratch/outage-ends"
+  wait "$writer"
+  kill -9 "$daemon"
+  mount_volume "$1" "$mount"
+  python3 "$repo/scripts/suites/outage.py" check "$mount/outage" "$scratch/acknowledged"
+  rm -r "$mount/outage"
+  object_clean "$1"
+}
+
 # s3_writes_on: a program whose syncs waited for the store has heard of no error, and goes on.
 s3_writes_on() {
   local before; before=$(acknowledged)
   until [ "$(acknowledged)" -ge $((before + 20)) ]; do kill -0 "$s3_writer"; sleep 0.05; done
 }
 
-# volume_on_s3_store PROGRAM FSX-OPERATIONS
+# owners_on_s3_store PROGRAM: what depends on creates that are exclusive.
+owners_on_s3_store() {
+  check "$1 does what a volume needs" 900 tests_on_s3_store "$1"
+  start_s3_store "$1" "$scratch/s3-$1"
+  say "--- a volume on $1"
+  object_owners "s3://ferry-test/volumes/$1"
+  stop_s3_store
+  forget_s3_locks
+}
+
+# The locks of a store that will not be there again.
+forget_s3_locks() {
+  local locks
+  for locks in $(grep -lF "$AWS_ENDPOINT_URL" /var/lib/ferry/locks/*/id); do rm -r "${locks%/id}"; done
+}
+
+# volume_on_s3_store PROGRAM FSX-OPERATIONS AWAY-SECONDS: everything.
 volume_on_s3_store() {
-  local url=s3://ferry-test/volumes/$1 locks
+  local url=s3://ferry-test/volumes/$1
+  check "$1 does what a volume needs" 900 tests_on_s3_store "$1"
   start_s3_store "$1" "$scratch/s3-$1"
   suite_object_on "$url" "$2"
   check "mount(8) and fstab" 120 s3_fstab "$url"
@@ -268,27 +321,22 @@ volume_on_s3_store() {
   kill "$s3_writer"
   wait "$s3_writer" || true
   check "the store is back" 200 s3_back "$url"
+  check "the store is away for $3 s" $((300 + $3)) s3_outage "$url" "$1" "$scratch/s3-$1" "$3"
+  find_s3_store
   check "durability=local, killed while the store is away" 200 s3_local "$url" "$1" "$scratch/s3-$1"
   find_s3_store
   check "durability=local, taken over by force" 200 s3_local_lost "$url" "$1" "$scratch/s3-$1"
   find_s3_store
   check "PostgreSQL, the daemon killed" 300 s3_postgres "$url"
   stop_s3_store
-  # The locks of a store that will not be there again.
-  for locks in $(grep -lF "$AWS_ENDPOINT_URL" /var/lib/ferry/locks/*/id); do rm -r "${locks%/id}"; done
+  forget_s3_locks
 }
 
-# suite_s3 FSX-OPERATIONS
+# suite_s3 FSX-OPERATIONS: scripts/long does the rest on MinIO.
 suite_s3() {
-  local store
   say "--- stores that speak S3"
-  for store in versitygw minio; do
-    # MinIO is in no registry of packages: it is tested where somebody has put it.
-    if [ -x "$tools/bin/$store" ]; then
-      check "$store does what a volume needs" 900 tests_on_s3_store "$store"
-      volume_on_s3_store "$store" "$1"
-    else
-      say "skip  $store: there is no $tools/bin/$store"
-    fi
-  done
+  volume_on_s3_store versitygw "$1" "${FERRY_AWAY_SECONDS:-60}"
+  # When all parts run, it is being built since they began.
+  "$repo/scripts/setup" minio
+  owners_on_s3_store minio
 }

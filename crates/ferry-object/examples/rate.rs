@@ -1,7 +1,7 @@
 //! How fast a store is by itself: creates of small objects, one at a time and many together, and
-//! large objects written and read in parallel. `rate s3://BUCKET/PREFIX [large]` or `rate DIRECTORY
-//! [large]`, which has large objects only, 8 at a time; keys and endpoint come from the
-//! environment. What it makes it deletes again.
+//! large objects written and read in parallel. `rate s3://BUCKET/PREFIX [small|large]` or `rate
+//! DIRECTORY [small|large]`; `small` has creates of 8 KiB only, `large` large objects only, 8 at a
+//! time. Keys and endpoint come from the environment. What it makes it deletes again.
 
 use ferry_env::Env;
 use ferry_object::{DirStore, ObjectError, S3Location, S3Settings, S3Store, Store};
@@ -14,7 +14,7 @@ const SMALL_OBJECTS: usize = 400;
 
 fn main() -> Result<(), ObjectError> {
     let Some(target) = std::env::args().nth(1) else {
-        eprintln!("usage: rate s3://BUCKET/PREFIX | DIRECTORY [large]");
+        eprintln!("usage: rate s3://BUCKET/PREFIX | DIRECTORY [small|large]");
         std::process::exit(2);
     };
     let env = Env::real();
@@ -44,9 +44,13 @@ fn main() -> Result<(), ObjectError> {
         );
         parallel(&env, SMALL_OBJECTS, 8, |n| store.delete(&name(n))).map(drop)
     };
-    let only_large = std::env::args().nth(2).is_some_and(|word| word == "large");
+    let only = std::env::args().nth(2);
+    let only_large = only.as_deref() == Some("large");
     if !only_large {
         small("a", 8 << 10, 1)?;
+        if only.as_deref() == Some("small") {
+            return Ok(());
+        }
         small("b", 64 << 10, 1)?;
         small("c", 8 << 10, 16)?;
     }
