@@ -284,6 +284,11 @@ impl LocalStore {
         Ok(())
     }
 
+    /// Callers that wait until the log has room.
+    pub fn callers_waiting(&self) -> usize {
+        self.state.lock().room.len()
+    }
+
     /// From now on requests are repeated until the store carries them out.
     pub fn serve(&self) {
         self.serving.store(true, Ordering::Relaxed);
@@ -377,6 +382,10 @@ impl LocalStore {
             let mut state = self.state.lock();
             state.granted -= need;
             state.head = log.head();
+            if appended.is_err() {
+                // No upload may follow that would wake them.
+                state.wake(self.ring, self.env.clock.monotonic());
+            }
             appended.map(|(slot, target)| {
                 state.next = slot.number + 1;
                 state.names.insert(name.into(), slot.number);

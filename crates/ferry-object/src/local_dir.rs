@@ -71,12 +71,15 @@ impl LocalDirs<'_> {
         fs::File::open(parent)?.sync_all()
     }
 
-    fn remove_note(&self) {
-        if let Err(error) = fs::remove_file(self.note())
-            && error.kind() != ErrorKind::NotFound
-        {
-            tracing::debug!(%error, "the note of a local log stays");
-        }
+    /// Removes the note, durably.
+    fn remove_note(&self) -> Result<(), ObjectError> {
+        let note = self.note();
+        let parent = note.parent().unwrap_or(&note);
+        let removed = match fs::remove_file(&note) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            other => other.and_then(|()| fs::File::open(parent)?.sync_all()),
+        };
+        removed.map_err(|error| failed(&note, &error))
     }
 
     fn say(&self, text: &str) {
@@ -100,13 +103,15 @@ impl LocalDirs<'_> {
             if path.exists() {
                 let layer = self.uploaded(&path, claimant)?;
                 drop(layer);
+                // Before the file: a note that names a file which is gone refuses the volume.
+                self.remove_note()?;
                 fs::remove_file(&path).map_err(|error| failed(&path, &error))?;
             } else if !claimant.force {
                 return Err(missing(&path));
             }
         }
         let Some(directory) = wanted else {
-            self.remove_note();
+            self.remove_note()?;
             return Ok(None);
         };
         let path = directory.join(FILE);

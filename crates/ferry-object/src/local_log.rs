@@ -7,9 +7,9 @@
 //! * LOCAL-LOG-1: records are written in the order of their numbers, one after the other. A flush
 //!   that began after a record was written covers all before it, too, so what was acknowledged has
 //!   no gap.
-//! * LOCAL-LOG-2: before a record is written over what the header on the disk still names, a header
-//!   that names the present start is durable. If nothing waits, that is not needed: the old header
-//!   then names only objects that the store has.
+//! * LOCAL-LOG-2: before a record is written over what a header names that may be the newest one on
+//!   the disk after a loss of power, a header that names the present start is durable. That holds
+//!   if nothing waits, too: records that are overwritten in part look like damage.
 //! * LOCAL-LOG-3: each opening begins a new *run* of the log: records behind a torn one, which
 //!   nobody was told of, are never taken for new ones.
 
@@ -125,8 +125,10 @@ impl From<io::Error> for NoLog {
 /// A log that is open, to be appended to.
 pub(crate) struct LocalLog {
     flusher: Arc<FlushCoordinator>,
-    /// What the newest header on the disk says.
+    /// What the newest header that was written says.
     header: Header,
+    /// The start that a durable header names. No header that is older counts any more.
+    durable_start: u64,
     /// Position and number of the next record.
     head: u64,
     number: u64,
@@ -290,7 +292,7 @@ impl LocalLog {
         };
         device.write(BLOCK, &header.encode())?;
         let flusher = FlushCoordinator::new(device);
-        let log = Self { flusher, header, head: 0, number: 0 };
+        let log = Self { flusher, header, durable_start: 0, head: 0, number: 0 };
         log.flush(log.flusher.write_completed())?;
         Ok(log)
     }
@@ -326,7 +328,7 @@ impl LocalLog {
             at += later.map_or(BLOCK, |(front, _)| front.bytes());
         }
         let flusher = FlushCoordinator::new(device);
-        Ok((Self { flusher, header, head, number }, found))
+        Ok((Self { flusher, header, durable_start: header.start, head, number }, found))
     }
 
     /// The number that tells it from others.
@@ -366,11 +368,18 @@ impl LocalLog {
         let ring = self.ring();
         self.header.run = env.entropy.next_u64();
         (self.head, self.number) = (self.head.next_multiple_of(ring), 0);
-        let target = self.write_header(self.head, 0)?;
-        self.flush(target)
+        self.write_durable_header(self.head, 0)
     }
 
-    /// Nothing waits: notes that for the next opening, which then has less to look at.
+    fn write_durable_header(&mut self, start: u64, number: u64) -> io::Result<()> {
+        let target = self.write_header(start, number)?;
+        self.flush(target)?;
+        self.durable_start = start;
+        Ok(())
+    }
+
+    /// Nothing waits: notes that for the next opening, which then has less to look at. It is not
+    /// flushed.
     pub fn note_empty(&mut self) -> io::Result<()> {
         self.write_header(self.head, self.number).map(drop)
     }
@@ -385,20 +394,19 @@ impl LocalLog {
         let (ring, len) = (self.ring(), record_bytes(object.name, object.bytes));
         if tail.is_none() && self.head % ring >= FRONT_BYTES.min(ring / 2) {
             self.head = self.head.next_multiple_of(ring);
-            self.write_header(self.head, self.number)?;
+            self.write_durable_header(self.head, self.number)?;
         }
         let left = ring - self.head % ring;
         let skips = len > left;
         let at = if skips { self.head + left } else { self.head };
         let end = at + len;
-        if end > self.header.start + ring {
+        if end > self.durable_start + ring {
             let (start, number) =
                 tail.map_or((self.head, self.number), |tail| (tail.at, tail.number));
             if end > start + ring {
                 return Err(io::ErrorKind::StorageFull.into());
             }
-            let target = self.write_header(start, number)?;
-            self.flush(target)?;
+            self.write_durable_header(start, number)?;
         }
         if skips {
             let nothing = Object { name: "", bytes: &[], ..*object };

@@ -174,3 +174,90 @@ fn callers_wait_when_the_log_is_full_and_lose_nothing() {
         }
     }
 }
+
+/// A disk of which one write fails.
+struct FullDisk {
+    disk: MemDevice,
+    /// The next write fails.
+    full: AtomicBool,
+    /// Told when that write has come. It fails once `go_on` says so.
+    came: Mutex<std::sync::mpsc::Sender<()>>,
+    go_on: Mutex<std::sync::mpsc::Receiver<()>>,
+}
+
+impl BlockDevice for FullDisk {
+    fn capacity(&self) -> u64 {
+        self.disk.capacity()
+    }
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> std::io::Result<()> {
+        self.disk.read(offset, buf)
+    }
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> std::io::Result<()> {
+        if !self.full.swap(false, Ordering::Relaxed) {
+            return self.disk.write(offset, buf);
+        }
+        self.came.lock().expect("no test panics here").send(()).expect("the test waits");
+        self.go_on.lock().expect("no test panics here").recv().expect("the test says so");
+        Err(std::io::ErrorKind::StorageFull.into())
+    }
+    fn flush(&self) -> std::io::Result<()> {
+        self.disk.flush()
+    }
+    fn submit(&self, batch: Vec<ferry_device::Io>) {
+        self.disk.submit(batch);
+    }
+    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.disk.discard(offset, len)
+    }
+    fn allocate(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.disk.allocate(offset, len)
+    }
+    fn host_free(&self) -> Option<u64> {
+        self.disk.host_free()
+    }
+}
+
+#[test]
+fn a_write_that_the_disk_refuses_gives_its_room_to_those_who_wait() {
+    let (come, came) = std::sync::mpsc::channel();
+    let (tell, told) = std::sync::mpsc::channel();
+    let device = Arc::new(FullDisk {
+        disk: MemDevice::new(42 << 12),
+        full: AtomicBool::new(false),
+        came: Mutex::new(come),
+        go_on: Mutex::new(told),
+    });
+    let (store, env) = (Arc::<TestStore>::default(), Env::real());
+    let executor = Arc::new(ThreadExecutor::new(&env).expect("threads can be started"));
+    let local =
+        LocalStore::open(store.clone(), executor, device.clone(), VOLUME, 4, Duration::ZERO, &env);
+    let local = local.expect("it is new");
+    local.upload_all().expect("there is nothing");
+    local.serve();
+    device.full.store(true, Ordering::Relaxed);
+    // Each reserves more than half of the ring.
+    let large = vec![5; 60_000];
+    let (end, ended) = std::sync::mpsc::channel();
+    for n in 0..2 {
+        let (local, large, end) = (local.clone(), large.clone(), end.clone());
+        // Not scoped: one that waits for ever must fail the test.
+        std::thread::spawn(move || end.send(local.put(&name(n), &large)));
+        if n == 0 {
+            came.recv().expect("the first one writes");
+        }
+    }
+    while local.callers_waiting() == 0 {
+        std::thread::yield_now();
+    }
+    tell.send(()).expect("the disk waits");
+    for _ in 0..2 {
+        let put = ended.recv_timeout(Duration::from_secs(20));
+        assert_eq!(put.expect("nobody waits for ever"), Ok(()));
+    }
+    while local.waiting().is_some_and(|waiting| waiting.objects > 0) {
+        std::thread::yield_now();
+    }
+    for n in 0..2 {
+        assert_eq!(store.get(&name(n), None), Ok(large.clone()));
+    }
+}
