@@ -83,6 +83,12 @@ pub enum Bug {
     /// Object store: what is found in place of an object, as in the cache on disk, is not checked
     /// for being that object.
     CachedAnother,
+    /// Object store: the collector deletes what only a snapshot needs.
+    ForgottenPin,
+    /// Object store: a sweep deletes what only a snapshot needs.
+    SweptPinned,
+    /// Object store: who opens a snapshot follows the log behind its root.
+    SnapshotFollowsLog,
     /// Object store: what was repacked takes the place of what was written meanwhile.
     RepackedAnyway,
     /// Object store: an owner answers reads however long ago it looked for a newer claim.

@@ -26,12 +26,14 @@ use crate::format::{
     claim_name, encode, encode_entries, log_name, new_header,
 };
 use crate::inherited::Inherited;
+use crate::keys::Passphrase;
 use crate::locks::Locks;
 use crate::runs::Run;
 use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
 use crate::store::{Store, exists};
 use crate::volume::{
-    Chain, Claimant, Shards, Volume, VolumeOptions, claim, identify, make, observe, owner_of,
+    Chain, Claimant, Shards, Volume, VolumeOptions, claim, identify, make, observe,
+    observe_snapshot, owner_of,
 };
 use crate::warming::Warming;
 use ferry_device::{
@@ -162,7 +164,7 @@ pub struct ObjectDevice {
     pub(crate) state: Mutex<State>,
     pub(crate) inherited: Inherited,
     /// Number of the next data object or shard of this owner.
-    next_object: AtomicU64,
+    pub(crate) next_object: AtomicU64,
     pub(crate) fronts: Mutex<HashMap<ObjectRef, Arc<Front>>>,
     pub(crate) cache: OnceLock<DiskCache>,
     pub(crate) ahead: Ahead,
@@ -221,6 +223,23 @@ impl ObjectDevice {
         Ok(Self::opened(access, found, limits, Duration::ZERO, locks, env))
     }
 
+    /// Opens a snapshot of the volume, for reading only, beside its owner. Nothing is claimed and
+    /// nothing is written. Once the snapshot is deleted, its objects are missing here after the
+    /// grace.
+    pub fn open_snapshot(
+        store: Arc<dyn Store>,
+        executor: Arc<dyn Executor>,
+        name: &str,
+        passphrase: Option<&Passphrase>,
+        limits: Limits,
+        env: &Env,
+    ) -> Result<Arc<Self>, ObjectError> {
+        let access = Access::new(store, executor, Patience::Opening(limits.patience), env);
+        let (access, volume) = identify(access, passphrase)?;
+        let found = observe_snapshot(&access, volume, name)?;
+        Ok(Self::opened(access, found, limits, Duration::ZERO, None, env))
+    }
+
     fn opened(
         mut access: Access,
         (volume, chain, shards): (Volume, Chain, Shards),
@@ -251,6 +270,8 @@ impl ObjectDevice {
             log_bytes: 0,
             log_objects: chain.links.len() as u64,
             died: None,
+            pins: chain.root.root.pins.clone(),
+            retained: Vec::new(),
             staged: Vec::new(),
             condemned: VecDeque::new(),
             collecting: false,
@@ -399,7 +420,7 @@ impl ObjectDevice {
     }
 
     /// Waits for the end of a request.
-    fn wait(&self, end: &mpsc::Receiver<io::Result<()>>) -> io::Result<()> {
+    pub(crate) fn wait(&self, end: &mpsc::Receiver<io::Result<()>>) -> io::Result<()> {
         loop {
             match end.try_recv() {
                 Ok(result) => return result,

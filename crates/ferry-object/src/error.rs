@@ -95,6 +95,18 @@ pub enum ObjectError {
     /// The volume is encrypted with another passphrase.
     #[error("this is not the passphrase of the volume")]
     WrongPassphrase,
+    /// The volume has no snapshot of this name.
+    #[error("there is no snapshot {0:?}")]
+    NoSnapshot(String),
+    /// The volume has a snapshot of this name.
+    #[error("there is a snapshot {0:?} already: choose another name, or delete that one first")]
+    SnapshotExists(String),
+    /// The volume has as many snapshots as it may have.
+    #[error("the volume has {0} snapshots, which is the most: delete some first")]
+    TooManySnapshots(usize),
+    /// A snapshot cannot have this name.
+    #[error("{0:?} is no name for a snapshot: {1}")]
+    SnapshotName(String, &'static str),
     /// The volume was opened to be read only.
     #[error("the volume is open for reading only")]
     ReadOnly,

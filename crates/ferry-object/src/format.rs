@@ -27,6 +27,8 @@ pub(crate) const SHARD_BLOCKS: u64 = (1 << 30) / BLOCK as u64;
 const MAGIC: &[u8; 8] = b"FERRYOBJ";
 /// The version of the format.
 const VERSION: u16 = 1;
+/// The version of a root with pins: a program that does not know pins would delete what they need.
+const VERSION_PINS: u16 = 2;
 /// Bytes of a header.
 pub(crate) const HEADER_LEN: usize = 128;
 /// Bytes of an entry of the frame index.
@@ -35,8 +37,6 @@ const FRAME_LEN: usize = 24;
 const ENTRY_LEN: usize = 32;
 /// Bytes of a run in a shard of the map.
 const RUN_LEN: usize = 32;
-/// Bytes of a shard's entry in a root.
-const SHARD_LEN: usize = 24;
 /// Frames that one object may have.
 const FRAMES_MAX: usize = (DATA_MAX + LOG_SLACK) / FRAME_MAX;
 /// So many bytes at the front of an object have its header and its frame index.
@@ -314,12 +314,28 @@ fn damaged(name: &str, what: &'static str) -> ObjectError {
 
 /// An object: header, frame index, table, frames.
 pub(crate) fn encode(codec: &Codec, header: &Header, table: &[u8], contents: &[u8]) -> Vec<u8> {
+    encode_as(VERSION, codec, header, table, contents)
+}
+
+/// The object of a root.
+pub(crate) fn encode_root(codec: &Codec, header: &Header, root: &Root) -> Vec<u8> {
+    let version = if root.pins.is_empty() { VERSION } else { VERSION_PINS };
+    encode_as(version, codec, header, &root.encode(), &[])
+}
+
+fn encode_as(
+    version: u16,
+    codec: &Codec,
+    header: &Header,
+    table: &[u8],
+    contents: &[u8],
+) -> Vec<u8> {
     assert!(contents.len() <= DATA_MAX + LOG_SLACK, "an object of {} bytes", contents.len());
     let key = codec.key.as_ref().filter(|_| !header.kind.is_plain());
     let key = key.map(|key| key.object(&header.id));
     let mut out = Writer(Vec::with_capacity(HEADER_LEN));
     out.bytes(MAGIC);
-    out.u16(VERSION);
+    out.u16(version);
     out.u16(header.kind as u16);
     out.u32(if key.is_some() { SEALED } else { 0 });
     out.bytes(&header.volume);
@@ -412,7 +428,8 @@ fn decode_header(name: &str, bytes: &[u8]) -> Result<(Header, Lengths), ObjectEr
     };
     let parsed = parse(&mut fields).ok_or_else(|| damaged(name, "it is too short"))?;
     let (version, kind, flags, header, lengths) = parsed;
-    if version != VERSION || !matches!(flags, 0 | SEALED) {
+    let known = version == VERSION || (version == VERSION_PINS && kind == Some(Kind::Root));
+    if !known || !matches!(flags, 0 | SEALED) {
         return Err(ObjectError::Version { name: name.into(), version });
     }
     if kind.is_none() || lengths.frames > FRAMES_MAX {
@@ -901,6 +918,30 @@ pub(crate) struct Root {
     pub state: RootState,
     /// The shards that are not empty, ascending, and where their newest map is.
     pub shards: Vec<(u64, ObjectRef)>,
+    /// The snapshots, by the numbers of their roots, ascending.
+    pub pins: Vec<Pin>,
+}
+
+/// A snapshot: a root that stays, with all that it needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pin {
+    pub name: String,
+    /// The number of its root, which is the first one that has the pin.
+    pub root: u64,
+    /// The first log object that the root lacks.
+    pub first: u64,
+    /// The epoch of the root, and the first number of a data object or shard of that epoch that
+    /// was free when the root was made.
+    pub behind: ObjectRef,
+    /// When it was made, in seconds since the Unix epoch.
+    pub made_secs: u64,
+}
+
+impl Pin {
+    /// Whether its root may need this object. An object of a later name was made later.
+    pub fn may_need(&self, object: ObjectRef) -> bool {
+        if object.is_log() { object.number < self.first } else { object < self.behind }
+    }
 }
 
 impl Root {
@@ -915,6 +956,14 @@ impl Root {
             out.u64(at.epoch);
             out.u64(at.number);
         }
+        for pin in &self.pins {
+            out.u64(pin.root);
+            out.u64(pin.first);
+            out.u64(pin.behind.epoch);
+            out.u64(pin.behind.number);
+            out.u64(pin.made_secs);
+            out.text(&pin.name);
+        }
         out.0
     }
 
@@ -922,17 +971,28 @@ impl Root {
         let mut fields = Reader(table);
         let mut parse = || {
             let (first, last_id, state) = (fields.u64()?, fields.array()?, fields.u32()?);
-            let count = fields.u32()? as usize;
+            let count = fields.u32()?;
             let state = RootState::decode(state)?;
-            if fields.0.len() != count * SHARD_LEN {
-                return None;
-            }
-            let mut shards = Vec::with_capacity(count);
+            let mut shards = Vec::new();
             for _ in 0..count {
                 let shard = fields.u64()?;
                 shards.push((shard, ObjectRef { epoch: fields.u64()?, number: fields.u64()? }));
             }
-            Some(Self { first, last_id, state, shards })
+            let mut pins: Vec<Pin> = Vec::new();
+            while !fields.0.is_empty() {
+                let pin = Pin {
+                    root: fields.u64()?,
+                    first: fields.u64()?,
+                    behind: ObjectRef { epoch: fields.u64()?, number: fields.u64()? },
+                    made_secs: fields.u64()?,
+                    name: fields.text()?,
+                };
+                if pins.last().is_some_and(|before| before.root >= pin.root) {
+                    return None;
+                }
+                pins.push(pin);
+            }
+            Some(Self { first, last_id, state, shards, pins })
         };
         parse().ok_or_else(|| damaged(name, "it says what cannot be"))
     }
@@ -1108,9 +1168,32 @@ mod tests {
             assert_eq!(Claim::decode("x", &claim.encode()), Ok(claim));
         }
         let at = ObjectRef { epoch: 5, number: 6 };
-        let root =
-            Root { first: 1, last_id: [2; 16], state: RootState::Closed, shards: vec![(3, at)] };
-        assert_eq!(Root::decode("x", &root.encode()), Ok(root));
+        let root = Root {
+            first: 1,
+            last_id: [2; 16],
+            state: RootState::Closed,
+            shards: vec![(3, at)],
+            pins: vec![],
+        };
+        let old = root.encode();
+        assert_eq!(old.len(), 32 + 24, "without pins it is what it was before there were any");
+        assert_eq!(Root::decode("x", &old), Ok(root.clone()));
+        let pin = |root| Pin { name: "näme".into(), root, first: 2, behind: at, made_secs: 3 };
+        let pinned = Root { pins: vec![pin(4), pin(9)], ..root.clone() };
+        assert_eq!(Root::decode("x", &pinned.encode()), Ok(pinned.clone()));
+        let disordered = Root { pins: vec![pin(9), pin(4)], ..root.clone() };
+        assert!(Root::decode("x", &disordered.encode()).is_err());
+        assert!(Root::decode("x", &pinned.encode()[..old.len() + 7]).is_err());
+        let version = |root| {
+            let bytes = encode_root(&Codec::default(), &header(Kind::Root), root);
+            assert!(decode_header("x", &bytes).is_ok());
+            u16::from_le_bytes([bytes[8], bytes[9]])
+        };
+        assert_eq!((version(&root), version(&pinned)), (1, 2));
+        let mut shard = encode_as(2, &Codec::default(), &header(Kind::Shard), &[], &[]);
+        assert!(matches!(decode_header("x", &shard), Err(ObjectError::Version { version: 2, .. })));
+        shard = encode_as(3, &Codec::default(), &header(Kind::Root), &[], &[]);
+        assert!(matches!(decode_header("x", &shard), Err(ObjectError::Version { version: 3, .. })));
         let runs =
             vec![Run { start: SHARD_BLOCKS + 1, len: 2, value: Location { object: at, block: 3 } }];
         assert_eq!(decode_shard("x", 1, &encode_shard(&runs)), Ok(runs.clone()));

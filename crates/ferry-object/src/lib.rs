@@ -13,6 +13,7 @@
 //! prove      whether a store keeps what a volume relies on
 //! roots      roots of an ObjectDevice, and what is deleted; reads: its reads, also ahead;
 //!            sweep: what nothing names; repack: what is mostly dead; warm: fills the cache
+//! snapshots  roots that stay
 //! device     ObjectDevice
 //! state      what it knows; victims: which objects are mostly dead; inherited: what older owners
 //!            left that is needed
@@ -56,6 +57,7 @@ mod repack;
 mod roots;
 mod runs;
 mod s3;
+mod snapshots;
 mod state;
 mod store;
 mod sweep;
@@ -82,6 +84,7 @@ pub use open::{
 };
 pub use prove::prove;
 pub use s3::{Endpoint, S3Location, S3Settings, S3Store, TimeLimits};
+pub use snapshots::{SNAPSHOTS_MAX, Snapshot, check_snapshot_name};
 pub use store::{Held, RequestCosts, Store, Waiting};
 pub use url::{S3Url, StoreUrl};
 pub use volume::{Claimant, VolumeOptions};

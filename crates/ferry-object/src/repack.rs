@@ -12,6 +12,7 @@
 //!   overwritten. They are not moved.
 //! * REPACK-3: a data object of a segment with file data dies as a whole, when the file system's
 //!   cleaner has emptied the segment. It is not half dead before, so it is not met here.
+//! * REPACK-4: an object that a snapshot may need waits until that is deleted: it would stay.
 
 use crate::batch::{Built, Layout, Pending, build};
 use crate::device::ObjectDevice;
@@ -36,7 +37,7 @@ impl ObjectDevice {
             return;
         }
         let dead_min = (self.limits.repack_bytes_min / BLOCK) as u64;
-        let Some(pass) = state.map.pass(&state.ring, dead_min) else {
+        let Some(pass) = state.map.pass(&state.ring, dead_min, state.roots.pins.last()) else {
             state.repack_due = now + self.limits.root_delay;
             return;
         };

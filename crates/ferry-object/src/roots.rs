@@ -7,9 +7,10 @@
 //! * DELETE-2: only after a look that no newer claim exists. A new owner writes a root first, so
 //!   the old owner, whose next root fails, condemns nothing more;
 //! * DELETE-3: roots and log objects in ascending order, a root before the objects that only it
-//!   needs;
+//!   needs. What waited for a snapshot (DELETE-7) comes later;
 //! * DELETE-4: never a claim, never a fence. Their names must not become free: an old owner that
-//!   slept would create its log object there.
+//!   slept would create its log object there;
+//! * DELETE-7: what a snapshot may need only when that is deleted, and then as DELETE-1 says.
 
 use crate::device::{DELETES_PER_LOOK, ObjectDevice, ShardRuns, Then};
 use crate::error::ObjectError;
@@ -17,6 +18,7 @@ use crate::executor::{Answer, Job, Upload};
 use crate::format::{
     Id, Kind, ObjectRef, Root, RootState, SHARDS, encode, encode_shard, root_name, shard_name,
 };
+use crate::snapshots::PinChange;
 use crate::state::{Effects, State, Writing};
 use crate::volume::encode_root;
 use std::sync::Arc;
@@ -42,6 +44,17 @@ impl ObjectDevice {
 
     /// Starts to write a root of what is committed now.
     pub(crate) fn start_root(&self, state: &mut State, root_state: RootState, fx: &mut Effects) {
+        self.start_pinning_root(state, root_state, PinChange::None, fx);
+    }
+
+    /// The same, which adds or removes a pin.
+    pub(crate) fn start_pinning_root(
+        &self,
+        state: &mut State,
+        root_state: RootState,
+        change: PinChange<'_>,
+        fx: &mut Effects,
+    ) {
         assert!(state.roots.writing.is_none(), "one root is written at a time");
         let mut shards = state.roots.shards.clone();
         let mut dead: Vec<String> =
@@ -62,6 +75,7 @@ impl ObjectDevice {
             last_id: state.committed_id,
             state: root_state,
             shards: shards.iter().map(|(shard, at)| (*shard, *at)).collect(),
+            pins: self.changed_pins(state, change),
         };
         let roots = &mut state.roots;
         (roots.log_bytes, roots.log_objects, roots.died) = (0, 0, None);
@@ -129,9 +143,13 @@ impl ObjectDevice {
             let Some(writing) = state.roots.writing.take() else { return };
             let now = self.env.clock.monotonic();
             let roots = &mut state.roots;
-            let old = number.checked_sub(2).map(root_name);
-            let staged = std::mem::replace(&mut roots.staged, writing.dead);
-            roots.condemned.extend(old.into_iter().chain(staged).map(|name| (now, name)));
+            let staged = std::mem::take(&mut roots.staged);
+            roots.condemned.extend(staged.into_iter().map(|name| (now, name)));
+            let unpinned = roots.note_dead(number, writing.root.pins, writing.dead, now);
+            if unpinned.is_some_and(|root| root < self.inherited.root) {
+                // What older owners left for it a sweep finds.
+                roots.sweep_due = now + self.limits.grace;
+            }
             (roots.number, roots.id, roots.shards) = (number, id, writing.shards);
             // What it needs no more stays until another root has followed.
             if roots.staged.iter().any(|name| !name.starts_with(SHARDS)) {
@@ -145,7 +163,12 @@ impl ObjectDevice {
     }
 
     /// No root is being written any more.
-    fn end_root(&self, state: &mut State, error: Option<&ObjectError>, fx: &mut Effects) {
+    pub(crate) fn end_root(
+        &self,
+        state: &mut State,
+        error: Option<&ObjectError>,
+        fx: &mut Effects,
+    ) {
         if let Some(error) = error {
             self.fail(state, error, fx);
         }

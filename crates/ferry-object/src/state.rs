@@ -3,8 +3,9 @@
 use crate::batch::{Batch, Pending};
 use crate::error::ObjectError;
 use crate::executor::Job;
-use crate::format::{BLOCK, Entry, EntryKind, Id, Location, ObjectRef, Root, SHARD_BLOCKS};
+use crate::format::{BLOCK, Entry, EntryKind, Id, Location, ObjectRef, Pin, Root, SHARD_BLOCKS};
 use crate::runs::{Run, RunMap, Sliced};
+use crate::snapshots::Retained;
 use crate::victims::{Pass, choose, objects_in};
 use ferry_device::{Io, IoDone};
 use ferry_env::planted::{Bug, is_planted};
@@ -117,9 +118,12 @@ impl Map {
         }
     }
 
-    /// What repacking may do next, where the file system's log is in `ring`.
-    pub fn pass(&self, ring: &Range<u64>, dead_min: u64) -> Option<Pass> {
-        choose(self.live.iter(), &self.lengths, &objects_in(&self.runs, ring), dead_min)
+    /// What repacking may do next, where the file system's log is in `ring`. What `newest`, the
+    /// newest snapshot, may need is left: the old object would stay.
+    pub fn pass(&self, ring: &Range<u64>, dead_min: u64, newest: Option<&Pin>) -> Option<Pass> {
+        let is_pinned = |object: ObjectRef| newest.is_some_and(|pin| pin.may_need(object));
+        let live = self.live.iter().filter(|(object, _)| !is_pinned(**object));
+        choose(live, &self.lengths, &objects_in(&self.runs, ring), dead_min)
     }
 
     /// So many blocks are in these objects; 0: nobody can tell.
@@ -247,6 +251,10 @@ pub(crate) struct Roots {
     pub log_objects: u64,
     /// When something died that the newest root refers to.
     pub died: Option<Duration>,
+    /// The snapshots that the newest root has.
+    pub pins: Vec<Pin>,
+    /// What is dead and a snapshot may need.
+    pub retained: Vec<Retained>,
     /// Names that the newest root does not need, and the one before it does.
     pub staged: Vec<String>,
     /// Names that none of the newest two roots needs, and since when. They are deleted in this

@@ -8,7 +8,9 @@
 //!   nothing in the list is of a newer owner;
 //! * DELETE-6: only objects of epochs below its own, and only what neither the takeover root nor
 //!   the log behind it named. The log of those epochs has ended, so nothing that they wrote is
-//!   named later.
+//!   named later;
+//! * DELETE-8: nothing that the root of a snapshot needs. What a snapshot that was deleted needed is
+//!   swept after the grace.
 //!
 //! What the takeover root or the log named dies in the map of this owner, which then condemns it.
 
@@ -71,22 +73,29 @@ impl ObjectDevice {
     /// Objects of older owners that nothing names, roots first.
     fn orphans(&self) -> Result<Vec<String>, ObjectError> {
         let Inherited { objects, shards, root, next } = &self.inherited;
+        let pinned = self.pinned()?;
         let list = |prefix: &str| self.access.insist(|store| store.list(prefix));
         let mut orphans = list(ROOTS)?;
-        orphans.retain(|name| number_of(name).is_some_and(|number| number + 1 < *root));
-        let is_orphan = |at: Option<ObjectRef>, needed: &BTreeSet<ObjectRef>| {
-            at.is_some_and(|at| self.is_older(at.epoch) && !needed.contains(&at))
+        orphans.retain(|name| {
+            number_of(name)
+                .is_some_and(|number| number + 1 < *root && !pinned.roots.contains(&number))
+        });
+        let is_orphan = |at: Option<ObjectRef>, needed: [&BTreeSet<ObjectRef>; 2]| {
+            at.is_some_and(|at| {
+                self.is_older(at.epoch) && !needed.iter().any(|set| set.contains(&at))
+            })
         };
         let mut found = list(SHARDS)?;
-        found.retain(|name| is_orphan(object_of_shard(name), shards));
+        found.retain(|name| is_orphan(object_of_shard(name), [shards, &pinned.shards]));
         orphans.append(&mut found);
         found = list(ObjectRef::DATA)?;
-        found.retain(|name| is_orphan(ObjectRef::of_name(name), objects));
+        found.retain(|name| is_orphan(ObjectRef::of_name(name), [objects, &pinned.objects]));
         orphans.append(&mut found);
         for name in list(LOGS)? {
             let at = ObjectRef::of_name(&name);
             let own = |at: ObjectRef| at.number >= *next && !is_planted(Bug::SweptAfterLook);
-            if at.is_some_and(|at| !own(at) && !objects.contains(&at)) && self.is_old_log(&name)? {
+            let is_needed = |at| objects.contains(&at) || pinned.objects.contains(&at);
+            if at.is_some_and(|at| !own(at) && !is_needed(at)) && self.is_old_log(&name)? {
                 orphans.push(name);
             }
         }

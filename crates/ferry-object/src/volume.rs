@@ -15,9 +15,9 @@ use crate::access::{Access, Created, LIST_AGAIN, LISTS_MAX};
 use crate::codec::{Codec, Compression};
 use crate::error::ObjectError;
 use crate::format::{
-    CLAIMS, Claim, Entry, Header, Id, Kind, Location, ObjectRef, Owner, ROOTS, Root, RootState,
-    SUPER, Super, claim_name, decode_entries, decode_shard, encode, log_name, new_header,
-    number_of, random_id, root_name, shard_name,
+    self, CLAIMS, Claim, Entry, Header, Id, Kind, Location, ObjectRef, Owner, ROOTS, Root,
+    RootState, SUPER, Super, claim_name, decode_entries, decode_shard, encode, log_name,
+    new_header, number_of, random_id, root_name, shard_name,
 };
 use crate::keys::{Encryption, Of, Passphrase, make_key, unlock};
 use crate::locks::Locks;
@@ -80,7 +80,7 @@ pub(crate) fn encode_root(
 ) -> (Header, Vec<u8>) {
     let header =
         Header { previous, ..new_header(Kind::Root, volume.id, volume.epoch, number, env) };
-    (header, encode(codec, &header, &root.encode(), &[]))
+    (header, format::encode_root(codec, &header, root))
 }
 
 /// Makes a volume in an empty store. Its device reads as zeros.
@@ -108,7 +108,13 @@ pub(crate) fn make(access: Access, options: &VolumeOptions, env: &Env) -> Result
         Some(encryption) => make_key(access, volume.key_of(), encryption, env)?,
         None => access,
     };
-    let root = Root { first: 1, last_id: [0; 16], state: RootState::Closed, shards: Vec::new() };
+    let root = Root {
+        first: 1,
+        last_id: [0; 16],
+        state: RootState::Closed,
+        shards: Vec::new(),
+        pins: Vec::new(),
+    };
     let (_, bytes) = encode_root(&access.codec, &volume, 0, [0; 16], &root, env);
     access.create(&root_name(0), &bytes).map(drop)
 }
@@ -172,7 +178,11 @@ pub(crate) struct FoundRoot {
     pub root: Root,
 }
 
-fn read_root(access: &Access, volume: &Volume, number: u64) -> Result<FoundRoot, ObjectError> {
+pub(crate) fn read_root(
+    access: &Access,
+    volume: &Volume,
+    number: u64,
+) -> Result<FoundRoot, ObjectError> {
     let name = root_name(number);
     let (front, table) = access.table(&name)?;
     let header = front.header;
@@ -480,13 +490,19 @@ pub(crate) fn claim(
 pub(crate) type Shards = Vec<Vec<Run<Location>>>;
 
 fn load_shards(access: &Access, volume: &Volume, root: &Root) -> Result<Shards, ObjectError> {
-    let load = |(shard, at): &(u64, ObjectRef)| {
-        let name = shard_name(*shard, *at);
-        let (front, table) = access.table(&name)?;
-        front.expect(Kind::Shard, &volume.id, at.number)?;
-        decode_shard(&name, *shard, &table)
-    };
-    root.shards.iter().map(load).collect()
+    root.shards.iter().map(|(shard, at)| load_shard(access, volume, *shard, *at)).collect()
+}
+
+pub(crate) fn load_shard(
+    access: &Access,
+    volume: &Volume,
+    shard: u64,
+    at: ObjectRef,
+) -> Result<Vec<Run<Location>>, ObjectError> {
+    let name = shard_name(shard, at);
+    let (front, table) = access.table(&name)?;
+    front.expect(Kind::Shard, &volume.id, at.number)?;
+    decode_shard(&name, shard, &table)
 }
 
 /// What is known of the owner before.
@@ -567,4 +583,37 @@ pub(crate) fn observe(
     let mut chain = Chain::new(root);
     chain.follow(access, &volume, None)?;
     Ok((volume, chain, shards))
+}
+
+/// The volume as it was when a snapshot was made. Nothing is claimed, nothing written, and the log
+/// is not followed.
+pub(crate) fn observe_snapshot(
+    access: &Access,
+    volume: Volume,
+    name: &str,
+) -> Result<(Volume, Chain, Shards), ObjectError> {
+    loop {
+        let newest = newest_root(access, &volume)?;
+        let Some(pin) = newest.root.pins.iter().find(|pin| pin.name == name) else {
+            return Err(ObjectError::NoSnapshot(name.into()));
+        };
+        let loaded = read_root(access, &volume, pin.root).and_then(|found| {
+            let shards = load_shards(access, &volume, &found.root)?;
+            Ok((found, shards))
+        });
+        let (found, shards) = match loaded {
+            // It may have been deleted meanwhile.
+            Err(ObjectError::NotFound(_))
+                if newest_root(access, &volume)?.header.number > newest.header.number =>
+            {
+                continue;
+            }
+            loaded => loaded?,
+        };
+        let mut chain = Chain::new(found);
+        if is_planted(Bug::SnapshotFollowsLog) {
+            chain.follow(access, &volume, None)?;
+        }
+        return Ok((volume, chain, shards));
+    }
 }

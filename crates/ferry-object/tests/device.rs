@@ -6,9 +6,11 @@ use common::TestStore;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, FileRead, Io, ReadRing};
 use ferry_env::Env;
 use ferry_object::{
-    Claimant, Limits, ObjectDevice, ObjectError, Store, ThreadExecutor, VolumeOptions,
+    Claimant, Limits, ObjectDevice, ObjectError, SNAPSHOTS_MAX, Store, ThreadExecutor,
+    VolumeOptions,
 };
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -411,4 +413,105 @@ fn what_was_overwritten_after_it_was_read_ahead_is_read_as_it_is_now() {
     expect(&device);
     device.flush().expect("flush");
     expect(&device);
+}
+
+/// A store that refuses changes, and counts them.
+struct Unchanged(Arc<dyn Store>, Arc<AtomicU64>);
+
+impl Unchanged {
+    fn refuse(&self) -> Result<(), ObjectError> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        Err(ObjectError::Refused("it may not be changed".into()))
+    }
+}
+
+impl Store for Unchanged {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
+        self.0.get(name, range)
+    }
+    fn create(&self, _: &str, _: &[u8]) -> Result<(), ObjectError> {
+        self.refuse()
+    }
+    fn put(&self, _: &str, _: &[u8]) -> Result<(), ObjectError> {
+        self.refuse()
+    }
+    fn delete(&self, _: &str) -> Result<(), ObjectError> {
+        self.refuse()
+    }
+    fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
+        self.0.list(prefix)
+    }
+}
+
+#[test]
+fn a_snapshot_holds_what_was_there_while_its_volume_is_overwritten_and_collected() {
+    let (volume, changes) = (Volume::new(), Arc::new(AtomicU64::new(0)));
+    let open = |name: &str| {
+        let (store, threads) = (Unchanged(volume.store(), Arc::clone(&changes)), volume.threads());
+        ObjectDevice::open_snapshot(Arc::new(store), threads, name, None, small(), &volume.env)
+    };
+    let device = volume.open(false, small()).expect("nobody has it");
+    device.write(0, &filled(64, 1)).expect("it can be written");
+    // The last write was not flushed.
+    device.create_snapshot("one").expect("it can be made");
+    for round in 2..40 {
+        device.write(0, &filled(64, round)).expect("it can be written");
+        device.flush().expect("it can be flushed");
+        device.tick();
+    }
+    device.create_snapshot("two").expect("it can be made");
+    device.write(0, &filled(64, 99)).expect("it can be written");
+    let deletes = device.stats().deletes;
+    assert!(deletes > 0, "what no snapshot needs is deleted");
+    for (name, byte) in [("one", 1), ("two", 39)] {
+        let snapshot = open(name).expect("it is there");
+        assert_eq!(read(&snapshot, 0, 64), filled(64, byte).to_vec(), "{name}");
+        let refused = snapshot.write(0, &filled(1, 7)).expect_err("it is read only");
+        assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+        assert_eq!(snapshot.create_snapshot("three"), Err(ObjectError::ReadOnly));
+        snapshot.close().expect("there is nothing to do");
+    }
+    assert_eq!(changes.load(Ordering::Relaxed), 0, "who reads a snapshot writes nothing");
+    device.flush().expect("nobody fenced its owner off");
+    device.close().expect("it can be closed");
+    drop(device);
+
+    let device = volume.open(false, small()).expect("nobody has it");
+    let names: Vec<_> = device.snapshots().into_iter().map(|found| found.name).collect();
+    assert_eq!(names, ["one", "two"], "the next owner has them");
+    let roots = || volume.store().list("c/").expect("it can be listed");
+    let oldest = roots().into_iter().min().expect("there are roots");
+    device.delete_snapshot("one").expect("it can be deleted");
+    let mut ticks = 0;
+    while roots().contains(&oldest) {
+        device.tick();
+        ticks += 1;
+        assert!(ticks < TICKS_MAX, "the root of the deleted snapshot is there");
+    }
+    assert_eq!(read(&open("two").expect("it is there"), 0, 64), filled(64, 39).to_vec());
+    assert_eq!(open("one").err(), Some(ObjectError::NoSnapshot("one".into())));
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_made_or_deleted_is_refused() {
+    let volume = Volume::new();
+    let device = volume.open(false, small()).expect("nobody has it");
+    device.create_snapshot("one").expect("it can be made");
+    let refused = |result: Result<(), ObjectError>| result.expect_err("it is refused").to_string();
+    assert!(refused(device.create_snapshot("one")).contains("already"));
+    assert_eq!(refused(device.delete_snapshot("two")), "there is no snapshot \"two\"");
+    let long = "x".repeat(256);
+    for name in ["", ".", "..", "a/b", "a,b", "a\nb", &long] {
+        assert!(refused(device.create_snapshot(name)).contains("no name"), "{name:?}");
+    }
+    for n in 1..SNAPSHOTS_MAX {
+        device.create_snapshot(&format!("{n:0>255}")).expect("it can be made");
+    }
+    assert!(refused(device.create_snapshot("more")).contains("delete some"));
+    device.close().expect("it can be closed");
+    drop(device);
+    let device = volume.open(false, small()).expect("nobody has it");
+    assert_eq!(device.snapshots().len(), SNAPSHOTS_MAX);
+    device.delete_snapshot("one").expect("it can be deleted");
+    device.create_snapshot("more").expect("there is room");
 }

@@ -8,6 +8,7 @@
 //! ```text
 //! volume    a whole file system whose machine crashes at every request
 //! run       owners that write, flush, read, sleep, crash and take over
+//! snapshots what each snapshot must hold
 //! history   what each owner wrote and was told, and what the next one may find
 //! disk      the disk of a machine, for its local log
 //! executor  one owner's requests, in any order
@@ -22,6 +23,7 @@ mod executor;
 mod history;
 mod objects;
 mod run;
+mod snapshots;
 mod store;
 mod stored;
 #[cfg(test)]

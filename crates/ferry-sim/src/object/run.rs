@@ -3,6 +3,7 @@
 use super::disk::SimDisk;
 use super::executor::SimExecutor;
 use super::history::{BLOCKS, Change, History, Image};
+use super::snapshots::Snapshots;
 use super::store::{Faults, SimStore};
 use super::stored;
 use super::turns::{Crashed, Turns, World};
@@ -40,6 +41,8 @@ pub struct Plan {
     hurried: bool,
     /// Of each owner whether its machine may have a local log, and how many bytes that takes.
     disks: Vec<Option<u64>>,
+    /// Owners make, read and delete snapshots.
+    snapshots: bool,
 }
 
 /// How a run ended.
@@ -57,6 +60,8 @@ pub struct Outcome {
     pub swept: u64,
     /// Bytes that owners repacked.
     pub repacked: u64,
+    /// Snapshots that were read as a whole, and those that were deleted.
+    pub snapshots: (u64, u64),
     /// Local logs that had objects when they were opened, and that had some which were lost to
     /// another machine.
     pub replayed: (u64, u64),
@@ -108,6 +113,7 @@ struct Run {
     swept: AtomicU64,
     repacked: AtomicU64,
     replayed: [AtomicU64; 2],
+    snapshots: Mutex<Snapshots>,
     /// The disks of the machines, where they have local logs.
     disks: Vec<Mutex<Arc<SimDevice>>>,
 }
@@ -156,6 +162,7 @@ impl Plan {
             think_max: if hurried { 4_000 } else { [1, 100, 20_000, 900_000][rng.index(4)] },
             hurried,
             disks: Vec::new(),
+            snapshots: SimRng::new(seed ^ 0x5a_a95).chance(1, 2),
         };
         // Numbers of their own: seeds without local logs stay what they were.
         let disks = &mut SimRng::new(seed ^ 0x10ca1);
@@ -185,6 +192,7 @@ impl Plan {
             swept: AtomicU64::new(0),
             repacked: AtomicU64::new(0),
             replayed: Default::default(),
+            snapshots: Mutex::default(),
             disks,
         });
         thread::scope(|scope| {
@@ -205,6 +213,7 @@ impl Plan {
             opened: run.opened.load(Ordering::Relaxed),
             swept: run.swept.load(Ordering::Relaxed),
             repacked: run.repacked.load(Ordering::Relaxed),
+            snapshots: run.snapshots.lock().counts(),
             replayed: (
                 run.replayed[0].load(Ordering::Relaxed),
                 run.replayed[1].load(Ordering::Relaxed),
@@ -319,7 +328,10 @@ impl Run {
             &self.env(),
         ) {
             Ok(device) => match self.look_at_all(owner, &device, false) {
-                Some(_) => self.rewrite(&device, executor),
+                Some(_) => {
+                    self.end_snapshots(owner, &device, executor);
+                    self.rewrite(&device, executor);
+                }
                 None => self.fail("the volume cannot be read at the end".into()),
             },
             Err(error) => self.fail(format!("the volume cannot be opened at the end: {error}")),
@@ -349,6 +361,66 @@ impl Run {
             self.fail(format!("nothing needs {left:?}, and it is there for ever"));
         }
         self.swept.fetch_add(device.stats().orphans, Ordering::Relaxed);
+    }
+
+    /// The last owner reads all snapshots, overwrites and collects what they had, reads them again
+    /// and deletes them.
+    fn end_snapshots(&self, owner: usize, device: &Arc<ObjectDevice>, executor: &Arc<SimExecutor>) {
+        let Limits { root_delay, grace, sweep, .. } = self.plan.limits;
+        let missing = |name: &String| device.snapshots().iter().all(|found| found.name != *name);
+        let gone: Vec<String> =
+            self.snapshots.lock().certain().into_iter().filter(missing).collect();
+        if !gone.is_empty() {
+            return self.fail(format!("the snapshots {gone:?} are gone"));
+        }
+        for round in 1..=2 {
+            for found in device.snapshots() {
+                self.read_snapshot(owner, self.quiet(), &found.name, executor);
+            }
+            let mut buf = AlignedBuf::zeroed(BLOCKS * BLOCK_SIZE);
+            buf.fill(0xf0 + round);
+            if device.write(0, &buf).is_err() || device.flush().is_err() {
+                return self.fail("the volume cannot be written at the end".into());
+            }
+            for _ in 0..3 {
+                executor.pause(root_delay + grace + sweep + Duration::from_secs(1));
+                device.tick();
+                while executor.run_one() {}
+            }
+        }
+        for found in device.snapshots() {
+            self.read_snapshot(owner, self.quiet(), &found.name, executor);
+            self.snapshots.lock().ends(&found.name);
+            if let Err(error) = device.delete_snapshot(&found.name) {
+                self.fail(format!("the snapshot {} cannot be deleted: {error}", found.name));
+            }
+        }
+    }
+
+    /// Reads a snapshot beside the owner of the volume: it holds what was there when it was made.
+    fn read_snapshot(&self, owner: usize, faults: Faults, name: &str, executor: &Arc<SimExecutor>) {
+        let opened = ObjectDevice::open_snapshot(
+            self.store(owner, faults),
+            executor.clone(),
+            name,
+            stored::passphrase(self.plan.seed).as_ref(),
+            self.plan.limits,
+            &self.env(),
+        );
+        let mut buf = AlignedBuf::zeroed(BLOCKS * BLOCK_SIZE);
+        let read = match opened {
+            // A list may lag for longer than a reader looks for a root.
+            Err(ObjectError::Damaged { what, .. })
+                if what.starts_with("no root") || what.starts_with("the volume is enc") =>
+            {
+                return;
+            }
+            Err(error) => Err(error.to_string()),
+            Ok(device) => device.read(0, &mut buf).map_err(|error| error.to_string()),
+        };
+        let found: Vec<u64> = buf.chunks_exact(BLOCK_SIZE).map(value).collect();
+        let checked = self.snapshots.lock().read(name, read.map(|()| found));
+        self.check(checked.map_err(|what| format!("owner {owner}: snapshot {name}: {what}")));
     }
 
     /// The process of an owner has ended, and often its machine has lost power.
@@ -619,6 +691,9 @@ impl Life<'_> {
             if run.plan.disks[self.owner].is_some() && run.below(4) == 0 {
                 self.run_some(self.uploads);
             }
+            if run.plan.snapshots && run.below(8) == 0 {
+                self.snapshots();
+            }
             if let Some(error) = self.device.failure() {
                 if !run.is_claimed_beyond(self.epoch) {
                     let (owner, epoch) = (self.owner, self.epoch);
@@ -636,6 +711,31 @@ impl Life<'_> {
             if self.device.close().is_ok() {
                 run.flushed(self.epoch, self.begun);
             }
+        }
+    }
+
+    /// Makes, deletes or reads a snapshot.
+    fn snapshots(&mut self) {
+        let run = self.run;
+        let there = self.device.snapshots();
+        let drawn = there.get(run.below(there.len().max(1) as u64) as usize);
+        match (run.below(4), drawn) {
+            (0..=1, _) if there.len() < 6 => {
+                self.settle();
+                let name = run.snapshots.lock().begins(self.image);
+                let local = run.plan.disks[self.owner].is_some();
+                if self.device.create_snapshot(&name).is_ok() {
+                    run.snapshots.lock().made(&name, !local);
+                }
+            }
+            (2, Some(drawn)) => {
+                run.snapshots.lock().ends(&drawn.name);
+                drop(self.device.delete_snapshot(&drawn.name));
+            }
+            (_, Some(drawn)) => {
+                run.read_snapshot(self.owner, run.plan.faults, &drawn.name, self.executor);
+            }
+            _ => {}
         }
     }
 

@@ -18,6 +18,8 @@ struct Sum {
     opened: u64,
     swept: u64,
     repacked: u64,
+    /// Snapshots that were read, and deleted.
+    snapshots: (u64, u64),
     /// Local logs that were uploaded by the next owner, and those that had lost flushes.
     replayed: (u64, u64),
 }
@@ -34,6 +36,8 @@ fn run(seed: u64, sum: &mut Sum) {
     sum.opened += outcome.opened;
     sum.swept += outcome.swept;
     sum.repacked += outcome.repacked;
+    sum.snapshots.0 += outcome.snapshots.0;
+    sum.snapshots.1 += outcome.snapshots.1;
     sum.replayed.0 += outcome.replayed.0;
     sum.replayed.1 += outcome.replayed.1;
 }
@@ -54,9 +58,12 @@ fn nothing_flushed_is_lost_whatever_owners_and_store_do() {
     (0..1000).for_each(|seed| run(seed, &mut sum));
     assert!(sum.swept > 1000, "{} orphans", sum.swept);
     assert!(sum.repacked > 1 << 20, "{} bytes repacked", sum.repacked);
+    let (read, deleted) = sum.snapshots;
+    assert!(read > 1000 && deleted > 1000, "{read} snapshots read, {deleted} deleted");
     let (replayed, lost) = sum.replayed;
     assert!(replayed > 100 && lost > 10, "{replayed} local logs, {lost} of them lost flushes");
-    assert!(sum.crashes > 1000 && sum.opened > sum.crashes, "{} crashes", sum.crashes);
+    let Sum { crashes, opened, .. } = sum;
+    assert!(crashes > 1000 && opened > crashes / 2, "{crashes} crashes, {opened} openings");
 }
 
 /// A claimant slept while later owners wrote and deleted the log that it followed.
@@ -81,10 +88,10 @@ fn for_so_many_seconds() {
         run(seed, &mut sum);
         seed += 1;
     }
-    let Sum { requests, crashes, opened, swept, repacked, replayed } = sum;
+    let Sum { requests, crashes, opened, swept, repacked, snapshots, replayed } = sum;
     println!(
         "{} seeds: {requests} requests, {crashes} crashes, {opened} openings, {swept} orphans, \
-         {repacked} bytes repacked, {replayed:?} local logs",
+         {repacked} bytes repacked, {snapshots:?} snapshots read and deleted, {replayed:?} local logs",
         seed - first
     );
 }
@@ -102,6 +109,9 @@ fn each_planted_bug_of_an_owner_is_found() {
         Bug::SweptAfterLook,
         Bug::SweptLog,
         Bug::RepackedAnyway,
+        Bug::ForgottenPin,
+        Bug::SweptPinned,
+        Bug::SnapshotFollowsLog,
         Bug::AcknowledgedBeforeLocalFlush,
         Bug::UploadedOverAnother,
         Bug::UploadedBeforeData,

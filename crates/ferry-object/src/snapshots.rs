@@ -1,0 +1,245 @@
+//! Snapshots: roots that stay, with all that they need.
+//!
+//! A snapshot is a pin, an entry of each root from its own one on. Only the owner of the volume
+//! writes roots, so only it makes and deletes snapshots. Making one costs a flush and a root.
+//!
+//! No object says when it was born, its name does: log objects are numbered in one sequence, data
+//! objects and shards within their epoch. A pin has the first names that were free when its root
+//! was made. So the owner knows of an object that dies whether a snapshot may need it. It retains
+//! the name until no snapshot may. What older owners retained a sweep finds.
+
+use crate::device::ObjectDevice;
+use crate::error::ObjectError;
+use crate::format::{ObjectRef, Pin, ROOTS, RootState, number_of, object_of_shard, root_name};
+use crate::state::{Roots, State};
+use crate::volume::{load_shard, read_root};
+use ferry_device::{BlockDevice, IoDone};
+use ferry_env::planted::{Bug, is_planted};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Snapshots that a volume may have: each root names all of them.
+pub const SNAPSHOTS_MAX: usize = 1000;
+/// Bytes of a snapshot's name, at most.
+const NAME_MAX: usize = 255;
+
+/// A snapshot of a volume, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its name.
+    pub name: String,
+    /// When it was made, in seconds since the Unix epoch.
+    pub made_secs: u64,
+}
+
+/// Refuses what cannot be the name of a snapshot.
+pub fn check_snapshot_name(name: &str) -> Result<(), ObjectError> {
+    let what = match name {
+        "" => "it is empty",
+        "." | ".." => "that is a directory in each directory",
+        _ if name.len() > NAME_MAX => "it has more than 255 bytes",
+        _ if name.contains('/') => "it has a slash",
+        _ if name.contains(',') => "it has a comma, which ends a mount option",
+        _ if name.contains(char::is_control) => "it has a control character",
+        _ => return Ok(()),
+    };
+    Err(ObjectError::SnapshotName(name.into(), what))
+}
+
+/// What a root changes in the snapshots.
+pub(crate) enum PinChange<'a> {
+    None,
+    Add(&'a str),
+    Remove(&'a str),
+}
+
+/// A name that no root needs from number `dead_at` on, but a snapshot may.
+pub(crate) struct Retained {
+    dead_at: u64,
+    name: String,
+}
+
+/// Whether one of the snapshots may need what no root needs from `dead_at` on.
+fn is_needed(pins: &[Pin], dead_at: u64, name: &str) -> bool {
+    if is_planted(Bug::ForgottenPin) {
+        return false;
+    }
+    let older = &pins[..pins.partition_point(|pin| pin.root < dead_at)];
+    if name.starts_with(ROOTS) {
+        return number_of(name)
+            .is_some_and(|root| older.binary_search_by_key(&root, |pin| pin.root).is_ok());
+    }
+    // A later snapshot may need all that an earlier one may need.
+    let object = object_of_shard(name).or_else(|| ObjectRef::of_name(name));
+    older.last().zip(object).is_some_and(|(pin, object)| pin.may_need(object))
+}
+
+impl Roots {
+    /// Root `number` has these pins and does not need `dead`. What no snapshot may need is staged
+    /// to be deleted. Returns the root of a snapshot that was deleted.
+    pub fn note_dead(
+        &mut self,
+        number: u64,
+        pins: Vec<Pin>,
+        dead: Vec<String>,
+        now: Duration,
+    ) -> Option<u64> {
+        let mut before = self.pins.iter().map(|pin| pin.root);
+        let unpinned = before.find(|root| pins.iter().all(|pin| pin.root != *root));
+        let old = number.checked_sub(2).map(root_name);
+        let mut dead: Vec<Retained> =
+            dead.into_iter().map(|name| Retained { dead_at: number, name }).collect();
+        if let Some(name) = old {
+            if self.pins.iter().any(|pin| pin.root + 2 == number) {
+                dead.insert(0, Retained { dead_at: number, name });
+            } else {
+                self.condemned.push_back((now, name));
+            }
+        }
+        if unpinned.is_some() {
+            // Roots go first.
+            let mut retained = std::mem::take(&mut self.retained);
+            retained.append(&mut dead);
+            retained.sort_by_key(|retained| !retained.name.starts_with(ROOTS));
+            dead = retained;
+        }
+        for retained in dead {
+            if is_needed(&pins, retained.dead_at, &retained.name) {
+                self.retained.push(retained);
+            } else {
+                self.staged.push(retained.name);
+            }
+        }
+        self.pins = pins;
+        unpinned
+    }
+}
+
+/// What the roots of all snapshots need.
+#[derive(Default)]
+pub(crate) struct Pinned {
+    pub roots: BTreeSet<u64>,
+    pub shards: BTreeSet<ObjectRef>,
+    pub objects: BTreeSet<ObjectRef>,
+}
+
+impl ObjectDevice {
+    /// Makes a snapshot of all that was written before this was called. It is durable when this
+    /// returns.
+    pub fn create_snapshot(&self, name: &str) -> Result<(), ObjectError> {
+        check_snapshot_name(name)?;
+        self.change_pins(PinChange::Add(name))
+    }
+
+    /// Deletes a snapshot. What only it needs is deleted after the grace.
+    pub fn delete_snapshot(&self, name: &str) -> Result<(), ObjectError> {
+        self.change_pins(PinChange::Remove(name))
+    }
+
+    /// The snapshots, in the order in which they were made.
+    pub fn snapshots(&self) -> Vec<Snapshot> {
+        let state = self.state.lock();
+        let pins = state.roots.pins.iter();
+        pins.map(|pin| Snapshot { name: pin.name.clone(), made_secs: pin.made_secs }).collect()
+    }
+
+    fn change_pins(&self, change: PinChange<'_>) -> Result<(), ObjectError> {
+        if self.is_read_only() {
+            return Err(ObjectError::ReadOnly);
+        }
+        if matches!(change, PinChange::Add(_)) && self.flush().is_err() {
+            return Err(self.failure().unwrap_or(ObjectError::ReadOnly));
+        }
+        let mut change = Some(change);
+        loop {
+            let (ended, end) = mpsc::channel();
+            let done: IoDone = Box::new(move |result| drop(ended.send(result)));
+            let mut refused = None;
+            self.with(|state, fx| {
+                // A root is written already: this waits for its end, and looks again.
+                if state.failed.is_none()
+                    && state.roots.writing.is_none()
+                    && let Some(change) = change.take()
+                {
+                    match refuse(state, &change) {
+                        Ok(()) => {
+                            self.start_pinning_root(state, RootState::Serving, change, fx);
+                        }
+                        Err(error) => refused = Some(error),
+                    }
+                }
+                match &state.failed {
+                    Some(error) => fx.ends.push((done, Err(error.clone().into()))),
+                    None if refused.is_some() => {}
+                    None => state.roots.waiters.push(done),
+                }
+            });
+            if let Some(error) = refused {
+                return Err(error);
+            }
+            if self.wait(&end).is_err() {
+                return Err(self.failure().unwrap_or(ObjectError::ReadOnly));
+            }
+            if change.is_none() {
+                // An owner that slept may have taken the name of a root that later owners deleted.
+                return self.look();
+            }
+        }
+    }
+
+    /// The pins of the root that is composed now.
+    pub(crate) fn changed_pins(&self, state: &State, change: PinChange<'_>) -> Vec<Pin> {
+        let mut pins = state.roots.pins.clone();
+        match change {
+            PinChange::None => {}
+            PinChange::Add(name) => pins.push(Pin {
+                name: name.into(),
+                root: state.roots.number + 1,
+                first: state.committed,
+                behind: ObjectRef {
+                    epoch: self.volume.epoch,
+                    number: self.next_object.load(Ordering::Relaxed),
+                },
+                made_secs: self.env.clock.wall().as_secs(),
+            }),
+            PinChange::Remove(name) => pins.retain(|pin| pin.name != name),
+        }
+        pins
+    }
+
+    /// What the roots of all snapshots need, read from the store.
+    pub(crate) fn pinned(&self) -> Result<Pinned, ObjectError> {
+        let mut found = Pinned::default();
+        if is_planted(Bug::SweptPinned) {
+            return Ok(found);
+        }
+        let pins = self.state.lock().roots.pins.clone();
+        for pin in pins {
+            found.roots.insert(pin.root);
+            let root = read_root(&self.access, &self.volume, pin.root)?.root;
+            for (shard, at) in root.shards {
+                if found.shards.insert(at) {
+                    let runs = load_shard(&self.access, &self.volume, shard, at)?;
+                    found.objects.extend(runs.iter().map(|run| run.value.object));
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Refuses a change of the snapshots that cannot be.
+fn refuse(state: &State, change: &PinChange<'_>) -> Result<(), ObjectError> {
+    let pins = &state.roots.pins;
+    let has = |name: &str| pins.iter().any(|pin| pin.name == name);
+    match change {
+        PinChange::Add(name) if has(name) => Err(ObjectError::SnapshotExists((*name).into())),
+        PinChange::Add(_) if pins.len() >= SNAPSHOTS_MAX => {
+            Err(ObjectError::TooManySnapshots(pins.len()))
+        }
+        PinChange::Remove(name) if !has(name) => Err(ObjectError::NoSnapshot((*name).into())),
+        _ => Ok(()),
+    }
+}
