@@ -26,7 +26,8 @@
 //! warming    what is to be brought into the cache
 //! cache      DiskCache: parts of objects on a disk of the machine
 //! local_log  LocalLog: objects that the store lacks, on a disk of the machine
-//! format     the objects, byte by byte        runs       runs of blocks with a value
+//! retained   names that only snapshots need    runs       runs of blocks with a value
+//! format     the objects, byte by byte
 //! codec      compression and encryption of what objects store
 //! dir        DirStore                          executor   Executor, ThreadExecutor
 //! s3         S3Store
@@ -54,6 +55,7 @@ mod open;
 mod prove;
 mod reads;
 mod repack;
+mod retained;
 mod roots;
 mod runs;
 mod s3;

@@ -10,7 +10,8 @@
 
 use crate::device::ObjectDevice;
 use crate::error::ObjectError;
-use crate::format::{ObjectRef, Pin, ROOTS, RootState, number_of, object_of_shard, root_name};
+use crate::format::{ObjectRef, Pin, ROOTS, RootState, root_name};
+use crate::retained::Retained;
 use crate::state::{Roots, State};
 use crate::volume::{load_shard, read_root};
 use ferry_device::{BlockDevice, IoDone};
@@ -55,27 +56,6 @@ pub(crate) enum PinChange<'a> {
     Remove(&'a str),
 }
 
-/// A name that no root needs from number `dead_at` on, but a snapshot may.
-pub(crate) struct Retained {
-    dead_at: u64,
-    name: String,
-}
-
-/// Whether one of the snapshots may need what no root needs from `dead_at` on.
-fn is_needed(pins: &[Pin], dead_at: u64, name: &str) -> bool {
-    if is_planted(Bug::ForgottenPin) {
-        return false;
-    }
-    let older = &pins[..pins.partition_point(|pin| pin.root < dead_at)];
-    if name.starts_with(ROOTS) {
-        return number_of(name)
-            .is_some_and(|root| older.binary_search_by_key(&root, |pin| pin.root).is_ok());
-    }
-    // A later snapshot may need all that an earlier one may need.
-    let object = object_of_shard(name).or_else(|| ObjectRef::of_name(name));
-    older.last().zip(object).is_some_and(|(pin, object)| pin.may_need(object))
-}
-
 impl Roots {
     /// Root `number` has these pins and does not need `dead`. What no snapshot may need is staged
     /// to be deleted. Returns the root of a snapshot that was deleted.
@@ -106,7 +86,7 @@ impl Roots {
             dead = retained;
         }
         for retained in dead {
-            if is_needed(&pins, retained.dead_at, &retained.name) {
+            if retained.is_needed(&pins) {
                 self.retained.push(retained);
             } else {
                 self.staged.push(retained.name);
