@@ -14,6 +14,7 @@ use crate::url::StoreUrl;
 use crate::volume::{Claimant, Volume};
 use ferry_device::{BlockDevice, DeviceError, FileDevice, LockHolder, OpenMode};
 use ferry_env::{Env, Utc};
+use ring::digest;
 use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -44,9 +45,25 @@ pub(crate) struct LocalDirs<'a> {
 }
 
 impl LocalDirs<'_> {
+    /// What tells the store from others.
+    fn store_name(&self) -> String {
+        self.url.resolved().unwrap_or_else(|_| self.url.clone()).name()
+    }
+
     fn note(&self) -> PathBuf {
-        let url = self.url.resolved().unwrap_or_else(|_| self.url.clone());
-        machine_directory(&url.name()).join(NOTE)
+        machine_directory(&self.store_name()).join(NOTE)
+    }
+
+    /// The number that the volume has in its log. A copy of the store has the volume's own number,
+    /// and must not get what only the original's log has.
+    fn number_in_log(&self) -> Id {
+        let mut hash = digest::Context::new(&digest::SHA256);
+        hash.update(&self.volume.id);
+        hash.update(self.store_name().as_bytes());
+        let mut id = Id::default();
+        let len = id.len();
+        id.copy_from_slice(&hash.finish().as_ref()[..len]);
+        id
     }
 
     /// The directory of the log that an owner on this machine had.
@@ -62,22 +79,21 @@ impl LocalDirs<'_> {
     fn write_note(&self, directory: &Path) -> io::Result<()> {
         let note = self.note();
         let parent = note.parent().unwrap_or(&note);
-        fs::create_dir_all(parent)?;
+        make_directory(parent)?;
         let new = note.with_extension("new");
         let mut file = fs::File::create(&new)?;
         file.write_all(directory.as_os_str().as_bytes())?;
         file.sync_all()?;
         fs::rename(&new, &note)?;
-        fs::File::open(parent)?.sync_all()
+        sync_directory(&note)
     }
 
     /// Removes the note, durably.
     fn remove_note(&self) -> Result<(), ObjectError> {
         let note = self.note();
-        let parent = note.parent().unwrap_or(&note);
         let removed = match fs::remove_file(&note) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            other => other.and_then(|()| fs::File::open(parent)?.sync_all()),
+            other => other.and_then(|()| sync_directory(&note)),
         };
         removed.map_err(|error| failed(&note, &error))
     }
@@ -137,6 +153,14 @@ impl LocalDirs<'_> {
         };
         let layer = self.layer(&path, Arc::new(device))?;
         let Lost { flushes, .. } = layer.lost();
+        if layer.cut() > 0 {
+            return Err(ObjectError::Setup(format!(
+                "{}: this local log is damaged: the {} flushes behind the damage are lost, and its store may lack those \
+                 before it: mount the volume once, which uploads what is left, then try again",
+                path.display(),
+                layer.cut()
+            )));
+        }
         if layer.waiting().is_some_and(|waiting| waiting.objects > 0) {
             return Err(ObjectError::Setup(format!(
                 "{}: this local log has {flushes} flushes of the volume that its store may lack: mount the volume once, \
@@ -156,12 +180,11 @@ impl LocalDirs<'_> {
         let executor = ThreadExecutor::new(self.env)
             .map_err(|error| ObjectError::Refused(format!("cannot start threads: {error}")))?;
         let (store, window) = (Arc::clone(self.store), self.volume.info.window);
-        let id: Id = self.volume.id;
         let layer = LocalStore::open(
             store,
             Arc::new(executor),
             device,
-            id,
+            self.number_in_log(),
             window,
             self.patience,
             self.env,
@@ -170,8 +193,8 @@ impl LocalDirs<'_> {
             let path = path.display();
             ObjectError::Setup(match why {
                 NotTaken::OtherVolume => format!(
-                    "{path}: this is the local log of another volume, and is left alone: name another directory; if that \
-                     volume is gone, remove the file"
+                    "{path}: this is the local log of another volume, or of a copy of this one, or of this one under another \
+                     address, and is left alone: name another directory; if that volume is gone, remove the file"
                 ),
                 NotTaken::Foreign => format!(
                     "{path}: this is no local log, and is left alone: remove it, or name another directory"
@@ -253,16 +276,31 @@ impl LocalDirs<'_> {
         let secs = self.env.clock.wall().as_secs();
         let names = (0..).map(|n| path.with_file_name(format!("{FILE}.lost-{}", secs + n)));
         let left_as = names.into_iter().find(|left_as| !left_as.exists()).unwrap_or_default();
-        fs::rename(path, &left_as).map_err(|error| failed(path, &error))?;
+        fs::rename(path, &left_as)
+            .and_then(|()| sync_directory(path))
+            .map_err(|error| failed(path, &error))?;
         Ok(left_as)
     }
 }
 
 /// The directory, which is made if it is absent, without symbolic links.
 fn usable(directory: &Path) -> Result<PathBuf, ObjectError> {
-    fs::create_dir_all(directory)
+    make_directory(directory)
         .and_then(|()| directory.canonicalize())
         .map_err(|error| failed(directory, &error))
+}
+
+/// Makes a directory, and those above it, if they are absent. They survive a loss of power.
+fn make_directory(directory: &Path) -> io::Result<()> {
+    let absent: Vec<&Path> = directory.ancestors().take_while(|path| !path.exists()).collect();
+    fs::create_dir_all(directory)?;
+    absent.into_iter().try_for_each(sync_directory)
+}
+
+/// Makes the name of a file durable.
+fn sync_directory(file: &Path) -> io::Result<()> {
+    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
+    fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn failed(path: &Path, error: &io::Error) -> ObjectError {

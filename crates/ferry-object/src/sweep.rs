@@ -9,8 +9,8 @@
 //! * DELETE-6: only objects of epochs below its own, and only what neither the takeover root nor
 //!   the log behind it named. The log of those epochs has ended, so nothing that they wrote is
 //!   named later;
-//! * DELETE-8: nothing that the root of a snapshot needs. What a snapshot that was deleted needed is
-//!   swept after the grace.
+//! * DELETE-8: nothing that the root of a snapshot needs. What a deleted snapshot needed is swept
+//!   after the grace.
 //!
 //! What the takeover root or the log named dies in the map of this owner, which then condemns it.
 

@@ -368,10 +368,10 @@ impl Run {
     fn end_snapshots(&self, owner: usize, device: &Arc<ObjectDevice>, executor: &Arc<SimExecutor>) {
         let Limits { root_delay, grace, sweep, .. } = self.plan.limits;
         let missing = |name: &String| device.snapshots().iter().all(|found| found.name != *name);
-        let gone: Vec<String> =
+        let lost: Vec<String> =
             self.snapshots.lock().certain().into_iter().filter(missing).collect();
-        if !gone.is_empty() {
-            return self.fail(format!("the snapshots {gone:?} are gone"));
+        if !lost.is_empty() {
+            return self.fail(format!("the snapshots {lost:?} are lost"));
         }
         for round in 1..=2 {
             for found in device.snapshots() {
