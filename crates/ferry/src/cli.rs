@@ -507,7 +507,7 @@ pub struct DebugArgs {
 /// What `ferry debug` shows.
 #[derive(Subcommand, Debug)]
 pub enum DebugCommand {
-    /// Both copies of the superblock
+    /// All copies of the superblock
     Superblock,
     /// Each record in the log, and where recovery would end
     Log,
