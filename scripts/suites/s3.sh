@@ -335,8 +335,8 @@ volume_on_s3_store() {
 # suite_s3 FSX-OPERATIONS: scripts/long does the rest on MinIO.
 suite_s3() {
   say "--- stores that speak S3"
-  volume_on_s3_store versitygw "$1" "${FERRY_AWAY_SECONDS:-60}"
+  volume_on_s3_store versitygw "$1" "${FERRY_AWAY_SECONDS:-20}"
   # When all parts run, it is being built since they began.
   "$repo/scripts/setup" minio
-  owners_on_s3_store minio
+  FERRY_STOPS=${FERRY_STOPS:-1} owners_on_s3_store minio
 }

@@ -265,18 +265,10 @@ impl ObjectDevice {
             number: chain.root.header.number,
             id: chain.root.header.id,
             shards: chain.root.root.shards.iter().copied().collect(),
-            writing: None,
-            waiters: Vec::new(),
-            log_bytes: 0,
             log_objects: chain.links.len() as u64,
-            died: None,
             pins: chain.root.root.pins.clone(),
-            retained: Vec::new(),
-            staged: Vec::new(),
-            condemned: VecDeque::new(),
-            collecting: false,
-            sweeping: false,
             sweep_due: env.clock.monotonic() + limits.grace,
+            ..Roots::default()
         };
         let state = State {
             map,
@@ -340,13 +332,11 @@ impl ObjectDevice {
                 }
             });
             let result = self.wait(&end);
-            let mut state = self.state.lock();
-            if let Some(error) = &state.failed {
-                return Err(error.clone());
-            }
             if result.is_ok() && closing {
-                state.failed = Some(ObjectError::ReadOnly);
                 return Ok(());
+            }
+            if let Some(error) = self.failure() {
+                return Err(error);
             }
         }
     }

@@ -393,8 +393,10 @@ impl LocalLog {
     ) -> io::Result<(Slot, Target)> {
         let (ring, len) = (self.ring(), record_bytes(object.name, object.bytes));
         if tail.is_none() && self.head % ring >= FRONT_BYTES.min(ring / 2) {
-            self.head = self.head.next_multiple_of(ring);
-            self.write_durable_header(self.head, self.number)?;
+            // The header first: without it nothing leads an opening to the front.
+            let front = self.head.next_multiple_of(ring);
+            self.write_durable_header(front, self.number)?;
+            self.head = front;
         }
         let left = ring - self.head % ring;
         let skips = len > left;

@@ -143,8 +143,7 @@ impl ObjectDevice {
             let Some(writing) = state.roots.writing.take() else { return };
             let now = self.env.clock.monotonic();
             let roots = &mut state.roots;
-            let staged = std::mem::take(&mut roots.staged);
-            roots.condemned.extend(staged.into_iter().map(|name| (now, name)));
+            let closed = writing.root.state == RootState::Closed;
             let unpinned = roots.note_dead(number, writing.root.pins, writing.dead, now);
             if unpinned.is_some_and(|root| root < self.inherited.root) {
                 // What older owners left for it a sweep finds.
@@ -156,7 +155,12 @@ impl ObjectDevice {
                 roots.died.get_or_insert(now);
             }
             self.end_root(state, None, fx);
-            if state.failed.is_none() {
+            if closed {
+                // No root follows this one.
+                state.failed = Some(ObjectError::ReadOnly);
+            }
+            // The next root is of who waits to make or delete a snapshot.
+            if state.failed.is_none() && state.roots.pinning == 0 {
                 self.root_if_due(state, fx);
             }
         });

@@ -71,6 +71,7 @@ impl Roots {
         let old = number.checked_sub(2).map(root_name);
         let mut dead: Vec<Retained> =
             dead.into_iter().map(|name| Retained { dead_at: number, name }).collect();
+        // Roots go first.
         if let Some(name) = old {
             if self.pins.iter().any(|pin| pin.root + 2 == number) {
                 dead.insert(0, Retained { dead_at: number, name });
@@ -78,8 +79,8 @@ impl Roots {
                 self.condemned.push_back((now, name));
             }
         }
+        self.condemned.extend(self.staged.drain(..).map(|name| (now, name)));
         if unpinned.is_some() {
-            // Roots go first.
             let mut retained = std::mem::take(&mut self.retained);
             retained.append(&mut dead);
             retained.sort_by_key(|retained| !retained.name.starts_with(ROOTS));
@@ -132,6 +133,13 @@ impl ObjectDevice {
         if matches!(change, PinChange::Add(_)) && self.flush().is_err() {
             return Err(self.failure().unwrap_or(ObjectError::ReadOnly));
         }
+        self.state.lock().roots.pinning += 1;
+        let changed = self.change_pins_in_turn(change);
+        self.state.lock().roots.pinning -= 1;
+        changed
+    }
+
+    fn change_pins_in_turn(&self, change: PinChange<'_>) -> Result<(), ObjectError> {
         let mut change = Some(change);
         loop {
             let (ended, end) = mpsc::channel();
@@ -139,10 +147,10 @@ impl ObjectDevice {
             let mut refused = None;
             self.with(|state, fx| {
                 // A root is written already: this waits for its end, and looks again.
-                if state.failed.is_none()
-                    && state.roots.writing.is_none()
-                    && let Some(change) = change.take()
-                {
+                let free = state.failed.is_none() && state.roots.writing.is_none();
+                if free && is_behind_pin(&state.roots, change.as_ref()) {
+                    self.start_root(state, RootState::Serving, fx);
+                } else if free && let Some(change) = change.take() {
                     match refuse(state, &change) {
                         Ok(()) => {
                             self.start_pinning_root(state, RootState::Serving, change, fx);
@@ -189,13 +197,12 @@ impl ObjectDevice {
         pins
     }
 
-    /// What the roots of all snapshots need, read from the store.
-    pub(crate) fn pinned(&self) -> Result<Pinned, ObjectError> {
+    /// What the roots of these snapshots need, read from the store.
+    pub(crate) fn pinned(&self, pins: Vec<Pin>) -> Result<Pinned, ObjectError> {
         let mut found = Pinned::default();
         if is_planted(Bug::SweptPinned) {
             return Ok(found);
         }
-        let pins = self.state.lock().roots.pins.clone();
         for pin in pins {
             found.roots.insert(pin.root);
             let root = read_root(&self.access, &self.volume, pin.root)?.root;
@@ -210,6 +217,13 @@ impl ObjectDevice {
     }
 }
 
+/// Whether the newest root has a pin, and the next one would get one. Another root comes between:
+/// a claimant with an old list takes a root for the newest one only if the one before it is there.
+fn is_behind_pin(roots: &Roots, change: Option<&PinChange<'_>>) -> bool {
+    matches!(change, Some(PinChange::Add(_)))
+        && roots.pins.last().is_some_and(|pin| pin.root == roots.number)
+}
+
 /// Refuses a change of the snapshots that cannot be.
 fn refuse(state: &State, change: &PinChange<'_>) -> Result<(), ObjectError> {
     let pins = &state.roots.pins;
@@ -221,5 +235,22 @@ fn refuse(state: &State, change: &PinChange<'_>) -> Result<(), ObjectError> {
         }
         PinChange::Remove(name) if !has(name) => Err(ObjectError::NoSnapshot((*name).into())),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roots_are_deleted_before_what_they_need() {
+        let mut roots = Roots { staged: vec!["s/of-root-3".into()], ..Roots::default() };
+        assert_eq!(
+            roots.note_dead(5, Vec::new(), vec!["s/of-root-4".into()], Duration::ZERO),
+            None
+        );
+        let condemned: Vec<&String> = roots.condemned.iter().map(|(_, name)| name).collect();
+        assert_eq!(condemned, [&root_name(3), "s/of-root-3"]);
+        assert_eq!(roots.staged, ["s/of-root-4"]);
     }
 }

@@ -236,6 +236,7 @@ pub(crate) struct Effects {
 }
 
 /// The root that is being written, and what the last one had.
+#[derive(Default)]
 pub(crate) struct Roots {
     /// The number and the id of the newest root.
     pub number: u64,
@@ -246,6 +247,8 @@ pub(crate) struct Roots {
     pub writing: Option<Writing>,
     /// Told when no root is being written any more.
     pub waiters: Vec<IoDone>,
+    /// So many wait to make or delete a snapshot.
+    pub pinning: usize,
     /// Bytes and number of log objects that the newest root lacks.
     pub log_bytes: u64,
     pub log_objects: u64,

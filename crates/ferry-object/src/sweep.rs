@@ -18,7 +18,7 @@ use crate::device::{DELETES_PER_LOOK, ObjectDevice};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Job};
 use crate::format::{
-    HEADER_LEN, Kind, LOGS, ObjectRef, ROOTS, SHARDS, header, number_of, object_of_shard,
+    HEADER_LEN, Kind, LOGS, ObjectRef, Pin, ROOTS, SHARDS, header, number_of, object_of_shard,
 };
 use crate::inherited::Inherited;
 use crate::state::{Effects, State};
@@ -35,9 +35,11 @@ impl ObjectDevice {
             return;
         }
         (roots.sweeping, roots.sweep_due) = (true, now + self.limits.sweep);
-        let me = self.me();
+        // Now, and not when a thread is free: what a snapshot needs that is deleted meanwhile stays
+        // for the grace.
+        let (me, pins) = (self.me(), roots.pins.clone());
         let run = move || -> Answer {
-            let swept = me.sweep();
+            let swept = me.sweep(pins);
             Box::new(move || {
                 if let Err(error) = swept {
                     tracing::warn!(%error, "objects that nothing needs stay until the next sweep");
@@ -48,12 +50,12 @@ impl ObjectDevice {
         fx.jobs.push(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
     }
 
-    fn sweep(&self) -> Result<(), ObjectError> {
+    fn sweep(&self, pins: Vec<Pin>) -> Result<(), ObjectError> {
         let looks_first = is_planted(Bug::SweptAfterLook);
         if looks_first {
             self.look()?;
         }
-        let orphans = self.orphans()?;
+        let orphans = self.orphans(pins)?;
         for names in orphans.chunks(DELETES_PER_LOOK) {
             if self.failure().is_some() {
                 return Ok(());
@@ -71,9 +73,9 @@ impl ObjectDevice {
     }
 
     /// Objects of older owners that nothing names, roots first.
-    fn orphans(&self) -> Result<Vec<String>, ObjectError> {
+    fn orphans(&self, pins: Vec<Pin>) -> Result<Vec<String>, ObjectError> {
         let Inherited { objects, shards, root, next } = &self.inherited;
-        let pinned = self.pinned()?;
+        let pinned = self.pinned(pins)?;
         let list = |prefix: &str| self.access.insist(|store| store.list(prefix));
         let mut orphans = list(ROOTS)?;
         orphans.retain(|name| {

@@ -497,6 +497,14 @@ fn a_snapshot_that_cannot_be_made_or_deleted_is_refused() {
     let volume = Volume::new();
     let device = volume.open(false, small()).expect("nobody has it");
     device.create_snapshot("one").expect("it can be made");
+    // Between two roots with a pin there is another one.
+    let newest = || volume.store().list("c/").expect("it can be listed").into_iter().max();
+    let before = newest();
+    device.create_snapshot("at once").expect("it can be made");
+    let between = volume.store().list("c/").expect("it can be listed");
+    let newer = between.into_iter().filter(|name| Some(name) > before.as_ref()).count();
+    assert_eq!(newer, 2);
+    device.delete_snapshot("at once").expect("it can be deleted");
     let refused = |result: Result<(), ObjectError>| result.expect_err("it is refused").to_string();
     assert!(refused(device.create_snapshot("one")).contains("already"));
     assert_eq!(refused(device.delete_snapshot("two")), "there is no snapshot \"two\"");

@@ -261,3 +261,64 @@ fn a_write_that_the_disk_refuses_gives_its_room_to_those_who_wait() {
         assert_eq!(store.get(&name(n), None), Ok(large.clone()));
     }
 }
+
+#[test]
+fn a_header_that_cannot_be_written_hides_no_later_record() {
+    let (come, _came) = std::sync::mpsc::channel();
+    let (tell, told) = std::sync::mpsc::channel();
+    // The ring has 40 blocks, and each record 5.
+    let device = Arc::new(FullDisk {
+        disk: MemDevice::new(42 << 12),
+        full: AtomicBool::new(false),
+        came: Mutex::new(come),
+        go_on: Mutex::new(told),
+    });
+    let store = Arc::<TestStore>::default();
+    let open = || {
+        let executor = Arc::new(ThreadExecutor::new(&Env::real()).expect("threads can be started"));
+        let env = Env::real();
+        LocalStore::open(store.clone(), executor, device.clone(), VOLUME, 4, Duration::ZERO, &env)
+    };
+    let local = open().expect("it is new");
+    local.upload_all().expect("there is nothing");
+    local.serve();
+    let bytes = vec![5; 20_000];
+    let put = |local: &LocalStore, n| {
+        local.put(&name(n), &bytes).expect("the log or the store takes it");
+    };
+    let uploaded = |local: &LocalStore| {
+        store.away.store(false, Ordering::Relaxed);
+        while local.waiting().is_some_and(|waiting| waiting.objects > 0) {
+            std::thread::yield_now();
+        }
+    };
+    let all = |local: &LocalStore, numbers: Range<u64>| {
+        for n in numbers {
+            put(local, n);
+            uploaded(local);
+        }
+    };
+    all(&local, 0..3);
+    // The last one of these is at the front, and a durable header names the first.
+    store.away.store(true, Ordering::Relaxed);
+    (3..9).for_each(|n| put(&local, n));
+    uploaded(&local);
+    // The last one of these needs a durable header.
+    all(&local, 9..12);
+    // The next one would be at the front again, and the header that says so cannot be written.
+    device.full.store(true, Ordering::Relaxed);
+    tell.send(()).expect("the disk waits");
+    all(&local, 12..13);
+    assert!(!device.full.load(Ordering::Relaxed), "a write has failed");
+    store.away.store(true, Ordering::Relaxed);
+    put(&local, 13);
+    assert_eq!(local.waiting().expect("it has a log").objects, 1);
+    let held = Arc::downgrade(&local);
+    drop(local);
+    while held.strong_count() > 0 {
+        std::thread::yield_now();
+    }
+    store.away.store(false, Ordering::Relaxed);
+    assert_eq!(open().expect("it is ours").upload_all(), Ok(()));
+    assert!(store.get(&name(13), None) == Ok(bytes), "it was durable in the log");
+}

@@ -63,7 +63,7 @@ fn nothing_flushed_is_lost_whatever_owners_and_store_do() {
     let (replayed, lost) = sum.replayed;
     assert!(replayed > 100 && lost > 10, "{replayed} local logs, {lost} of them lost flushes");
     let Sum { crashes, opened, .. } = sum;
-    assert!(crashes > 1000 && opened > crashes / 2, "{crashes} crashes, {opened} openings");
+    assert!(crashes > 1000 && opened > crashes * 9 / 10, "{crashes} crashes, {opened} openings");
 }
 
 /// A claimant slept while later owners wrote and deleted the log that it followed.
