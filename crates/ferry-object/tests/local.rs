@@ -7,6 +7,7 @@ use ferry_object::{LocalStore, NotTaken, ObjectError, Store, ThreadExecutor};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -52,7 +53,7 @@ const VOLUME: [u8; 16] = [7; 16];
 
 fn open(
     store: &Arc<TestStore>,
-    device: &Arc<MemDevice>,
+    device: &Arc<impl BlockDevice + 'static>,
     volume: [u8; 16],
 ) -> Result<Arc<LocalStore>, NotTaken> {
     let env = Env::real();
@@ -82,13 +83,23 @@ fn filled(store: &Arc<TestStore>, device: &Arc<MemDevice>, count: u64) {
         assert_eq!(local.get(&name(n), None), Ok(bytes(n)), "it is read from the log");
         assert_eq!(local.get(&name(n), Some(100..300)), Ok(bytes(n)[100..300].to_vec()));
     }
-    // An upload that is being tried holds it for a little longer. It must not find the store back.
+    end(local);
+    store.away.store(false, Ordering::Relaxed);
+}
+
+/// Waits for the upload that is being tried, too: it must not find the store back.
+fn end(local: Arc<LocalStore>) {
     let held = Arc::downgrade(&local);
     drop(local);
     while held.strong_count() > 0 {
         std::thread::yield_now();
     }
-    store.away.store(false, Ordering::Relaxed);
+}
+
+fn await_uploads(local: &LocalStore) {
+    while local.waiting().is_some_and(|waiting| waiting.objects > 0) {
+        std::thread::yield_now();
+    }
 }
 
 #[test]
@@ -149,7 +160,7 @@ fn callers_wait_when_the_log_is_full_and_lose_nothing() {
     store.away.store(true, Ordering::Relaxed);
     let local = open(&store, &device, VOLUME).expect("it is new");
     local.serve();
-    let (ended, end) = std::sync::mpsc::channel();
+    let (ended, end) = channel();
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let (local, ended) = (&local, ended.clone());
@@ -181,8 +192,22 @@ struct FullDisk {
     /// The next write fails.
     full: AtomicBool,
     /// Told when that write has come. It fails once `go_on` says so.
-    came: Mutex<std::sync::mpsc::Sender<()>>,
-    go_on: Mutex<std::sync::mpsc::Receiver<()>>,
+    came: Mutex<Sender<()>>,
+    go_on: Mutex<Receiver<()>>,
+}
+
+impl FullDisk {
+    /// A ring of 40 blocks; what is told of the write that fails, and what lets it go on.
+    fn new() -> (Arc<Self>, Receiver<()>, Sender<()>) {
+        let ((come, came), (tell, told)) = (channel(), channel());
+        let disk = Self {
+            disk: MemDevice::new(42 << 12),
+            full: AtomicBool::new(false),
+            came: Mutex::new(come),
+            go_on: Mutex::new(told),
+        };
+        (Arc::new(disk), came, tell)
+    }
 }
 
 impl BlockDevice for FullDisk {
@@ -219,25 +244,14 @@ impl BlockDevice for FullDisk {
 
 #[test]
 fn a_write_that_the_disk_refuses_gives_its_room_to_those_who_wait() {
-    let (come, came) = std::sync::mpsc::channel();
-    let (tell, told) = std::sync::mpsc::channel();
-    let device = Arc::new(FullDisk {
-        disk: MemDevice::new(42 << 12),
-        full: AtomicBool::new(false),
-        came: Mutex::new(come),
-        go_on: Mutex::new(told),
-    });
-    let (store, env) = (Arc::<TestStore>::default(), Env::real());
-    let executor = Arc::new(ThreadExecutor::new(&env).expect("threads can be started"));
-    let local =
-        LocalStore::open(store.clone(), executor, device.clone(), VOLUME, 4, Duration::ZERO, &env);
-    let local = local.expect("it is new");
+    let ((device, came, tell), store) = (FullDisk::new(), Arc::<TestStore>::default());
+    let local = open(&store, &device, VOLUME).expect("it is new");
     local.upload_all().expect("there is nothing");
     local.serve();
     device.full.store(true, Ordering::Relaxed);
     // Each reserves more than half of the ring.
     let large = vec![5; 60_000];
-    let (end, ended) = std::sync::mpsc::channel();
+    let (end, ended) = channel();
     for n in 0..2 {
         let (local, large, end) = (local.clone(), large.clone(), end.clone());
         // Not scoped: one that waits for ever must fail the test.
@@ -254,9 +268,7 @@ fn a_write_that_the_disk_refuses_gives_its_room_to_those_who_wait() {
         let put = ended.recv_timeout(Duration::from_secs(20));
         assert_eq!(put.expect("nobody waits for ever"), Ok(()));
     }
-    while local.waiting().is_some_and(|waiting| waiting.objects > 0) {
-        std::thread::yield_now();
-    }
+    await_uploads(&local);
     for n in 0..2 {
         assert_eq!(store.get(&name(n), None), Ok(large.clone()));
     }
@@ -264,33 +276,18 @@ fn a_write_that_the_disk_refuses_gives_its_room_to_those_who_wait() {
 
 #[test]
 fn a_header_that_cannot_be_written_hides_no_later_record() {
-    let (come, _came) = std::sync::mpsc::channel();
-    let (tell, told) = std::sync::mpsc::channel();
-    // The ring has 40 blocks, and each record 5.
-    let device = Arc::new(FullDisk {
-        disk: MemDevice::new(42 << 12),
-        full: AtomicBool::new(false),
-        came: Mutex::new(come),
-        go_on: Mutex::new(told),
-    });
-    let store = Arc::<TestStore>::default();
-    let open = || {
-        let executor = Arc::new(ThreadExecutor::new(&Env::real()).expect("threads can be started"));
-        let env = Env::real();
-        LocalStore::open(store.clone(), executor, device.clone(), VOLUME, 4, Duration::ZERO, &env)
-    };
-    let local = open().expect("it is new");
+    let ((device, _came, tell), store) = (FullDisk::new(), Arc::<TestStore>::default());
+    let local = open(&store, &device, VOLUME).expect("it is new");
     local.upload_all().expect("there is nothing");
     local.serve();
+    // Each record has 5 of the 40 blocks.
     let bytes = vec![5; 20_000];
     let put = |local: &LocalStore, n| {
         local.put(&name(n), &bytes).expect("the log or the store takes it");
     };
     let uploaded = |local: &LocalStore| {
         store.away.store(false, Ordering::Relaxed);
-        while local.waiting().is_some_and(|waiting| waiting.objects > 0) {
-            std::thread::yield_now();
-        }
+        await_uploads(local);
     };
     let all = |local: &LocalStore, numbers: Range<u64>| {
         for n in numbers {
@@ -313,12 +310,8 @@ fn a_header_that_cannot_be_written_hides_no_later_record() {
     store.away.store(true, Ordering::Relaxed);
     put(&local, 13);
     assert_eq!(local.waiting().expect("it has a log").objects, 1);
-    let held = Arc::downgrade(&local);
-    drop(local);
-    while held.strong_count() > 0 {
-        std::thread::yield_now();
-    }
+    end(local);
     store.away.store(false, Ordering::Relaxed);
-    assert_eq!(open().expect("it is ours").upload_all(), Ok(()));
+    assert_eq!(open(&store, &device, VOLUME).expect("it is ours").upload_all(), Ok(()));
     assert!(store.get(&name(13), None) == Ok(bytes), "it was durable in the log");
 }
