@@ -17,7 +17,7 @@ in_bare_debian() {
   mount -t proc proc "$root/proc"
   mount --bind /dev "$root/dev"
   chroot "$root" /bin/sh -euxc '
-    ! command -v cc
+    test -z "$(command -v cc)"
     dpkg -i /tmp/ferryfs.deb
     ferry mkfs /srv/data.ferry --size 1G
     mount -t fuse.ferry /srv/data.ferry /mnt
@@ -26,9 +26,9 @@ in_bare_debian() {
     ferry umount /mnt
     ferry fsck /srv/data.ferry
     dpkg --purge ferryfs
-    ! test -e /usr/bin/ferry
-    ! test -e /usr/sbin/mount.fuse.ferry
-    ! test -e /etc/ferryfs
+    test ! -e /usr/bin/ferry
+    test ! -e /usr/sbin/mount.fuse.ferry
+    test ! -e /etc/ferryfs
     test -e /srv/data.ferry'
 }
 leave_debian() {
@@ -50,7 +50,7 @@ suite_package() {
   check "the packages are made" 900 "$repo/scripts/package" --programs-as-they-are
   check "their checksums are right" 60 sh -c 'cd "$1" && sha256sum --check --quiet SHA256SUMS' check "$target/packages"
   check "lintian finds no error" 120 lintian --fail-on error,warning --allow-root "$target"/packages/*.deb
-  check "the rpm has the same programs" 30 sh -c 'rpm -qlp "$1" | grep -qx /usr/bin/ferry' check "$target"/packages/*.rpm
+  check "the rpm has the program" 30 sh -c 'rpm -qlp "$1" | grep -qx /usr/bin/ferry' check "$target"/packages/*.rpm
   check "the manual pages are well-formed" 60 mandoc -Tlint -W warning "$target"/package/man/*.1
   check "shells complete commands" 60 completes
   check "the mount's unit is hardened" 30 less_exposed ferry@
