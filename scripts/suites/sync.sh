@@ -188,10 +188,26 @@ PY
   timeout 60 "$ferry" fsck "$scratch/unmodified.ferry"
 }
 
+# synced_out_of_the_kernel MODE WAY: `ferry sync` covers what the kernel has not handed over, also
+# while the daemon is slow.
+synced_out_of_the_kernel() {
+  local volume=$scratch/kernel-pages.ferry
+  [ -e "$volume" ] || "$ferry" mkfs "$volume" --size 1G
+  mount_volume "$volume" "$scratch/mnt" "cache=$1,commit_interval=1h"
+  timeout 60 python3 "$repo/scripts/suites/kernel_pages.py" write "$scratch/mnt" "$(daemon_of "$volume")" "$2"
+  umount --lazy "$scratch/mnt"
+  mount_volume "$volume" "$scratch/mnt"
+  python3 "$repo/scripts/suites/kernel_pages.py" check "$scratch/mnt"
+  rm "$scratch/mnt"/*
+  unmount_volume "$scratch/mnt"
+}
+
 suite_sync() {
   say "--- fsyncs on a device that stalls, fails or is full"
   check "what is durable has been flushed below" 120 durable_is_flushed
   check "2000 fsyncs of io_uring, libaio and threads in flight" 180 unmodified_fsyncs 2000
+  check "ferry sync covers stores to mapped memory, below a slow daemon" 90 synced_out_of_the_kernel kernel map
+  check "ferry sync covers cache=writeback, below a slow daemon" 90 synced_out_of_the_kernel writeback write
   check "$1 fsyncs wait for a device that stalls" 180 stalled_fsyncs "$1" 2
   check "$1 fsyncs wait, and the device is gone" 180 lost_device "$1" 1
   check "write-back without space is told to each descriptor once" 60 no_space_in_write_back

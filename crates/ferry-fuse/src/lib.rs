@@ -7,8 +7,8 @@
 //! session                                   mounts, starts the threads, ends them
 //! transport/   buffer  dev  reads  uring    moves messages between the kernel and `request`
 //! notify       mount                        tells the kernel what to forget; mount(2)
-//! request/     counters  idle_poll  parked  one request: decode, call the file system, encode,
-//!              realtime  chain              or park it until its answer arrives
+//! request/     counters  crowd  idle_poll   one request: decode, call the file system, encode,
+//!              parked  realtime  chain      or park it until its answer arrives
 //!              direct_write
 //!              security_label  dispatch
 //! decode       encode  device  init         bytes to operations, answers to bytes, INIT

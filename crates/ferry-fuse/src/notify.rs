@@ -303,6 +303,7 @@ impl Host for Notifier {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::crowd::Crowd;
     use std::sync::mpsc;
 
     /// A notifier without threads: as if the sending thread waited for a request that the queuing
@@ -313,7 +314,7 @@ mod tests {
         Notifier::new(
             Arc::clone(&counters),
             &parked,
-            Arc::new(IdlePoll::new(counters)),
+            Arc::new(IdlePoll::new(counters, Crowd::of_machine())),
             Arc::default(),
         )
     }

@@ -19,6 +19,7 @@ use crate::init::{self, Agreed, Wishes};
 use crate::mount::{self, MountOptions, Transport, Unmount};
 use crate::notify::{NoticeKind, Notifier};
 use crate::request::counters::MountCounters;
+use crate::request::crowd::Crowd;
 use crate::request::direct_write::{DirectWrites, FilesystemTarget};
 use crate::request::dispatch::Dispatcher;
 use crate::request::idle_poll::IdlePoll;
@@ -166,7 +167,7 @@ impl Session {
     ) -> Result<Self, Error> {
         let all = Arc::new(MountCounters::default());
         let parked = Arc::new(ParkTable::new(all.block()));
-        let idle = Arc::new(IdlePoll::new(Arc::clone(&all)));
+        let idle = Arc::new(IdlePoll::new(Arc::clone(&all), Crowd::of_machine()));
         let realtime = Arc::<RealTime>::default();
         let host = Arc::new(Notifier::new(
             Arc::clone(&all),
@@ -204,6 +205,7 @@ impl Session {
             remote,
             direct_writes,
             host: Arc::clone(&host) as _,
+            kernel: Arc::clone(&host) as _,
         });
         let handle =
             MountHandle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };

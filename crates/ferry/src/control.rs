@@ -59,8 +59,8 @@ impl Control {
         Ok(if mounted { control(Way::Mount(file)) } else { None })
     }
 
-    /// Makes the kernel write back its dirty pages of the volume: stores to mapped memory and, with
-    /// cache=writeback, any write.
+    /// Makes the kernel begin to write back its dirty pages of the volume: stores to mapped memory
+    /// and, with cache=writeback, any write. The request that follows waits for the end of it.
     fn hand_over(&self) -> io::Result<()> {
         match &self.way {
             Way::Mount(file) => Ok(rustix::fs::syncfs(file)?),

@@ -123,6 +123,11 @@ pub trait Filesystem: Send + Sync + 'static {
     fn keeps_pages(&self, _ino: Ino, _fh: u64) -> bool {
         false
     }
+    /// The files that are open for writing. Of other files the kernel has no page that it has not
+    /// written back: closing a file, and unmapping it, writes its pages back.
+    fn open_for_writing(&self) -> Vec<Ino> {
+        Vec::new()
+    }
     /// Writes all of `data`, or fails. `append`: at the end, whatever `offset` says.
     #[expect(clippy::too_many_arguments, reason = "the request's own shape")]
     fn write(

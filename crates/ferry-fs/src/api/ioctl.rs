@@ -10,6 +10,11 @@ pub const fn message_len(request: u32) -> usize {
 }
 /// Makes everything on the volume durable; parks. `_IO('F', 1)`.
 pub const SYNC: u32 = ioc(0, 1, 0);
+/// Whether a request covers everything that programs have written, also what only the kernel has of
+/// it: a mount makes the kernel write that back first.
+pub const fn covers_kernel_pages(request: u32) -> bool {
+    request == SYNC
+}
 /// Answers once everything that the volume has now is durable, and makes nothing durable itself;
 /// parks. `EOPNOTSUPP`: the mount has `cache=writeback`. `_IO('F', 7)`.
 pub const WAIT: u32 = ioc(0, 7, 0);

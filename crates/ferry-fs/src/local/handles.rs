@@ -93,6 +93,18 @@ impl Handles {
         all.filter(|handle| uid == 0 || handle.uid == uid).cloned().collect()
     }
 
+    /// The inodes with a handle that writes, each once.
+    pub(crate) fn open_for_writing(&self) -> Vec<Ino> {
+        let mut open = Vec::new();
+        for slots in self.shards.iter().map(|shard| shard.lock()) {
+            let all = slots.handles.iter().flatten();
+            open.extend(all.filter(|handle| handle.writes).map(|handle| handle.inode.ino));
+        }
+        open.sort_unstable();
+        open.dedup();
+        open
+    }
+
     /// Takes all of them.
     pub(crate) fn drain(&self) -> Vec<Arc<Handle>> {
         let take = |s: &Mutex<Slots>| std::mem::take(&mut *s.lock()).handles;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// So many entries are fetched at once, first, and when the reader wants more.
-const BATCHES: [usize; 2] = [32, 256];
+const BATCHES: [usize; 2] = [32, 48];
 
 /// Takes an entry; `false`: it did not fit.
 type Sink<'s> = &'s mut dyn FnMut(&DirEntry) -> bool;

@@ -230,6 +230,10 @@ impl Filesystem for LocalFs {
         self.is_mapped_past(ino, fh)
     }
 
+    fn open_for_writing(&self) -> Vec<Ino> {
+        self.handles.open_for_writing()
+    }
+
     fn write(
         &self,
         cx: &Cx,

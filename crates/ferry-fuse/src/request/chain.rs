@@ -25,6 +25,19 @@ where
     Ok(answer)
 }
 
+/// Parks the request, and has `begin` start something that calls its argument at its end. Then
+/// `step` runs and answers the request. If the argument is dropped instead, the request fails.
+pub(crate) fn behind<T: Into<Reply>>(
+    cx: &Cx<'_>,
+    begin: impl FnOnce(Box<dyn FnOnce() + Send>),
+    step: impl FnOnce(&Cx<'_>) -> Answer<T> + Send + 'static,
+) -> Answer<T> {
+    let open = OpenRequest { complete: Mutex::new(Some(cx.park.park(None))) };
+    let (uid, gid, pid, umask) = (cx.uid, cx.gid, cx.pid, cx.umask);
+    begin(Box::new(move || open.run(|park| step(&Cx { uid, gid, pid, umask, park }))));
+    Err(Stop::Parked)
+}
+
 fn answering(complete: Complete, answer: Reply) -> Complete {
     Box::new(move |second| complete(second.map(|_| answer)))
 }
@@ -42,11 +55,7 @@ impl<S: Fn(&Cx<'_>) -> Answer<()> + Clone + Send + 'static> Park for FirstStep<'
         Box::new(move |first| {
             let Ok(answer) = first else { return complete(first) };
             let open = OpenRequest { complete: Mutex::new(Some(answering(complete, answer))) };
-            match second(&Cx { uid, gid, pid, umask, park: &open }) {
-                Ok(()) => open.answer(Ok(Reply::Empty)),
-                Err(Stop::Errno(errno)) => open.answer(Err(errno)),
-                Err(Stop::Parked) => {}
-            }
+            open.run(|park| second(&Cx { uid, gid, pid, umask, park }));
         })
     }
 
@@ -71,12 +80,21 @@ impl<T: Into<Reply> + Copy> Park for SecondStep<'_, T> {
     }
 }
 
-/// Parks the second step if the first has parked: the request is in the table already.
+/// Parks a step of a request that is in the table already.
 struct OpenRequest {
     complete: Mutex<Option<Complete>>,
 }
 
 impl OpenRequest {
+    /// Runs the step, and answers the request unless the step parks.
+    fn run<T: Into<Reply>>(&self, step: impl FnOnce(&dyn Park) -> Answer<T>) {
+        match step(self) {
+            Ok(answer) => self.answer(Ok(answer.into())),
+            Err(Stop::Errno(errno)) => self.answer(Err(errno)),
+            Err(Stop::Parked) => {}
+        }
+    }
+
     fn answer(&self, result: Result<Reply, Errno>) {
         if let Some(complete) = self.complete.lock().take() {
             complete(result);
@@ -129,6 +147,26 @@ mod tests {
         }
         fn complete(&self, result: Result<Reply, Errno>) {
             (self.held.lock().take().expect("it was asked"))(result);
+        }
+    }
+
+    #[test]
+    fn a_step_behind_another_runs_at_its_end_and_answers_whether_it_parks_or_not() {
+        for parks in [false, true] {
+            let waiter = TestPark::default();
+            let cx = Cx { uid: 1, gid: 2, pid: 3, umask: 0, park: &waiter };
+            let step = TestStep { parks, ..TestStep::default() };
+            let (theirs, mut done) = (step.clone(), None);
+            let now = behind(&cx, |end| done = Some(end), move |cx| theirs.run(cx, Ok(7_u64)));
+            assert!(matches!(now, Err(Stop::Parked)));
+            assert_eq!((*waiter.parked.lock(), *step.asked.lock()), (1, 0), "it has not begun");
+            done.expect("it was begun")();
+            assert_eq!((*waiter.parked.lock(), *step.asked.lock()), (1, 1));
+            if parks {
+                assert!(waiter.answers.lock().is_empty(), "the step has not ended");
+                step.complete(Ok(Reply::Count(7)));
+            }
+            assert!(matches!(waiter.answers.lock()[..], [Ok(Reply::Count(7))]));
         }
     }
 

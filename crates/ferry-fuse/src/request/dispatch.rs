@@ -7,15 +7,15 @@ use std::sync::atomic::AtomicBool;
 use ferry_device::ReadRing;
 use ferry_fs::{
     Answer, Complete, Cx, Errno, FileLock, Filesystem, Host, Interrupt, Park, RenameFlags, Reply,
-    Stop, ToForget,
+    Stop, ToForget, ioctl,
 };
 
 use crate::abi::{InHeader, op};
 use crate::decode::{self, FuseOp, RequestArgs, WriteSource};
 use crate::encode::{self, AnswerBody, AnswerForm, DirListing};
-use crate::request::chain::chain;
+use crate::request::chain::{behind, chain};
 use crate::request::counters::ThreadCounters;
-use crate::request::direct_write::{DirectWriteArgs, DirectWrites};
+use crate::request::direct_write::{DirectWriteArgs, DirectWrites, DropPages};
 use crate::request::idle_poll::IdlePoll;
 use crate::request::parked::{AnswerPort, ParkTable, RequestParker};
 use crate::request::realtime::RealTime;
@@ -52,6 +52,7 @@ pub(crate) struct Dispatcher {
     pub(crate) remote: bool,
     pub(crate) direct_writes: Arc<DirectWrites>,
     pub(crate) host: Arc<dyn Host>,
+    pub(crate) kernel: Arc<dyn DropPages>,
 }
 
 /// The transport that a request came from.
@@ -215,7 +216,7 @@ impl Dispatcher {
             FuseOp::Listxattr { .. } => Ok(encode::data(form, out, fs.listxattr(&cx, ino)?)?),
             FuseOp::Removexattr { name } => done(fs.removexattr(&cx, ino, name)?),
             FuseOp::Ioctl { cmd, input, out_max } => {
-                Ok(encode::data(form, out, fs.ioctl(&cx, ino, cmd, input, out_max)?)?)
+                Ok(encode::data(form, out, self.ioctl(&cx, ino, cmd, input, out_max)?)?)
             }
             FuseOp::Interrupt { unique } => {
                 self.parked.interrupt(unique);
@@ -225,6 +226,32 @@ impl Dispatcher {
             FuseOp::Unsupported => Err(Errno(libc::ENOSYS).into()),
             _ => self.on_handle(&cx, ino, op, out, form),
         }
+    }
+
+    /// Serves one of FerryFS's own requests. If it covers what the kernel alone has, the kernel
+    /// writes that back first. syncfs(2) starts this but, on FUSE, does not wait for it.
+    fn ioctl(
+        &self,
+        cx: &Cx<'_>,
+        ino: u64,
+        cmd: u32,
+        input: &[u8],
+        out_max: usize,
+    ) -> Answer<Vec<u8>> {
+        let open = match ioctl::covers_kernel_pages(cmd) {
+            true => self.fs.open_for_writing(),
+            false => Vec::new(),
+        };
+        let Some((last, others)) = open.split_last() else {
+            return self.fs.ioctl(cx, ino, cmd, input, out_max);
+        };
+        // The kernel drops the pages of one file after the other: the last one ends the step.
+        let drop_all = |done| {
+            others.iter().for_each(|file| self.kernel.drop_pages(*file, 0, 0, Box::new(|| ())));
+            self.kernel.drop_pages(*last, 0, 0, done);
+        };
+        let (fs, input) = (Arc::clone(&self.fs), input.to_vec());
+        behind(cx, drop_all, move |cx| fs.ioctl(cx, ino, cmd, &input, out_max))
     }
 
     /// Operations on an open file or directory.

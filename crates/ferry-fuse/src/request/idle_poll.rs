@@ -4,7 +4,8 @@
 //! core: the other core is busy serving. Waking a halted core takes longer than serving most
 //! requests, in a virtual machine several times as long. So, while requests follow each other
 //! closely, one thread spins at the scheduler's idle priority. It yields to every other thread at
-//! once, but no core halts under it. It stops shortly after the last request.
+//! once, but no core halts under it. It stops shortly after the last request, and rests while more
+//! threads can run than there are cores.
 //!
 //! Nothing depends on it: a missed start costs time only. On a busy machine it may not run for
 //! seconds, not even to end. So nothing waits for its end, and it has no files open: a killed
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::request::counters::{MountCounters, ThreadCounters};
+use crate::request::crowd::Crowd;
 use crate::sys;
 
 /// A serving thread reads the clock once in this many requests.
@@ -27,6 +29,8 @@ const EVERY: u64 = 16;
 const CLOSE_MICROS: u64 = 2000;
 /// The poll ends after this time without a request.
 const LINGER: Duration = Duration::from_micros(200);
+/// It asks so often whether more threads can run than there are cores.
+const CROWD_INTERVAL: Duration = Duration::from_millis(1);
 /// Spin-loop hints between two reads of the counters: some microseconds.
 const PAUSES: u32 = 64;
 
@@ -34,6 +38,7 @@ const PAUSES: u32 = 64;
 #[derive(Debug)]
 pub(crate) struct IdlePoll {
     all: Arc<MountCounters>,
+    crowd: Crowd,
     began: Instant,
     thread: OnceLock<Thread>,
     resting: AtomicBool,
@@ -43,9 +48,10 @@ pub(crate) struct IdlePoll {
 }
 
 impl IdlePoll {
-    pub(crate) fn new(all: Arc<MountCounters>) -> Self {
+    pub(crate) fn new(all: Arc<MountCounters>, crowd: Crowd) -> Self {
         Self {
             all,
+            crowd,
             began: now(),
             thread: OnceLock::new(),
             resting: AtomicBool::new(false),
@@ -113,8 +119,9 @@ impl IdlePoll {
     fn poll(&self) {
         let blocks = self.all.blocks();
         let total = || blocks.iter().map(|b| b.pace.total.load(Ordering::Relaxed)).sum::<u64>();
+        self.wait_for_room(total);
         let began = now();
-        let (mut seen, mut last) = (total(), began);
+        let (mut seen, mut last, mut asked) = (total(), began, began);
         while !self.stopped.load(Ordering::Acquire) {
             (0..PAUSES).for_each(|_| std::hint::spin_loop());
             let (at, count) = (now(), total());
@@ -123,9 +130,26 @@ impl IdlePoll {
             } else if at - last > LINGER {
                 break;
             }
+            if at - asked > CROWD_INTERVAL {
+                asked = at;
+                if self.crowd.is_there() {
+                    break;
+                }
+            }
         }
         self.polls.fetch_add(1, Ordering::Relaxed);
         self.polled_nanos.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Waits while requests come and no core is idle.
+    fn wait_for_room(&self, total: impl Fn() -> u64) {
+        let mut seen = None;
+        while self.crowd.is_there() && !self.stopped.load(Ordering::Acquire) {
+            if seen.replace(total()) == Some(total()) {
+                break;
+            }
+            thread::park_timeout(CROWD_INTERVAL);
+        }
     }
 }
 
@@ -141,6 +165,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::request::crowd::tests::TestCrowd;
 
     fn polls(idle: &IdlePoll) -> u64 {
         idle.polls.load(Ordering::Relaxed)
@@ -158,7 +183,7 @@ mod tests {
     fn close_requests_start_a_poll_that_ends_by_itself() {
         let all = Arc::new(MountCounters::default());
         let counters = all.block();
-        let idle = Arc::new(IdlePoll::new(all));
+        let idle = Arc::new(IdlePoll::new(all, TestCrowd::new().crowd()));
         let thread = idle.start().unwrap();
         assert_eq!(polls(&idle), 0, "nothing polls without requests");
         for _ in 0..3 {
@@ -175,8 +200,44 @@ mod tests {
     }
 
     #[test]
+    fn no_poll_lasts_while_more_threads_can_run_than_there_are_cores() {
+        let said = TestCrowd::new();
+        let all = Arc::new(MountCounters::default());
+        let counters = all.block();
+        let idle = Arc::new(IdlePoll::new(all, said.crowd()));
+        let thread = idle.start().unwrap();
+        let requests = || (0..EVERY * 2).for_each(|_| idle.request(&counters));
+        until(|| {
+            requests();
+            polls(&idle) > 0
+        });
+        said.set(3);
+        // The poll under way ends, though requests go on.
+        let before = polls(&idle);
+        until(|| {
+            requests();
+            polls(&idle) > before || idle.resting.load(Ordering::Acquire)
+        });
+        let polled = idle.polled_nanos.load(Ordering::Relaxed);
+        for _ in 0..50 {
+            requests();
+            thread::sleep(Duration::from_millis(1));
+        }
+        let polled = idle.polled_nanos.load(Ordering::Relaxed) - polled;
+        assert!(polled < 25_000_000, "{polled} ns of 50 ms, though there is a crowd");
+        said.set(2);
+        let before = polls(&idle);
+        until(|| {
+            requests();
+            polls(&idle) > before
+        });
+        idle.stop();
+        thread.join().unwrap();
+    }
+
+    #[test]
     fn the_polling_thread_has_no_file_open() {
-        let idle = Arc::new(IdlePoll::new(Arc::new(MountCounters::default())));
+        let idle = Arc::new(IdlePoll::new(Arc::default(), TestCrowd::new().crowd()));
         let (name, number) = std::sync::mpsc::channel();
         let this = Arc::clone(&idle);
         let thread = thread::spawn(move || {
@@ -195,7 +256,7 @@ mod tests {
     fn requests_far_apart_start_no_poll() {
         let all = Arc::new(MountCounters::default());
         let counters = all.block();
-        let idle = Arc::new(IdlePoll::new(all));
+        let idle = Arc::new(IdlePoll::new(all, TestCrowd::new().crowd()));
         let thread = idle.start().unwrap();
         until(|| idle.resting.load(Ordering::Relaxed));
         for _ in 0..3 {

@@ -2,6 +2,7 @@
 
 pub(crate) mod chain;
 pub(crate) mod counters;
+pub(crate) mod crowd;
 pub(crate) mod direct_write;
 pub(crate) mod dispatch;
 pub(crate) mod idle_poll;

@@ -423,6 +423,10 @@ impl Filesystem for RemoteFs {
             && self.tables.lock().nodes.get(&ino).is_some_and(|node| node.is_mapped)
     }
 
+    fn open_for_writing(&self) -> Vec<Ino> {
+        self.tables.lock().open_for_writing()
+    }
+
     fn write(
         &self,
         cx: &Cx,

@@ -358,6 +358,13 @@ impl Tables {
         self.handles.get(&fh).and_then(untold).map_or(Ok(()), Err)
     }
 
+    /// The inodes with a handle that writes, each once.
+    pub(super) fn open_for_writing(&self) -> Vec<Ino> {
+        let writes = |handle: &&Handle| handle.flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let open: HashSet<Ino> = self.handles.values().filter(writes).map(|h| h.ino).collect();
+        open.into_iter().collect()
+    }
+
     /// Changes are lost, of nobody knows what.
     pub(super) fn damage_open_files(&mut self) {
         let open: HashSet<Ino> = self.handles.values().map(|handle| handle.ino).collect();
