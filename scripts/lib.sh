@@ -62,11 +62,28 @@ marked_processes() {
 # Process groups that a script has started beside itself; each cleans up after itself.
 lanes=()
 
+# end_after MINUTES: ends this script if it hangs, and says what runs then and how far each part got.
+end_after() {
+  set -m
+  (
+    sleep "$(($1 * 60))"
+    say "FAIL  not done after $1 minutes; what runs:"
+    ps -eo pid,ppid,stat,etimes,wchan:24,args | grep -v '\]$' | cut -c1-200
+    tail -n 8 "$scratch"/output.* "$scratch"/*.log 2>/dev/null
+    kill -TERM $$
+    # A shell that waits for a program hears of it only behind its end.
+    sleep 30
+    for pid in $(marked_processes); do kill -9 "$pid" 2>/dev/null; done
+  ) &
+  deadline=$!
+  set +m
+}
+
 cleanup() {
   local code=$? pid lane
   trap - EXIT INT TERM HUP
   cd /
-  for lane in ${lanes[@]+"${lanes[@]}"}; do kill -TERM -- "-$lane" 2>/dev/null || true; done
+  for lane in ${lanes[@]+"${lanes[@]}"} ${deadline:+"$deadline"}; do kill -TERM -- "-$lane" 2>/dev/null || true; done
   tidy
   for pid in $(marked_processes); do kill -9 "$pid" 2>/dev/null || true; done
   [ -n "${FERRY_KEEP:-}" ] || rm -rf --one-file-system "$scratch"

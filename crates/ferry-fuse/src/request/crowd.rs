@@ -41,6 +41,7 @@ fn runnable(loads: &[u8]) -> Option<usize> {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    #![expect(clippy::disallowed_methods, reason = "a test's own files can be written")]
     use super::*;
 
     /// A crowd that a file says is there, or not.
