@@ -69,11 +69,11 @@ end_after() {
     sleep "$(($1 * 60))"
     say "FAIL  not done after $1 minutes; what runs:"
     ps -eo pid,ppid,stat,etimes,wchan:24,args | grep -v '\]$' | cut -c1-200
-    tail -n 8 "$scratch"/output.* "$scratch"/*.log 2>/dev/null
+    tail -n 8 "$scratch"/output.* "$scratch"/*.log 2>/dev/null || true
     kill -TERM $$
     # A shell that waits for a program hears of it only behind its end.
     sleep 30
-    for pid in $(marked_processes); do kill -9 "$pid" 2>/dev/null; done
+    for pid in $(marked_processes); do kill -9 "$pid" 2>/dev/null || true; done
   ) &
   deadline=$!
   set +m
