@@ -8,7 +8,7 @@ use crate::error::ObjectError;
 use crate::executor::ThreadExecutor;
 use crate::format::{Owner, SUPER, is_object_name};
 use crate::keys::{Encryption, Passphrase, change};
-use crate::local_dir::{LocalDirs, Tell};
+use crate::local_dir::{LocalDirs, OwnersLog, Tell};
 use crate::locks::{DirLocks, Locks, machine_directory, machine_locks};
 use crate::prove::{PROOFS, patiently, prove};
 use crate::s3::{S3Settings, S3Store};
@@ -152,22 +152,24 @@ pub fn open_volume(
     let (patience, tell) = (PATIENCE, on_disk.tell);
     let locals = LocalDirs { url, store: &store, volume: &volume, patience, tell, env };
     let local = match opening {
-        Opening::Read => locals.refuse_unread(&mut claimant).map(|()| None)?,
+        Opening::Read => locals.refuse_unread(&mut claimant).map(|()| OwnersLog::default())?,
         Opening::Own { .. } => locals.open(on_disk.local_log.as_deref(), &mut claimant)?,
     };
-    if let Some(local) = &local {
-        store = local.clone();
+    let layer = local.layer.clone();
+    if let Some(layer) = &layer {
+        store = layer.clone();
     }
     let device = if opening == Opening::Read {
         ObjectDevice::open_read_only(store, executor, &claimant, limits(), env)?
     } else {
         ObjectDevice::open(store, executor, &claimant, limits(), env)?
     };
+    local.claimed();
     if let Some(cache) = cache {
         device.use_cache(cache);
     }
-    if let Some(local) = local {
-        local.serve();
+    if let Some(layer) = layer {
+        layer.serve();
     }
     if opening != Opening::Read {
         device.tick_by_itself();
