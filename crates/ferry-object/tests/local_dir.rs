@@ -3,7 +3,8 @@
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_env::Env;
 use ferry_object::{
-    ObjectDevice, ObjectError, OnDisk, Opening, StoreUrl, VolumeOptions, make_volume, open_volume,
+    Encryption, Kdf, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase, StoreUrl,
+    VolumeOptions, make_volume, open_volume,
 };
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
@@ -194,6 +195,27 @@ fn a_log_that_was_uploaded_and_removed_is_not_missed_after_a_failure() {
     assert!(refused.to_string().contains("this is no local log"), "{refused}");
     let device = open(&url, None).expect("nothing is missing");
     assert!(!log_of(&at("first")).exists(), "what it had is in the store");
+    device.close().expect("it is at rest");
+}
+
+#[test]
+fn a_wrong_passphrase_leaves_the_log_as_it_is() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (url, log) = (StoreUrl::Dir(directory.path().join("store")), directory.path().join("log"));
+    let passphrase = |text: &str| Passphrase::new(text.as_bytes().to_vec().into());
+    let right = passphrase("right").expect("it is not empty");
+    let kdf = Kdf { memory_kib: 8, passes: 1 };
+    let encryption = Some(Encryption { passphrase: right, kdf });
+    let options = VolumeOptions { encryption, ..VolumeOptions::new(1 << 20, (0, 1 << 20)) };
+    let made = make_volume(&url, &options, &Env::real()).expect("a new volume");
+    made.device.close().expect("it is at rest");
+    drop(made);
+    let on_disk = OnDisk { local_log: Some(log.clone()), ..OnDisk::default() };
+    let opened = |text| open_volume(&url, OWN, passphrase(text), &on_disk, &Env::real());
+    assert_eq!(opened("wrong").err(), Some(ObjectError::WrongPassphrase));
+    assert!(!log.exists(), "nothing was changed");
+    let device = opened("right").expect("nothing is wrong");
+    assert!(log_of(&log).exists(), "its owner has a log");
     device.close().expect("it is at rest");
 }
 
