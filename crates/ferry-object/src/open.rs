@@ -8,13 +8,13 @@ use crate::error::ObjectError;
 use crate::executor::ThreadExecutor;
 use crate::format::{Owner, SUPER, is_object_name};
 use crate::keys::{Encryption, Passphrase, change};
-use crate::local_dir::{LocalDirs, Tell};
+use crate::local_dir::{LocalDirs, OwnersLog, Tell};
 use crate::locks::{DirLocks, Locks, machine_directory, machine_locks};
 use crate::prove::{PROOFS, patiently, prove};
 use crate::s3::{S3Settings, S3Store};
 use crate::store::{Store, exists};
 use crate::url::StoreUrl;
-use crate::volume::{Claimant, Volume, VolumeOptions, read_super};
+use crate::volume::{Claimant, VolumeOptions, identify, read_super};
 use ferry_env::Env;
 use std::fs;
 use std::io;
@@ -144,30 +144,33 @@ pub fn open_volume(
     on_disk: &OnDisk,
     env: &Env,
 ) -> Result<Arc<ObjectDevice>, ObjectError> {
-    let (Access { mut store, executor, .. }, volume) = look_at(url, env)?;
+    // A wrong passphrase is found before anything is changed.
+    let (mut access, volume) = identify(access(url, env)?, passphrase.as_ref())?;
     // A cache that cannot be used is found before the volume is claimed.
     let cache = on_disk.cache.as_ref().map(|options| DiskCache::open(options, &volume.id));
     let cache = cache.transpose()?;
     let mut claimant = claimant(url, opening, passphrase, env)?;
     let (patience, tell) = (PATIENCE, on_disk.tell);
-    let locals = LocalDirs { url, store: &store, volume: &volume, patience, tell, env };
+    let locals = LocalDirs { url, store: &access.store, volume: &volume, patience, tell, env };
     let local = match opening {
-        Opening::Read => locals.refuse_unread(&mut claimant).map(|()| None)?,
+        Opening::Read => locals.refuse_unread(&mut claimant).map(|()| OwnersLog::default())?,
         Opening::Own { .. } => locals.open(on_disk.local_log.as_deref(), &mut claimant)?,
     };
-    if let Some(local) = &local {
-        store = local.clone();
+    let layer = local.layer.clone();
+    if let Some(layer) = &layer {
+        access.store = layer.clone();
     }
     let device = if opening == Opening::Read {
-        ObjectDevice::open_read_only(store, executor, &claimant, limits(), env)?
+        ObjectDevice::observe_identified(access, volume, &claimant, limits(), env)?
     } else {
-        ObjectDevice::open(store, executor, &claimant, limits(), env)?
+        ObjectDevice::claim_identified(access, volume, &claimant, limits(), env)?
     };
+    local.claimed();
     if let Some(cache) = cache {
         device.use_cache(cache);
     }
-    if let Some(local) = local {
-        local.serve();
+    if let Some(layer) = layer {
+        layer.serve();
     }
     if opening != Opening::Read {
         device.tick_by_itself();
@@ -175,17 +178,15 @@ pub fn open_volume(
     Ok(device)
 }
 
-/// The store of a volume, and what it says of itself.
-fn look_at(url: &StoreUrl, env: &Env) -> Result<(Access, Volume), ObjectError> {
+/// Access to the store of a volume.
+fn access(url: &StoreUrl, env: &Env) -> Result<Access, ObjectError> {
     let Connected { store, executor } = connect(url, env)?;
-    let access = Access::new(store, executor, Patience::Opening(limits().patience), env);
-    let volume = read_super(&access)?;
-    Ok((access, volume))
+    Ok(Access::new(store, executor, Patience::Opening(limits().patience), env))
 }
 
 /// Whether the volume in a store is encrypted.
 pub fn is_encrypted(url: &StoreUrl, env: &Env) -> Result<bool, ObjectError> {
-    look_at(url, env).map(|(_, volume)| volume.info.encrypted)
+    read_super(&access(url, env)?).map(|volume| volume.info.encrypted)
 }
 
 /// Changes the passphrase of an encrypted volume, which may be in use. Nothing else is written
@@ -196,7 +197,8 @@ pub fn change_passphrase(
     new: &Encryption,
     env: &Env,
 ) -> Result<(), ObjectError> {
-    let (access, volume) = look_at(url, env)?;
+    let access = access(url, env)?;
+    let volume = read_super(&access)?;
     change(&access, volume.key_of(), old, new, env)
 }
 
