@@ -14,6 +14,10 @@
 //!   for the store instead.
 //! * LOCAL-6: callers for whom the log has no room wait in a queue, and each is woken once.
 
+mod sync;
+#[cfg(test)]
+mod tests;
+
 use crate::access::{Access, Created, Held, Patience, Tries, backoff};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job};
@@ -25,13 +29,12 @@ use crate::store::{RequestCosts, Store, Waiting};
 use ferry_device::{BlockDevice, FlushCoordinator};
 use ferry_env::Env;
 use ferry_env::planted::{Bug, is_planted};
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+use sync::{AtomicBool, Mutex, Ordering, lock, mpsc, try_lock};
 
 /// Uploads that are under way together.
 const UPLOADS_MAX: usize = 16;
@@ -322,19 +325,19 @@ impl LocalStore {
     pub fn upload_all(&self) -> Result<(), ObjectError> {
         self.pump();
         self.await_uploads()?;
-        let emptied = self.log.lock().restart(&self.env);
+        let emptied = lock(&self.log).restart(&self.env);
         emptied.map_err(|error| {
             ObjectError::Setup(format!("the local log cannot be written: {error}"))
         })?;
-        let log = self.log.lock();
-        let mut state = self.state.lock();
+        let log = lock(&self.log);
+        let mut state = lock(&self.state);
         (state.head, state.next, state.durable) = (log.head(), 0, 0);
         Ok(())
     }
 
     /// Callers that wait until the log has room.
     pub fn callers_waiting(&self) -> usize {
-        self.state.lock().room.len()
+        lock(&self.state).room.len()
     }
 
     /// From now on requests are repeated until the store carries them out.
@@ -344,7 +347,7 @@ impl LocalStore {
 
     /// What is in the log and not in the volume, when [`LocalStore::upload_all`] has failed.
     pub fn lost(&self) -> Lost {
-        let state = self.state.lock();
+        let state = lock(&self.state);
         let flushes = state.entries.values().filter(|entry| entry.exclusive);
         let since_secs = flushes.clone().map(|entry| entry.secs).min().unwrap_or_default();
         Lost { flushes: flushes.count() as u64, since_secs }
@@ -367,7 +370,7 @@ impl LocalStore {
                 Err(_) => break told.recv().is_ok(),
             }
         };
-        match (heard, &self.state.lock().failed) {
+        match (heard, &lock(&self.state).failed) {
             (true, _) => Ok(()),
             (false, Some(error)) => Err(error.clone()),
             (false, None) => Err(ObjectError::Unavailable("the local log was closed".into())),
@@ -377,7 +380,7 @@ impl LocalStore {
     /// Waits until the store has all that was appended until now (LOCAL-3).
     fn await_uploads(&self) -> Result<(), ObjectError> {
         let told = {
-            let mut state = self.state.lock();
+            let mut state = lock(&self.state);
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
@@ -395,7 +398,7 @@ impl LocalStore {
     /// Waits until the log has room for so many bytes, which are reserved then (LOCAL-6).
     fn await_room(&self, need: u64) -> Result<(), ObjectError> {
         let told = {
-            let mut state = self.state.lock();
+            let mut state = lock(&self.state);
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
@@ -415,19 +418,19 @@ impl LocalStore {
     fn append(&self, name: &str, bytes: &[u8], exclusive: bool) -> Result<bool, ObjectError> {
         // A record may have to begin at the front of the ring.
         let need = 2 * record_bytes(name, bytes);
-        if self.state.lock().broken || need > self.ring {
+        if lock(&self.state).broken || need > self.ring {
             return Ok(false);
         }
         self.await_room(need)?;
         let secs = self.env.clock.wall().as_secs();
         let appended = {
-            let mut log = self.log.lock();
+            let mut log = lock(&self.log);
             let (tail, durable) = {
-                let state = self.state.lock();
+                let state = lock(&self.state);
                 (state.tail(), state.durable)
             };
             let appended = log.append(&Object { name, bytes, exclusive, secs, durable }, tail);
-            let mut state = self.state.lock();
+            let mut state = lock(&self.state);
             state.granted -= need;
             state.head = log.head();
             if appended.is_err() {
@@ -456,7 +459,7 @@ impl LocalStore {
             false => self.flusher.flush_wait(target),
         };
         {
-            let mut state = self.state.lock();
+            let mut state = lock(&self.state);
             if flushed.is_ok() {
                 if let Some(entry) = state.entries.get_mut(&number) {
                     entry.stage = Stage::Durable;
@@ -471,6 +474,8 @@ impl LocalStore {
         }
         if let Err(error) = flushed {
             self.warn(&error, true);
+            // What had to wait for the object may be uploaded now.
+            self.pump();
             return Ok(false);
         }
         self.pump();
@@ -479,7 +484,7 @@ impl LocalStore {
 
     /// Says that callers wait for the store because the local disk takes nothing.
     fn warn(&self, error: &io::Error, broken: bool) {
-        let mut state = self.state.lock();
+        let mut state = lock(&self.state);
         state.broken |= broken;
         if !std::mem::replace(&mut state.warned, true) {
             tracing::warn!(%error, "the local log takes nothing: its disk is full or has failed; syncs wait for the store meanwhile");
@@ -489,7 +494,7 @@ impl LocalStore {
     /// Starts the uploads that may start.
     fn pump(&self) {
         let numbers = {
-            let mut state = self.state.lock();
+            let mut state = lock(&self.state);
             if state.failed.is_some() { Vec::new() } else { state.next_uploads(self.window) }
         };
         for number in numbers {
@@ -516,7 +521,7 @@ impl LocalStore {
 
     fn upload_once(&self, access: &Access, number: u64) -> Result<(), NotUploaded> {
         let (name, slot, exclusive) = {
-            let state = self.state.lock();
+            let state = lock(&self.state);
             match (&state.failed, state.entries.get(&number)) {
                 (Some(error), _) => return Err(NotUploaded::Store(error.clone())),
                 (None, None) => return Ok(()),
@@ -547,7 +552,7 @@ impl LocalStore {
 
     fn answered(&self, number: u64, result: Result<(), ObjectError>) {
         let empty = {
-            let mut state = self.state.lock();
+            let mut state = lock(&self.state);
             state.uploading -= 1;
             match result {
                 Ok(()) => state.remove(number),
@@ -562,9 +567,9 @@ impl LocalStore {
             state.wake(self.ring, now);
             state.entries.is_empty() && !state.broken
         };
-        if empty && let Some(mut log) = self.log.try_lock() {
+        if empty && let Some(mut log) = try_lock(&self.log) {
             // Another record may have been appended; none is while the log is locked.
-            let still = self.state.lock().entries.is_empty();
+            let still = lock(&self.state).entries.is_empty();
             if still && let Err(error) = log.note_empty() {
                 tracing::debug!(%error, "the local log does not note that it is empty");
             }
@@ -576,7 +581,7 @@ impl LocalStore {
 impl Store for LocalStore {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
         let find = || {
-            let state = self.state.lock();
+            let state = lock(&self.state);
             state.names.get(name).and_then(|number| Some(state.entries.get(number)?.slot))
         };
         if let Some(slot) = find() {
@@ -634,7 +639,7 @@ impl Store for LocalStore {
     }
 
     fn waiting(&self) -> Option<Waiting> {
-        let state = self.state.lock();
+        let state = lock(&self.state);
         let now = self.env.clock.monotonic();
         let oldest = state.entries.first_key_value();
         Some(Waiting {
