@@ -37,7 +37,7 @@ use crate::volume::{
 };
 use crate::warming::Warming;
 use ferry_device::{
-    AlignedBuf, BlockDevice, FlushTimer, FlushTiming, HeldRequests, Io, IoDone, WarmDone,
+    AlignedBuf, BlockDevice, FlushTimer, FlushTiming, HeldRequests, Io, IoDone, Snapshot, WarmDone,
 };
 use ferry_env::Env;
 use ferry_env::planted::{Bug, is_planted};
@@ -886,6 +886,18 @@ impl BlockDevice for ObjectDevice {
             ]);
         }
         figures
+    }
+
+    fn create_snapshot(&self, name: &str) -> io::Result<()> {
+        Ok(Self::create_snapshot(self, name)?)
+    }
+
+    fn delete_snapshot(&self, name: &str) -> io::Result<()> {
+        Ok(Self::delete_snapshot(self, name)?)
+    }
+
+    fn snapshots(&self) -> io::Result<Vec<Snapshot>> {
+        Ok(Self::snapshots(self))
     }
 
     fn held(&self) -> Option<HeldRequests> {
