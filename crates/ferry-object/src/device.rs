@@ -200,6 +200,17 @@ impl ObjectDevice {
         let patience = Patience::Opening(limits.patience);
         let access = Access::new(store, executor, patience, env);
         let (access, volume) = identify(access, claimant.passphrase.as_ref())?;
+        Self::claim_identified(access, volume, claimant, limits, env)
+    }
+
+    /// The same, of a volume that was identified.
+    pub(crate) fn claim_identified(
+        access: Access,
+        volume: Volume,
+        claimant: &Claimant,
+        limits: Limits,
+        env: &Env,
+    ) -> Result<Arc<Self>, ObjectError> {
         let now = env.clock.monotonic();
         let found = claim(&access, volume, claimant, limits.term, env)?;
         let locks = claimant.locks.clone();
@@ -218,6 +229,17 @@ impl ObjectDevice {
     ) -> Result<Arc<Self>, ObjectError> {
         let access = Access::new(store, executor, Patience::Opening(limits.patience), env);
         let (access, volume) = identify(access, claimant.passphrase.as_ref())?;
+        Self::observe_identified(access, volume, claimant, limits, env)
+    }
+
+    /// The same, of a volume that was identified.
+    pub(crate) fn observe_identified(
+        access: Access,
+        volume: Volume,
+        claimant: &Claimant,
+        limits: Limits,
+        env: &Env,
+    ) -> Result<Arc<Self>, ObjectError> {
         let found = observe(&access, volume, claimant, env)?;
         let locks = claimant.locks.clone();
         Ok(Self::opened(access, found, limits, Duration::ZERO, locks, env))
@@ -236,6 +258,17 @@ impl ObjectDevice {
     ) -> Result<Arc<Self>, ObjectError> {
         let access = Access::new(store, executor, Patience::Opening(limits.patience), env);
         let (access, volume) = identify(access, passphrase)?;
+        Self::snapshot_identified(access, volume, name, limits, env)
+    }
+
+    /// The same, of a volume that was identified.
+    pub(crate) fn snapshot_identified(
+        access: Access,
+        volume: Volume,
+        name: &str,
+        limits: Limits,
+        env: &Env,
+    ) -> Result<Arc<Self>, ObjectError> {
         let found = observe_snapshot(&access, volume, name)?;
         Ok(Self::opened(access, found, limits, Duration::ZERO, None, env))
     }

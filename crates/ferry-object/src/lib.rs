@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! open       a volume by the URL of its store; url: StoreUrl
-//! local_dir  local logs in directories of this machine
+//! local_dir  local logs in directories of this machine; local_note: which directories those are
 //! prove      whether a store keeps what a volume relies on
 //! roots      roots of an ObjectDevice, and what is deleted; reads: its reads, also ahead;
 //!            sweep: what nothing names; repack: what is mostly dead; warm: fills the cache
@@ -51,6 +51,7 @@ mod keys;
 mod local;
 mod local_dir;
 mod local_log;
+mod local_note;
 mod locks;
 mod open;
 mod pins;

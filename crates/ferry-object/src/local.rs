@@ -14,7 +14,7 @@
 //!   for the store instead.
 //! * LOCAL-6: callers for whom the log has no room wait in a queue, and each is woken once.
 
-use crate::access::{Access, Created, Held, Patience, Tries};
+use crate::access::{Access, Created, Held, Patience, Tries, backoff};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job};
 use crate::format::{Id, Kind, LOGS, ObjectRef, ROOTS, header};
@@ -37,6 +37,8 @@ use std::time::Duration;
 const UPLOADS_MAX: usize = 16;
 /// So many waiting objects are looked at for one that may be uploaded.
 const LOOK_MAX: usize = 256;
+/// An object that the log does not give is read so often, in 1.5 s.
+const READS_MAX: u32 = 5;
 /// If the oldest object waits for so long, callers wait, too.
 const AGE_MAX: Duration = Duration::from_secs(600);
 
@@ -58,6 +60,21 @@ enum Stage {
     Written,
     Durable,
     Uploading,
+}
+
+/// Why an object was not uploaded.
+enum NotUploaded {
+    /// The log does not give it.
+    Unread(ObjectError),
+    Store(ObjectError),
+}
+
+/// How often the upload of an object failed.
+#[derive(Default)]
+struct UploadTries {
+    store: Tries,
+    /// Reads of the log that failed since the store was asked last.
+    reads: u32,
 }
 
 /// A caller that waits. It is told once, or hears that nobody will tell it.
@@ -188,6 +205,37 @@ impl State {
         if let Some(entry) = self.entries.remove(&number) {
             self.names.remove(&entry.name);
         }
+    }
+}
+
+impl UploadTries {
+    /// The pause before the next try; none before the first one.
+    fn pause(&self) -> Duration {
+        self.reads.checked_sub(1).map_or_else(|| self.store.pause(), backoff)
+    }
+
+    /// Whether an upload that failed so is tried again; if so, the try is counted.
+    fn repeats(&mut self, access: &Access, why: &NotUploaded) -> bool {
+        match why {
+            NotUploaded::Store(error) => {
+                self.reads = 0;
+                access.repeats(error, &mut self.store)
+            }
+            NotUploaded::Unread(error) => {
+                if self.reads == 0 {
+                    tracing::warn!(%error, "an object is read from the local log again");
+                }
+                self.reads += 1;
+                self.reads < READS_MAX
+            }
+        }
+    }
+}
+
+impl NotUploaded {
+    fn into_error(self) -> ObjectError {
+        let (Self::Unread(error) | Self::Store(error)) = self;
+        error
     }
 }
 
@@ -445,47 +493,56 @@ impl LocalStore {
             if state.failed.is_some() { Vec::new() } else { state.next_uploads(self.window) }
         };
         for number in numbers {
-            self.access.executor.start(self.upload(number, Tries::default()));
+            self.access.executor.start(self.upload(number, UploadTries::default()));
         }
     }
 
-    fn upload(&self, number: u64, mut tries: Tries) -> Job {
+    fn upload(&self, number: u64, mut tries: UploadTries) -> Job {
         let (me, after) = (Weak::clone(&self.me), tries.pause());
         let run = move || -> Answer {
             let Some(me) = me.upgrade() else { return Box::new(|| ()) };
             let access = me.access();
             match me.upload_once(&access, number) {
-                Err(error) if access.repeats(&error, &mut tries) => {
+                Err(why) if tries.repeats(&access, &why) => {
                     Box::new(move || me.access.executor.start(me.upload(number, tries)))
                 }
-                result => Box::new(move || me.answered(number, result)),
+                result => {
+                    Box::new(move || me.answered(number, result.map_err(NotUploaded::into_error)))
+                }
             }
         };
         Job { upload: None, after, run: Box::new(run) }
     }
 
-    fn upload_once(&self, access: &Access, number: u64) -> Result<(), ObjectError> {
+    fn upload_once(&self, access: &Access, number: u64) -> Result<(), NotUploaded> {
         let (name, slot, exclusive) = {
             let state = self.state.lock();
             match (&state.failed, state.entries.get(&number)) {
-                (Some(error), _) => return Err(error.clone()),
+                (Some(error), _) => return Err(NotUploaded::Store(error.clone())),
                 (None, None) => return Ok(()),
                 (None, Some(entry)) => (entry.name.clone(), entry.slot, entry.exclusive),
             }
         };
-        let damaged = |what| ObjectError::Damaged { name: name.clone(), what };
-        let bytes = read_whole(&**self.flusher.device(), &slot)
-            .map_err(|_| damaged("the local log, which alone has it, cannot be read"))?
-            .ok_or_else(|| damaged("the local log, which alone has it, was changed"))?;
-        if !exclusive {
-            return access.put_once(&name, &bytes);
-        }
-        match access.create_once(&name, &bytes)? {
+        let bytes = self.read_back(&name, &slot).map_err(NotUploaded::Unread)?;
+        let created = match exclusive {
+            true => access.create_once(&name, &bytes),
+            false => access.put_once(&name, &bytes).map(|()| Created::Ours),
+        };
+        let owned = created.and_then(|created| match created {
             Created::Foreign(_) | Created::Vanished if is_planted(Bug::UploadedOverAnother) => {
                 Ok(())
             }
             created => created.or_fenced(),
-        }
+        });
+        owned.map_err(NotUploaded::Store)
+    }
+
+    /// The bytes of an object, as they were appended.
+    fn read_back(&self, name: &str, slot: &Slot) -> Result<Vec<u8>, ObjectError> {
+        let damaged = |what| ObjectError::Damaged { name: name.into(), what };
+        read_whole(&**self.flusher.device(), slot)
+            .map_err(|_| damaged("the local log, which alone has it, cannot be read"))?
+            .ok_or_else(|| damaged("the local log, which alone has it, was changed"))
     }
 
     fn answered(&self, number: u64, result: Result<(), ObjectError>) {

@@ -1,23 +1,24 @@
 //! Local logs in directories of this machine: found, uploaded, and left under another name if
 //! flushes in them are lost.
 //!
-//! A volume has at most one local log on a machine. A note in the machine's own directory of the
-//! volume says where that is, so that no opening passes over it, whatever its options are.
+//! An owner has at most one local log. Logs that older owners had are uploaded before the volume is
+//! claimed, and removed behind the claim. Until then [`Note`] names their directories: a claim that
+//! fails leaves nothing behind that the next opening does not find.
 
 use crate::error::ObjectError;
 use crate::executor::ThreadExecutor;
 use crate::format::Id;
 use crate::local::{LocalStore, Lost, NotTaken};
-use crate::locks::machine_directory;
+use crate::local_note::{Note, failed, make_directory, sync_directory};
 use crate::store::{Store, Waiting};
 use crate::url::StoreUrl;
 use crate::volume::{Claimant, Volume};
-use ferry_device::{BlockDevice, DeviceError, FileDevice, LockHolder, OpenMode};
+use ferry_device::{BlockDevice, DeviceError, FileDevice, FileLock, LockHolder, OpenMode};
 use ferry_env::{Env, Utc};
 use ring::digest;
 use std::fs;
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -26,8 +27,6 @@ use std::time::Duration;
 const FILE: &str = "ferry-local-log";
 /// Bytes of the file: what may wait for the store, about. It takes space only as it fills.
 const BYTES: u64 = 1 << 30;
-/// The name of the note in the machine's directory of the volume.
-const NOTE: &str = "local-log";
 /// The time between two messages while a log is uploaded.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
@@ -44,14 +43,61 @@ pub(crate) struct LocalDirs<'a> {
     pub env: &'a Env,
 }
 
+/// The local log that an owner is to have, if it is to have one.
+#[derive(Default)]
+pub(crate) struct OwnersLog {
+    /// The log in front of the store.
+    pub layer: Option<Arc<LocalStore>>,
+    /// What is to be done behind the claim.
+    change: Option<NoteChange>,
+}
+
+/// How the note is to change when the volume is claimed.
+struct NoteChange {
+    note: Note,
+    _lock: FileLock,
+    /// The directories that it names now.
+    noted: Vec<PathBuf>,
+    /// The one that it is to name: that of the owner's log.
+    stays: Option<PathBuf>,
+    /// Directories whose logs are in the store. No other owner of this machine has one of them: it
+    /// would need the lock.
+    uploaded: Vec<PathBuf>,
+}
+
+impl OwnersLog {
+    /// The volume is claimed: removes the logs that its owner does not have.
+    pub fn claimed(self) {
+        if let Some(change) = self.change
+            && let Err(error) = change.carry_out()
+        {
+            tracing::warn!(%error, "a local log that is empty stays until the volume is opened again");
+        }
+    }
+}
+
+impl NoteChange {
+    fn carry_out(self) -> Result<(), ObjectError> {
+        let Self { note, noted, stays, uploaded, .. } = self;
+        if noted != stays.as_slice() {
+            // Before the files: a note that names a log that is not there refuses the volume.
+            note.write(stays.as_slice())?;
+        }
+        uploaded.iter().try_for_each(|directory| {
+            let path = directory.join(FILE);
+            fs::remove_file(&path).map_err(|error| failed(&path, &error))
+        })
+    }
+}
+
 impl LocalDirs<'_> {
     /// What tells the store from others.
     fn store_name(&self) -> String {
         self.url.resolved().unwrap_or_else(|_| self.url.clone()).name()
     }
 
-    fn note(&self) -> PathBuf {
-        machine_directory(&self.store_name()).join(NOTE)
+    fn note(&self) -> Note {
+        Note::new(&self.store_name())
     }
 
     /// The number that the volume has in its log. A copy of the store has the volume's own number,
@@ -66,38 +112,6 @@ impl LocalDirs<'_> {
         id
     }
 
-    /// The directory of the log that an owner on this machine had.
-    fn noted(&self) -> Result<Option<PathBuf>, ObjectError> {
-        let note = self.note();
-        match fs::read(&note) {
-            Ok(path) => Ok(Some(std::ffi::OsString::from_vec(path).into())),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed(&note, &error)),
-        }
-    }
-
-    fn write_note(&self, directory: &Path) -> io::Result<()> {
-        let note = self.note();
-        let parent = note.parent().unwrap_or(&note);
-        make_directory(parent)?;
-        let new = note.with_extension("new");
-        let mut file = fs::File::create(&new)?;
-        file.write_all(directory.as_os_str().as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&new, &note)?;
-        sync_directory(&note)
-    }
-
-    /// Removes the note, durably.
-    fn remove_note(&self) -> Result<(), ObjectError> {
-        let note = self.note();
-        let removed = match fs::remove_file(&note) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            other => other.and_then(|()| sync_directory(&note)),
-        };
-        removed.map_err(|error| failed(&note, &error))
-    }
-
     fn say(&self, text: &str) {
         tracing::warn!("{text}");
         if let Some(tell) = self.tell {
@@ -105,53 +119,68 @@ impl LocalDirs<'_> {
         }
     }
 
-    /// Uploads what the local log on this machine has, if there is one, and opens the one that is
-    /// wanted. `claimant` learns which logs are in the store.
+    /// Uploads what the local logs on this machine have, and opens the one that is wanted.
+    /// `claimant` learns which logs are in the store.
     pub fn open(
         &self,
         wanted: Option<&Path>,
         claimant: &mut Claimant,
-    ) -> Result<Option<Arc<LocalStore>>, ObjectError> {
+    ) -> Result<OwnersLog, ObjectError> {
         let wanted = wanted.map(usable).transpose()?;
-        let noted = self.noted()?;
-        if let Some(old) = noted.as_ref().filter(|noted| wanted.as_ref() != Some(noted)) {
-            let path = old.join(FILE);
+        let note = self.note();
+        if wanted.is_none() && note.read()?.is_empty() {
+            return Ok(OwnersLog::default());
+        }
+        let lock = note.lock()?;
+        let mut noted = note.read()?;
+        let mut uploaded: Vec<PathBuf> = Vec::new();
+        for directory in &noted {
+            if wanted.iter().chain(&uploaded).any(|known| is_same(known, directory)) {
+                continue;
+            }
+            let path = directory.join(FILE);
             if path.exists() {
-                let layer = self.uploaded(&path, claimant)?;
-                drop(layer);
-                // Before the file: a note that names a file which is gone refuses the volume.
-                self.remove_note()?;
-                fs::remove_file(&path).map_err(|error| failed(&path, &error))?;
+                drop(self.uploaded(&path, claimant)?);
+                uploaded.push(directory.clone());
             } else if !claimant.force {
                 return Err(missing(&path));
             }
         }
-        let Some(directory) = wanted else {
-            self.remove_note()?;
-            return Ok(None);
-        };
-        let path = directory.join(FILE);
-        if noted.as_ref() == Some(&directory) && !path.exists() && !claimant.force {
-            return Err(missing(&path));
+        let mut layer = None;
+        if let Some(directory) = &wanted {
+            let path = directory.join(FILE);
+            let is_noted = noted.iter().any(|noted| is_same(noted, directory));
+            if is_noted && !path.exists() && !claimant.force {
+                return Err(missing(&path));
+            }
+            let opened = self.uploaded(&path, claimant)?;
+            if !noted.contains(directory) {
+                noted.push(directory.clone());
+                note.write(&noted)?;
+            }
+            claimant.local = Some(opened.id());
+            layer = Some(opened);
         }
-        let layer = self.uploaded(&path, claimant)?;
-        self.write_note(&directory).map_err(|error| failed(&self.note(), &error))?;
-        claimant.local = Some(layer.id());
-        Ok(Some(layer))
+        let change = NoteChange { note, _lock: lock, noted, stays: wanted, uploaded };
+        Ok(OwnersLog { layer, change: Some(change) })
     }
 
     /// Refuses a volume of whose flushes some are in a local log only: a reader would not see them.
     pub fn refuse_unread(&self, claimant: &mut Claimant) -> Result<(), ObjectError> {
-        let Some(path) = self.noted()?.map(|noted| noted.join(FILE)) else { return Ok(()) };
+        let noted = self.note().read()?;
+        noted.iter().try_for_each(|noted| self.refuse_unread_in(&noted.join(FILE), claimant))
+    }
+
+    fn refuse_unread_in(&self, path: &Path, claimant: &mut Claimant) -> Result<(), ObjectError> {
         if !path.exists() {
-            return Err(missing(&path));
+            return Err(missing(path));
         }
-        let device = match FileDevice::open(&path, OpenMode::ReadOnly, self.env) {
+        let device = match FileDevice::open(path, OpenMode::ReadOnly, self.env) {
             // The owner lives. That is said better by who looks at its claim.
             Err(DeviceError::InUse { .. }) => return Ok(()),
             other => other.map_err(|error| ObjectError::Setup(error.to_string()))?,
         };
-        let layer = self.layer(&path, Arc::new(device))?;
+        let layer = self.layer(path, Arc::new(device))?;
         let Lost { flushes, .. } = layer.lost();
         if layer.cut() > 0 {
             return Err(ObjectError::Setup(format!(
@@ -290,27 +319,16 @@ fn usable(directory: &Path) -> Result<PathBuf, ObjectError> {
         .map_err(|error| failed(directory, &error))
 }
 
-/// Makes a directory, and those above it, if they are absent. They survive a loss of power.
-fn make_directory(directory: &Path) -> io::Result<()> {
-    let absent: Vec<&Path> = directory.ancestors().take_while(|path| !path.exists()).collect();
-    fs::create_dir_all(directory)?;
-    absent.into_iter().try_for_each(sync_directory)
-}
-
-/// Makes the name of a file durable.
-fn sync_directory(file: &Path) -> io::Result<()> {
-    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
-    fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
-}
-
-fn failed(path: &Path, error: &io::Error) -> ObjectError {
-    ObjectError::Setup(format!("the local log, {}: {error}", path.display()))
+/// Whether two paths lead to one directory, as through a symbolic link or a bind mount.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let number = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    one == other || number(one).is_some_and(|one| number(other) == Some(one))
 }
 
 fn missing(path: &Path) -> ObjectError {
     ObjectError::Setup(format!(
         "{}: the local log of this volume is not there, and may have what was synced and is not in the store: mount the \
-         disk that it is on. If it is lost, `--take-over --force` goes on without it",
+         disk that it is on, or give its directory the old name back. If it is lost, `--take-over --force` goes on without it",
         path.display()
     ))
 }

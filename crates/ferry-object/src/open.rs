@@ -8,13 +8,13 @@ use crate::error::ObjectError;
 use crate::executor::ThreadExecutor;
 use crate::format::{Owner, SUPER, is_object_name};
 use crate::keys::{Encryption, Passphrase, change};
-use crate::local_dir::{LocalDirs, Tell};
+use crate::local_dir::{LocalDirs, OwnersLog, Tell};
 use crate::locks::{DirLocks, Locks, machine_directory, machine_locks};
 use crate::prove::{PROOFS, patiently, prove};
 use crate::s3::{S3Settings, S3Store};
 use crate::store::{Store, exists};
 use crate::url::StoreUrl;
-use crate::volume::{Claimant, Volume, VolumeOptions, identify, list_snapshots, read_super};
+use crate::volume::{Claimant, VolumeOptions, identify, list_snapshots, read_super};
 use ferry_device::Snapshot;
 use ferry_env::Env;
 use std::fs;
@@ -147,36 +147,40 @@ pub fn open_volume(
     on_disk: &OnDisk,
     env: &Env,
 ) -> Result<Arc<ObjectDevice>, ObjectError> {
-    let (Access { store, executor, .. }, volume) = look_at(url, env)?;
+    // A wrong passphrase is found before anything is changed.
+    let (mut access, volume) = identify(access(url, env)?, passphrase.as_ref())?;
     // A cache that cannot be used is found before the volume is claimed.
     let cache = on_disk.cache.as_ref().map(|options| DiskCache::open(options, &volume.id));
     let cache = cache.transpose()?;
     let (patience, tell) = (PATIENCE, on_disk.tell);
-    let locals = || LocalDirs { url, store: &store, volume: &volume, patience, tell, env };
     let claimant = || claimant(url, &opening, passphrase.clone(), env);
-    let mut local = None;
+    let locals = |store| LocalDirs { url, store, volume: &volume, patience, tell, env };
+    let mut local = OwnersLog::default();
     let device = match &opening {
         Opening::Snapshot(name) => {
-            let passphrase = passphrase.as_ref();
-            ObjectDevice::open_snapshot(store, executor, name, passphrase, limits(), env)?
+            ObjectDevice::snapshot_identified(access, volume, name, limits(), env)?
         }
         Opening::Read => {
             let mut claimant = claimant()?;
-            locals().refuse_unread(&mut claimant)?;
-            ObjectDevice::open_read_only(store, executor, &claimant, limits(), env)?
+            locals(&access.store).refuse_unread(&mut claimant)?;
+            ObjectDevice::observe_identified(access, volume, &claimant, limits(), env)?
         }
         Opening::Own { .. } => {
             let mut claimant = claimant()?;
-            local = locals().open(on_disk.local_log.as_deref(), &mut claimant)?;
-            let store = local.clone().map_or(store, |local| local as Arc<dyn Store>);
-            ObjectDevice::open(store, executor, &claimant, limits(), env)?
+            local = locals(&access.store).open(on_disk.local_log.as_deref(), &mut claimant)?;
+            if let Some(layer) = &local.layer {
+                access.store = layer.clone();
+            }
+            ObjectDevice::claim_identified(access, volume, &claimant, limits(), env)?
         }
     };
+    let layer = local.layer.clone();
+    local.claimed();
     if let Some(cache) = cache {
         device.use_cache(cache);
     }
-    if let Some(local) = local {
-        local.serve();
+    if let Some(layer) = layer {
+        layer.serve();
     }
     if matches!(opening, Opening::Own { .. }) {
         device.tick_by_itself();
@@ -190,25 +194,19 @@ pub fn snapshots_of(
     passphrase: Option<&Passphrase>,
     env: &Env,
 ) -> Result<Vec<Snapshot>, ObjectError> {
-    let (access, volume) = identify(access_to(url, env)?, passphrase)?;
+    let (access, volume) = identify(access(url, env)?, passphrase)?;
     list_snapshots(&access, &volume)
 }
 
-fn access_to(url: &StoreUrl, env: &Env) -> Result<Access, ObjectError> {
+/// Access to the store of a volume.
+fn access(url: &StoreUrl, env: &Env) -> Result<Access, ObjectError> {
     let Connected { store, executor } = connect(url, env)?;
     Ok(Access::new(store, executor, Patience::Opening(limits().patience), env))
 }
 
-/// The store of a volume, and what it says of itself.
-fn look_at(url: &StoreUrl, env: &Env) -> Result<(Access, Volume), ObjectError> {
-    let access = access_to(url, env)?;
-    let volume = read_super(&access)?;
-    Ok((access, volume))
-}
-
 /// Whether the volume in a store is encrypted.
 pub fn is_encrypted(url: &StoreUrl, env: &Env) -> Result<bool, ObjectError> {
-    look_at(url, env).map(|(_, volume)| volume.info.encrypted)
+    read_super(&access(url, env)?).map(|volume| volume.info.encrypted)
 }
 
 /// Changes the passphrase of an encrypted volume, which may be in use. Nothing else is written
@@ -219,7 +217,8 @@ pub fn change_passphrase(
     new: &Encryption,
     env: &Env,
 ) -> Result<(), ObjectError> {
-    let (access, volume) = look_at(url, env)?;
+    let access = access(url, env)?;
+    let volume = read_super(&access)?;
     change(&access, volume.key_of(), old, new, env)
 }
 

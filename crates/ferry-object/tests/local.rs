@@ -3,10 +3,10 @@
 
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, MemDevice};
 use ferry_env::Env;
-use ferry_object::{LocalStore, NotTaken, ObjectError, Store, ThreadExecutor};
+use ferry_object::{Executor, Job, LocalStore, NotTaken, ObjectError, Store, ThreadExecutor};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -58,6 +58,16 @@ fn open(
 ) -> Result<Arc<LocalStore>, NotTaken> {
     let env = Env::real();
     let executor = Arc::new(ThreadExecutor::new(&env).expect("threads can be started"));
+    open_with(store, executor, device, volume)
+}
+
+fn open_with(
+    store: &Arc<TestStore>,
+    executor: Arc<dyn Executor>,
+    device: &Arc<impl BlockDevice + 'static>,
+    volume: [u8; 16],
+) -> Result<Arc<LocalStore>, NotTaken> {
+    let env = Env::real();
     LocalStore::open(store.clone(), executor, device.clone(), volume, 4, Duration::ZERO, &env)
 }
 
@@ -186,23 +196,26 @@ fn callers_wait_when_the_log_is_full_and_lose_nothing() {
     }
 }
 
-/// A disk of which one write fails.
-struct FullDisk {
+/// A disk of which one write fails, or some reads.
+struct BadDisk {
     disk: MemDevice,
     /// The next write fails.
     full: AtomicBool,
+    /// So many of the next reads fail.
+    bad_reads: AtomicU32,
     /// Told when that write has come. It fails once `go_on` says so.
     came: Mutex<Sender<()>>,
     go_on: Mutex<Receiver<()>>,
 }
 
-impl FullDisk {
+impl BadDisk {
     /// A ring of 40 blocks; what is told of the write that fails, and what lets it go on.
     fn new() -> (Arc<Self>, Receiver<()>, Sender<()>) {
         let ((come, came), (tell, told)) = (channel(), channel());
         let disk = Self {
             disk: MemDevice::new(42 << 12),
             full: AtomicBool::new(false),
+            bad_reads: AtomicU32::new(0),
             came: Mutex::new(come),
             go_on: Mutex::new(told),
         };
@@ -210,12 +223,16 @@ impl FullDisk {
     }
 }
 
-impl BlockDevice for FullDisk {
+impl BlockDevice for BadDisk {
     fn capacity(&self) -> u64 {
         self.disk.capacity()
     }
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> std::io::Result<()> {
-        self.disk.read(offset, buf)
+        let left = |bad: u32| bad.checked_sub(1);
+        match self.bad_reads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left) {
+            Ok(_) => Err(std::io::ErrorKind::Other.into()),
+            Err(_) => self.disk.read(offset, buf),
+        }
     }
     fn write(&self, offset: u64, buf: &AlignedBuf) -> std::io::Result<()> {
         if !self.full.swap(false, Ordering::Relaxed) {
@@ -244,7 +261,7 @@ impl BlockDevice for FullDisk {
 
 #[test]
 fn a_write_that_the_disk_refuses_gives_its_room_to_those_who_wait() {
-    let ((device, came, tell), store) = (FullDisk::new(), Arc::<TestStore>::default());
+    let ((device, came, tell), store) = (BadDisk::new(), Arc::<TestStore>::default());
     let local = open(&store, &device, VOLUME).expect("it is new");
     local.upload_all().expect("there is nothing");
     local.serve();
@@ -276,7 +293,7 @@ fn a_write_that_the_disk_refuses_gives_its_room_to_those_who_wait() {
 
 #[test]
 fn a_header_that_cannot_be_written_hides_no_later_record() {
-    let ((device, _came, tell), store) = (FullDisk::new(), Arc::<TestStore>::default());
+    let ((device, _came, tell), store) = (BadDisk::new(), Arc::<TestStore>::default());
     let local = open(&store, &device, VOLUME).expect("it is new");
     local.upload_all().expect("there is nothing");
     local.serve();
@@ -314,4 +331,57 @@ fn a_header_that_cannot_be_written_hides_no_later_record() {
     store.away.store(false, Ordering::Relaxed);
     assert_eq!(open(&store, &device, VOLUME).expect("it is ours").upload_all(), Ok(()));
     assert!(store.get(&name(13), None) == Ok(bytes), "it was durable in the log");
+}
+
+/// Runs jobs when it is told to, and notes the pauses before them in milliseconds.
+#[derive(Default)]
+struct ByHand {
+    jobs: Mutex<Vec<Job>>,
+    pauses: Mutex<Vec<u128>>,
+}
+
+impl Executor for ByHand {
+    fn start(&self, job: Job) {
+        self.jobs.lock().expect("no test panics here").push(job);
+    }
+    fn step(&self) -> bool {
+        let Some(job) = self.jobs.lock().expect("no test panics here").pop() else { return false };
+        self.pauses.lock().expect("no test panics here").push(job.after.as_millis());
+        (job.run)()();
+        true
+    }
+    fn pause(&self, _time: Duration) {}
+}
+
+/// Puts one object while the store is away for `outage` requests. Then `bad_reads` of the log
+/// fail. Returns the pauses before the reads, if the store has the object at last.
+fn upload_with_bad_reads(outage: usize, bad_reads: u32) -> Option<Vec<u128>> {
+    let ((device, _came, _tell), store) = (BadDisk::new(), Arc::<TestStore>::default());
+    let executor = Arc::<ByHand>::default();
+    let local = open_with(&store, executor.clone(), &device, VOLUME).expect("it is new");
+    local.upload_all().expect("there is nothing");
+    local.serve();
+    store.away.store(true, Ordering::Relaxed);
+    local.put(&name(0), &bytes(0)).expect("the log takes it");
+    for _ in 0..outage {
+        assert!(executor.step(), "the upload is repeated");
+    }
+    store.away.store(false, Ordering::Relaxed);
+    device.bad_reads.store(bad_reads, Ordering::Relaxed);
+    executor.pauses.lock().expect("no test panics here").clear();
+    while executor.step() {}
+    let pauses = executor.pauses.lock().expect("no test panics here").clone();
+    let waits = local.waiting().expect("it has a log").objects > 0;
+    assert_eq!(local.put(&name(1), &bytes(1)).is_err(), waits, "nothing is taken any more");
+    (!waits).then_some(pauses)
+}
+
+#[test]
+fn an_object_that_the_log_does_not_give_is_read_again_for_a_while() {
+    assert_eq!(upload_with_bad_reads(0, 0), Some(vec![0]));
+    assert_eq!(upload_with_bad_reads(0, 4), Some(vec![0, 100, 200, 400, 800]));
+    assert_eq!(upload_with_bad_reads(0, 5), None);
+    // Requests that the store did not answer are not counted as reads that failed.
+    assert_eq!(upload_with_bad_reads(20, 4), Some(vec![5000, 100, 200, 400, 800]));
+    assert_eq!(upload_with_bad_reads(20, 5), None);
 }

@@ -52,8 +52,9 @@ pub struct Outcome {
     pub violation: Option<String>,
     /// Requests to the store.
     pub requests: u64,
-    /// Machines that crashed, each at one of these requests.
-    pub crashes: u64,
+    /// Machines that crashed, each at one of these requests: while they opened the volume, and when
+    /// they had it.
+    pub crashes: [u64; 2],
     /// Volumes that were opened.
     pub opened: u64,
     /// Orphans that sweeps of the last owner deleted.
@@ -108,7 +109,7 @@ struct Run {
     history: Mutex<History>,
     /// The number of the last write.
     writes: AtomicU64,
-    crashes: AtomicU64,
+    crashes: [AtomicU64; 2],
     opened: AtomicU64,
     swept: AtomicU64,
     repacked: AtomicU64,
@@ -187,7 +188,7 @@ impl Plan {
             turns: Arc::clone(&turns),
             history: Mutex::default(),
             writes: AtomicU64::new(0),
-            crashes: AtomicU64::new(0),
+            crashes: Default::default(),
             opened: AtomicU64::new(0),
             swept: AtomicU64::new(0),
             repacked: AtomicU64::new(0),
@@ -209,7 +210,7 @@ impl Plan {
         Outcome {
             violation: world.violation.take(),
             requests: world.requests,
-            crashes: run.crashes.load(Ordering::Relaxed),
+            crashes: run.crashes.each_ref().map(|count| count.load(Ordering::Relaxed)),
             opened: run.opened.load(Ordering::Relaxed),
             swept: run.swept.load(Ordering::Relaxed),
             repacked: run.repacked.load(Ordering::Relaxed),
@@ -272,14 +273,16 @@ impl Run {
         for life in 0..lives {
             let executor = SimExecutor::new(&self.turns, owner);
             let uploads = SimExecutor::new(&self.turns, owner);
+            let opened = AtomicBool::new(false);
             let body = || match last {
                 true => self.make_and_look(owner, &executor),
-                false => self.live(owner, life, &executor, &uploads),
+                false => self.live(owner, life, &executor, &uploads, &opened),
             };
             match catch_unwind(AssertUnwindSafe(body)) {
                 Ok(_) => {}
                 Err(payload) if payload.is::<Crashed>() => {
-                    self.crashes.fetch_add(1, Ordering::Relaxed);
+                    let had_it = usize::from(opened.load(Ordering::Relaxed));
+                    self.crashes[had_it].fetch_add(1, Ordering::Relaxed);
                 }
                 Err(payload) => {
                     let text = payload.downcast_ref::<String>().cloned();
@@ -504,6 +507,7 @@ impl Run {
         life: u32,
         executor: &Arc<SimExecutor>,
         uploads: &Arc<SimExecutor>,
+        has_opened: &AtomicBool,
     ) {
         let sleep_max_ms = self.plan.faults.sleep_max.as_millis() as u64;
         if self.below(3) > 0 {
@@ -583,6 +587,7 @@ impl Run {
             executor.pause(Duration::from_millis(time));
         };
         self.opened.fetch_add(1, Ordering::Relaxed);
+        has_opened.store(true, Ordering::Relaxed);
         self.world(|world| world.note(|| format!("owner {owner} serves, epoch {epoch}")));
         let Some(image) = self.look_at_all(owner, &device, local) else { return };
         let ended = Arc::default();

@@ -14,7 +14,8 @@ const PLANTED_SEEDS: u64 = 10_000;
 #[derive(Default)]
 struct Sum {
     requests: u64,
-    crashes: u64,
+    /// Before the volume was open, and behind that.
+    crashes: [u64; 2],
     opened: u64,
     swept: u64,
     repacked: u64,
@@ -32,7 +33,8 @@ fn run(seed: u64, sum: &mut Sum) {
         panic!("seed {seed}: {violation}\n{}", again.trace.join("\n"));
     }
     sum.requests += outcome.requests;
-    sum.crashes += outcome.crashes;
+    sum.crashes[0] += outcome.crashes[0];
+    sum.crashes[1] += outcome.crashes[1];
     sum.opened += outcome.opened;
     sum.swept += outcome.swept;
     sum.repacked += outcome.repacked;
@@ -62,8 +64,11 @@ fn nothing_flushed_is_lost_whatever_owners_and_store_do() {
     assert!(read > 1000 && deleted > 1000, "{read} snapshots read, {deleted} deleted");
     let (replayed, lost) = sum.replayed;
     assert!(replayed > 100 && lost > 10, "{replayed} local logs, {lost} of them lost flushes");
-    let Sum { crashes, opened, .. } = sum;
-    assert!(crashes > 1000 && opened > crashes * 9 / 10, "{crashes} crashes, {opened} openings");
+    let ([opening, serving], opened) = (sum.crashes, sum.opened);
+    assert!(
+        opening > 1000 && serving > 500 && opened > 2000,
+        "{opening} crashes before an opening, {serving} behind it, {opened} openings"
+    );
 }
 
 /// A claimant slept while later owners wrote and deleted the log that it followed.
@@ -90,7 +95,7 @@ fn for_so_many_seconds() {
     }
     let Sum { requests, crashes, opened, swept, repacked, snapshots, replayed } = sum;
     println!(
-        "{} seeds: {requests} requests, {crashes} crashes, {opened} openings, {swept} orphans, \
+        "{} seeds: {requests} requests, {crashes:?} crashes before and behind {opened} openings, {swept} orphans, \
          {repacked} bytes repacked, {snapshots:?} snapshots read and deleted, {replayed:?} local logs",
         seed - first
     );
