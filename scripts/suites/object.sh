@@ -107,6 +107,75 @@ object_stopped() {
   timeout 200 "$ferry" fsck "$1"
 }
 
+# object_snapshots URL: snapshots are made while files are written and synced. Each is what was there at
+# that time, after the volume was overwritten and its owner was killed, too.
+object_snapshots() {
+  local mount=$scratch/mnt second=$scratch/second writer before name there
+  mkdir -p "$second"
+  mount_volume "$1" "$mount"
+  cp -r "$repo/docs" "$mount/docs"
+  : >"$scratch/acknowledged"
+  fsync_writer "$mount/appended" "$scratch/acknowledged" &
+  writer=$!
+  until [ "$(acknowledged)" -ge 20 ]; do kill -0 "$writer"; sleep 0.05; done
+  before=$(acknowledged)
+  "$ferry" snapshot create "$mount" busy
+  rm -r "$mount/docs"
+  cp -r "$repo/scripts" "$mount/docs"
+  "$ferry" sync "$mount"
+  "$ferry" mount "$1@busy" "$second"
+  diff -r "$repo/docs" "$second/docs"
+  diff -r "$repo/scripts" "$mount/docs"
+  there=$(wc -l <"$second/appended")
+  say "$before acknowledged before, $there in the snapshot"
+  [ "$there" -ge "$before" ]
+  seq "$there" | cmp - "$second/appended"
+  { echo no >"$second/no"; } 2>"$scratch/refused" && return 1
+  "$ferry" umount "$second"
+  "$ferry" fsck "$1@busy"
+  object_snapshots_killed "$1"
+  # Its writer has ended: the mount was killed.
+  wait "$writer"
+  "$ferry" mount "$1" "$second" -o snapshot=busy
+  diff -r "$repo/docs" "$second/docs"
+  [ "$(wc -l <"$second/appended")" = "$there" ]
+  "$ferry" umount "$second"
+  for name in $("$ferry" snapshot list "$1" --json | sed -n 's/.*"name": "\(.*\)".*/\1/p'); do
+    "$ferry" snapshot delete "$1" "$name"
+  done
+  [ -z "$("$ferry" snapshot list "$1")" ]
+  "$ferry" mount "$1@busy" "$second" && return 1
+  rm -r "$mount/docs" "$mount/appended"
+  object_clean "$1"
+}
+
+# object_snapshots_killed URL: the daemon is killed while it makes a snapshot, which is there as a whole
+# or not at all.
+object_snapshots_killed() {
+  local mount=$scratch/mnt second=$scratch/second round owner maker failed_to_make
+  for round in 1 2 3 4 5 6 7 8; do
+    head -c 8M /dev/urandom >"$mount/docs/noise"
+    owner=$(stat_of "$mount" fuse daemon)
+    "$ferry" snapshot create "$mount" "killed-$round" &
+    maker=$! failed_to_make=
+    # Sooner or later, while it works.
+    sleep "0.$((round / 2))$((RANDOM % 10))"
+    kill -9 "$owner"
+    wait "$maker" || failed_to_make=1
+    mount_volume "$1" "$mount"
+    if "$ferry" snapshot list "$1" | grep -q "killed-$round\$"; then
+      say "round $round: it is there"
+      "$ferry" fsck "$1@killed-$round"
+      "$ferry" mount "$1@killed-$round" "$second"
+      diff -r --exclude=noise "$repo/scripts" "$second/docs"
+      [ "$(stat -c %s "$second/docs/noise")" = $((8 << 20)) ]
+      "$ferry" umount "$second"
+    else
+      [ "$failed_to_make" ]
+    fi
+  done
+}
+
 object_clean() {
   unmount_volume "$scratch/mnt"
   timeout 200 "$ferry" fsck "$1"
@@ -118,6 +187,7 @@ object_owners() {
   check "mkfs" 60 "$ferry" mkfs "$1"
   check "killed and mounted again" 120 object_killed "$1"
   check "taken over" 120 object_taken_over "$1"
+  check "snapshots" 90 object_snapshots "$1"
   # FERRY_STOPS=200 FERRY_ONLY=stopped scripts/test object: as often as the bar says, 40 minutes.
   check "stopped and taken over, ${FERRY_STOPS:-3} times" $((60 + 30 * ${FERRY_STOPS:-3})) \
     object_stopped "$1" "${FERRY_STOPS:-3}"

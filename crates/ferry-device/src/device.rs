@@ -156,6 +156,30 @@ pub trait BlockDevice: Send + Sync {
     fn replace(&self, _old: &Path, _new: &Path) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
+    /// Makes a snapshot of what was written before the call, and waits until it is durable.
+    /// `EOPNOTSUPP`: the device has no snapshots. `EEXIST`: there is one of this name. `EMLINK`:
+    /// there are as many as there may be. `EINVAL`: a snapshot cannot have this name.
+    fn create_snapshot(&self, _name: &str) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
+    /// Deletes a snapshot. Waits. `EOPNOTSUPP`: the device has none. `ENOENT`: there is none of
+    /// this name.
+    fn delete_snapshot(&self, _name: &str) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
+    /// The snapshots, in the order in which they were made. `EOPNOTSUPP`: the device has none.
+    fn snapshots(&self) -> io::Result<Vec<Snapshot>> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
+}
+
+/// A snapshot of a device, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its name.
+    pub name: String,
+    /// When it was made, in seconds since the Unix epoch.
+    pub made_secs: u64,
 }
 
 /// What [`BlockDevice::warm`] did.

@@ -6,7 +6,9 @@
 //! steps one after the other.
 
 use crate::buffer::AlignedBuf;
-use crate::device::{BlockDevice, ComponentStats, Io, IoDone, WarmDone, check_range, read_at_once};
+use crate::device::{
+    BlockDevice, ComponentStats, Io, IoDone, Snapshot, WarmDone, check_range, read_at_once,
+};
 use crate::started::{ReadDone, ReadRing};
 use crate::timing::{FlushTimer, FlushTiming};
 use parking_lot::{Condvar, Mutex};
@@ -532,5 +534,17 @@ impl BlockDevice for HookedDevice {
 
     fn replace(&self, old: &Path, new: &Path) -> io::Result<()> {
         self.inner.replace(old, new)
+    }
+
+    fn create_snapshot(&self, name: &str) -> io::Result<()> {
+        self.inner.create_snapshot(name)
+    }
+
+    fn delete_snapshot(&self, name: &str) -> io::Result<()> {
+        self.inner.delete_snapshot(name)
+    }
+
+    fn snapshots(&self) -> io::Result<Vec<Snapshot>> {
+        self.inner.snapshots()
     }
 }

@@ -1,5 +1,6 @@
 //! The caller's side of FerryFS's own requests, which `ferry sync`, `ferry stats`, `ferry scrub`,
-//! `ferry replace`, `ferry trim` and `ferry tune` send to the process that has a volume open.
+//! `ferry replace`, `ferry trim`, `ferry tune` and `ferry snapshot` send to the process that has a
+//! volume open.
 //! [`ferry_fs::Filesystem::ioctl`] answers them all; [`Ask`] is the way there.
 
 #![expect(unsafe_code, reason = "ioctl(2) has no safe wrapper")]
@@ -15,9 +16,9 @@ use std::time::Duration;
 pub use ferry_device::Warmed;
 use ferry_fs::FlushPolicy;
 use ferry_fs::ioctl::{
-    GROW_LOG, REPLACE, REPLACE_LEN, SCRUB_DAMAGE, SCRUB_START, SCRUB_STATUS, SCRUB_STOP, STATS,
-    SYNC, TRIM, TUNE, TUNE_FAST_FLUSH, TUNE_FLUSH, TUNE_LEN, TUNE_RESET_FLUSH_TIME, WAIT,
-    WAIT_FILE, WARM, WARM_BEGINS, message_len,
+    GROW_LOG, REPLACE, REPLACE_LEN, SCRUB_DAMAGE, SCRUB_START, SCRUB_STATUS, SCRUB_STOP,
+    SNAPSHOT_CREATE, SNAPSHOT_DELETE, SNAPSHOT_LIST, STATS, SYNC, TRIM, TUNE, TUNE_FAST_FLUSH,
+    TUNE_FLUSH, TUNE_LEN, TUNE_RESET_FLUSH_TIME, WAIT, WAIT_FILE, WARM, WARM_BEGINS, message_len,
 };
 
 /// A connection to the process that has a volume open.
@@ -172,6 +173,22 @@ pub fn warm(
     let answer = volume.ask(WARM, &message)?;
     let word = |n: usize| answer.get(8 * n..).map_or(Ok(0), number);
     Ok(Warmed { fetched_bytes: word(0)?, cached_bytes: word(1)?, full: word(2)? != 0 })
+}
+
+/// Makes everything on the volume durable, and a snapshot of it. Errors:
+/// [`ferry_fs::ioctl::SNAPSHOT_CREATE`].
+pub fn snapshot_create(volume: &impl Ask, name: &str) -> io::Result<()> {
+    volume.ask(SNAPSHOT_CREATE, name.as_bytes()).map(drop)
+}
+
+/// Deletes a snapshot of the volume. `ENOENT`: there is none of this name.
+pub fn snapshot_delete(volume: &impl Ask, name: &str) -> io::Result<()> {
+    volume.ask(SNAPSHOT_DELETE, name.as_bytes()).map(drop)
+}
+
+/// The snapshots of the volume from index `from` on, as a JSON list; empty: no more.
+pub fn snapshot_list(volume: &impl Ask, from: u64) -> io::Result<Vec<u8>> {
+    text(volume, SNAPSHOT_LIST, from)
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ use crate::volume::{
 };
 use crate::warming::Warming;
 use ferry_device::{
-    AlignedBuf, BlockDevice, FlushTimer, FlushTiming, HeldRequests, Io, IoDone, WarmDone,
+    AlignedBuf, BlockDevice, FlushTimer, FlushTiming, HeldRequests, Io, IoDone, Snapshot, WarmDone,
 };
 use ferry_env::Env;
 use ferry_env::planted::{Bug, is_planted};
@@ -258,6 +258,17 @@ impl ObjectDevice {
     ) -> Result<Arc<Self>, ObjectError> {
         let access = Access::new(store, executor, Patience::Opening(limits.patience), env);
         let (access, volume) = identify(access, passphrase)?;
+        Self::snapshot_identified(access, volume, name, limits, env)
+    }
+
+    /// The same, of a volume that was identified.
+    pub(crate) fn snapshot_identified(
+        access: Access,
+        volume: Volume,
+        name: &str,
+        limits: Limits,
+        env: &Env,
+    ) -> Result<Arc<Self>, ObjectError> {
         let found = observe_snapshot(&access, volume, name)?;
         Ok(Self::opened(access, found, limits, Duration::ZERO, None, env))
     }
@@ -908,6 +919,18 @@ impl BlockDevice for ObjectDevice {
             ]);
         }
         figures
+    }
+
+    fn create_snapshot(&self, name: &str) -> io::Result<()> {
+        Ok(Self::create_snapshot(self, name)?)
+    }
+
+    fn delete_snapshot(&self, name: &str) -> io::Result<()> {
+        Ok(Self::delete_snapshot(self, name)?)
+    }
+
+    fn snapshots(&self) -> io::Result<Vec<Snapshot>> {
+        Ok(Self::snapshots(self))
     }
 
     fn held(&self) -> Option<HeldRequests> {

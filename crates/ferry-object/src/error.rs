@@ -96,8 +96,13 @@ pub enum ObjectError {
     #[error("this is not the passphrase of the volume")]
     WrongPassphrase,
     /// The volume has no snapshot of this name.
-    #[error("there is no snapshot {0:?}")]
-    NoSnapshot(String),
+    #[error("there is no snapshot {name:?}{}", names_text(names))]
+    NoSnapshot {
+        /// The name.
+        name: String,
+        /// The names of those that the volume has, in the order in which they were made.
+        names: Vec<String>,
+    },
     /// The volume has a snapshot of this name.
     #[error("there is a snapshot {0:?} already: choose another name, or delete that one first")]
     SnapshotExists(String),
@@ -110,6 +115,21 @@ pub enum ObjectError {
     /// The volume was opened to be read only.
     #[error("the volume is open for reading only")]
     ReadOnly,
+}
+
+/// Names of snapshots that a message has, at most: the newest ones.
+const NAMES_MAX: usize = 20;
+
+fn names_text(names: &[String]) -> String {
+    let newest = &names[names.len().saturating_sub(NAMES_MAX)..];
+    let older = match names.len() - newest.len() {
+        0 => String::new(),
+        older => format!(" and {older} older ones"),
+    };
+    match newest {
+        [] => ", nor any other".into(),
+        _ => format!("; there are {}{older}", newest.join(", ")),
+    }
 }
 
 fn epoch_text(epoch: Option<u64>) -> String {
@@ -134,6 +154,10 @@ impl From<ObjectError> for io::Error {
     fn from(error: ObjectError) -> Self {
         io::Error::from_raw_os_error(match error {
             ObjectError::ReadOnly => libc::EROFS,
+            ObjectError::NoSnapshot { .. } => libc::ENOENT,
+            ObjectError::SnapshotExists(_) => libc::EEXIST,
+            ObjectError::TooManySnapshots(_) => libc::EMLINK,
+            ObjectError::SnapshotName(..) => libc::EINVAL,
             _ => libc::EIO,
         })
     }

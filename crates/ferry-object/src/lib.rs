@@ -27,6 +27,7 @@
 //! cache      DiskCache: parts of objects on a disk of the machine
 //! local_log  LocalLog: objects that the store lacks, on a disk of the machine
 //! retained   names that only snapshots need    runs       runs of blocks with a value
+//! pins       snapshots, for users
 //! format     the objects, byte by byte
 //! codec      compression and encryption of what objects store
 //! dir        DirStore                          executor   Executor, ThreadExecutor
@@ -53,6 +54,7 @@ mod local_log;
 mod local_note;
 mod locks;
 mod open;
+mod pins;
 mod prove;
 mod reads;
 mod repack;
@@ -76,6 +78,7 @@ pub use device::{Limits, ObjectDevice, ObjectStats};
 pub use dir::DirStore;
 pub use error::ObjectError;
 pub use executor::{Answer, Executor, Job, ThreadExecutor, Upload};
+pub use ferry_device::Snapshot;
 pub use format::{Kdf, Owner};
 pub use keys::{Encryption, Passphrase};
 pub use local::{LocalStore, Lost, NotTaken};
@@ -83,11 +86,11 @@ pub use local_dir::Tell;
 pub use locks::{DirLocks, Locks};
 pub use open::{
     Made, OnDisk, Opening, change_passphrase, has_volume, is_encrypted, lock_files, make_volume,
-    open_volume, owner_here, remove_volume,
+    open_volume, owner_here, remove_volume, snapshots_of,
 };
 pub use prove::prove;
 pub use s3::{Endpoint, S3Location, S3Settings, S3Store, TimeLimits};
-pub use snapshots::{SNAPSHOTS_MAX, Snapshot, check_snapshot_name};
+pub use snapshots::{SNAPSHOTS_MAX, check_snapshot_name};
 pub use store::{Held, RequestCosts, Store, Waiting};
 pub use url::{S3Url, StoreUrl};
 pub use volume::{Claimant, VolumeOptions};

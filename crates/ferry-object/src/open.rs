@@ -14,7 +14,8 @@ use crate::prove::{PROOFS, patiently, prove};
 use crate::s3::{S3Settings, S3Store};
 use crate::store::{Store, exists};
 use crate::url::StoreUrl;
-use crate::volume::{Claimant, VolumeOptions, identify, read_super};
+use crate::volume::{Claimant, VolumeOptions, identify, list_snapshots, read_super};
+use ferry_device::Snapshot;
 use ferry_env::Env;
 use std::fs;
 use std::io;
@@ -28,10 +29,12 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a volume is opened for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opening {
     /// To be read while nobody owns it. Nothing is claimed.
     Read,
+    /// Its snapshot of this name is to be read, beside its owner. Nothing is claimed.
+    Snapshot(String),
     /// To be owned.
     Own {
         /// From an owner that may be alive, too.
@@ -88,7 +91,7 @@ pub fn owner_here(url: &StoreUrl) -> Option<u32> {
 /// How this process opens a volume.
 fn claimant(
     url: &StoreUrl,
-    opening: Opening,
+    opening: &Opening,
     passphrase: Option<Passphrase>,
     env: &Env,
 ) -> Result<Claimant, ObjectError> {
@@ -103,7 +106,7 @@ fn claimant(
                     locks
                 }
                 // A reader without the right to write there knows nothing of dead owners.
-                Err(error) if opening == Opening::Read => {
+                Err(error) if *opening == Opening::Read => {
                     tracing::debug!(%error, "no locks on this machine");
                     owner.machine = String::new();
                     DirLocks::new(machine_directory(&name))
@@ -112,8 +115,8 @@ fn claimant(
             }
         }
     };
-    let (take_over, force) = match opening {
-        Opening::Read => (false, false),
+    let (take_over, force) = match *opening {
+        Opening::Read | Opening::Snapshot(_) => (false, false),
         Opening::Own { take_over, force } => (take_over, force),
     };
     let locks = Some(Arc::new(locks) as Arc<dyn Locks>);
@@ -149,22 +152,29 @@ pub fn open_volume(
     // A cache that cannot be used is found before the volume is claimed.
     let cache = on_disk.cache.as_ref().map(|options| DiskCache::open(options, &volume.id));
     let cache = cache.transpose()?;
-    let mut claimant = claimant(url, opening, passphrase, env)?;
     let (patience, tell) = (PATIENCE, on_disk.tell);
-    let locals = LocalDirs { url, store: &access.store, volume: &volume, patience, tell, env };
-    let local = match opening {
-        Opening::Read => locals.refuse_unread(&mut claimant).map(|()| OwnersLog::default())?,
-        Opening::Own { .. } => locals.open(on_disk.local_log.as_deref(), &mut claimant)?,
+    let claimant = || claimant(url, &opening, passphrase.clone(), env);
+    let locals = |store| LocalDirs { url, store, volume: &volume, patience, tell, env };
+    let mut local = OwnersLog::default();
+    let device = match &opening {
+        Opening::Snapshot(name) => {
+            ObjectDevice::snapshot_identified(access, volume, name, limits(), env)?
+        }
+        Opening::Read => {
+            let mut claimant = claimant()?;
+            locals(&access.store).refuse_unread(&mut claimant)?;
+            ObjectDevice::observe_identified(access, volume, &claimant, limits(), env)?
+        }
+        Opening::Own { .. } => {
+            let mut claimant = claimant()?;
+            local = locals(&access.store).open(on_disk.local_log.as_deref(), &mut claimant)?;
+            if let Some(layer) = &local.layer {
+                access.store = layer.clone();
+            }
+            ObjectDevice::claim_identified(access, volume, &claimant, limits(), env)?
+        }
     };
     let layer = local.layer.clone();
-    if let Some(layer) = &layer {
-        access.store = layer.clone();
-    }
-    let device = if opening == Opening::Read {
-        ObjectDevice::observe_identified(access, volume, &claimant, limits(), env)?
-    } else {
-        ObjectDevice::claim_identified(access, volume, &claimant, limits(), env)?
-    };
     local.claimed();
     if let Some(cache) = cache {
         device.use_cache(cache);
@@ -172,10 +182,20 @@ pub fn open_volume(
     if let Some(layer) = layer {
         layer.serve();
     }
-    if opening != Opening::Read {
+    if matches!(opening, Opening::Own { .. }) {
         device.tick_by_itself();
     }
     Ok(device)
+}
+
+/// The snapshots of the volume in a store, which may be in use.
+pub fn snapshots_of(
+    url: &StoreUrl,
+    passphrase: Option<&Passphrase>,
+    env: &Env,
+) -> Result<Vec<Snapshot>, ObjectError> {
+    let (access, volume) = identify(access(url, env)?, passphrase)?;
+    list_snapshots(&access, &volume)
 }
 
 /// Access to the store of a volume.
@@ -229,7 +249,8 @@ pub fn make_volume(
         }
     }
     let passphrase = options.encryption.as_ref().map(|encryption| encryption.passphrase.clone());
-    let claimant = claimant(url, Opening::Own { take_over: false, force: false }, passphrase, env)?;
+    let claimant =
+        claimant(url, &Opening::Own { take_over: false, force: false }, passphrase, env)?;
     let made = ObjectDevice::make(store.clone(), executor.clone(), options, env);
     if let (Err(ObjectError::Refused(_)), true, StoreUrl::Dir(_)) = (&made, is_new, url)
         && !exists(&*store, SUPER).unwrap_or(true)

@@ -11,10 +11,11 @@
 use crate::device::ObjectDevice;
 use crate::error::ObjectError;
 use crate::format::{ObjectRef, Pin, ROOTS, RootState, root_name};
+use crate::pins::{for_people, no_snapshot};
 use crate::retained::Retained;
 use crate::state::{Roots, State};
 use crate::volume::{load_shard, read_root};
-use ferry_device::{BlockDevice, IoDone};
+use ferry_device::{BlockDevice, IoDone, Snapshot};
 use ferry_env::planted::{Bug, is_planted};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -26,15 +27,6 @@ pub const SNAPSHOTS_MAX: usize = 1000;
 /// Bytes of a snapshot's name, at most.
 const NAME_MAX: usize = 255;
 
-/// A snapshot of a volume, for people.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Snapshot {
-    /// Its name.
-    pub name: String,
-    /// When it was made, in seconds since the Unix epoch.
-    pub made_secs: u64,
-}
-
 /// Refuses what cannot be the name of a snapshot.
 pub fn check_snapshot_name(name: &str) -> Result<(), ObjectError> {
     let what = match name {
@@ -43,6 +35,8 @@ pub fn check_snapshot_name(name: &str) -> Result<(), ObjectError> {
         _ if name.len() > NAME_MAX => "it has more than 255 bytes",
         _ if name.contains('/') => "it has a slash",
         _ if name.contains(',') => "it has a comma, which ends a mount option",
+        _ if name.contains('@') => "it has an @, behind which a snapshot's name begins",
+        _ if name.contains('?') => "it has a ?, which ends the path of a URL",
         _ if name.contains(char::is_control) => "it has a control character",
         _ => return Ok(()),
     };
@@ -121,9 +115,7 @@ impl ObjectDevice {
 
     /// The snapshots, in the order in which they were made.
     pub fn snapshots(&self) -> Vec<Snapshot> {
-        let state = self.state.lock();
-        let pins = state.roots.pins.iter();
-        pins.map(|pin| Snapshot { name: pin.name.clone(), made_secs: pin.made_secs }).collect()
+        for_people(&self.state.lock().roots.pins)
     }
 
     fn change_pins(&self, change: PinChange<'_>) -> Result<(), ObjectError> {
@@ -233,7 +225,7 @@ fn refuse(state: &State, change: &PinChange<'_>) -> Result<(), ObjectError> {
         PinChange::Add(_) if pins.len() >= SNAPSHOTS_MAX => {
             Err(ObjectError::TooManySnapshots(pins.len()))
         }
-        PinChange::Remove(name) if !has(name) => Err(ObjectError::NoSnapshot((*name).into())),
+        PinChange::Remove(name) if !has(name) => Err(no_snapshot(name, pins)),
         _ => Ok(()),
     }
 }

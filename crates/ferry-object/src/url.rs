@@ -1,11 +1,11 @@
 //! [`StoreUrl`]: where a store is, as users write it.
 
 use crate::error::ObjectError;
-use crate::s3::{Endpoint, S3Location, S3Settings};
-use std::ffi::OsStr;
+use crate::s3::{Endpoint, S3Location, S3Settings, closing_slash};
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 /// What the URL of a store in a directory begins with.
@@ -13,7 +13,8 @@ const DIR: &str = "dir://";
 /// What the URL of a store that speaks S3 begins with.
 const S3: &str = "s3://";
 
-/// Where a store is, as users write it. [`fmt::Display`] shows it so.
+/// Where a store is, as users write it. [`fmt::Display`] shows it so. Behind a last name with an
+/// `@` it shows a slash: [`StoreUrl::split_snapshot`] finds no snapshot there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreUrl {
     /// `dir:///PATH`: a directory.
@@ -54,6 +55,32 @@ impl StoreUrl {
         })
     }
 
+    /// The URL and the snapshot of a text that names a snapshot: `dir:///PATH@NAME` or
+    /// `s3://BUCKET/PREFIX@NAME[?…]`. `None`: it names none.
+    pub fn split_snapshot(text: &OsStr) -> Option<(OsString, String)> {
+        let bytes = text.as_bytes();
+        if !bytes.starts_with(DIR.as_bytes()) && !bytes.starts_with(S3.as_bytes()) {
+            return None;
+        }
+        let path = match bytes.iter().position(|byte| *byte == b'?') {
+            Some(end) if bytes.starts_with(S3.as_bytes()) => end,
+            _ => bytes.len(),
+        };
+        let (path, query) = bytes.split_at(path);
+        let at = path.iter().rposition(|byte| *byte == b'@')?;
+        let name = str::from_utf8(&path[at + 1..]).ok().filter(|name| !name.contains('/'))?;
+        Some((OsString::from_vec([&path[..at], query].concat()), name.into()))
+    }
+
+    /// The text that names a snapshot of the volume there.
+    pub fn with_snapshot(&self, name: &str) -> String {
+        let text = self.to_string();
+        match text.split_once('?').filter(|_| matches!(self, Self::S3(_))) {
+            Some((path, query)) => format!("{path}@{name}?{query}"),
+            None => format!("{text}@{name}"),
+        }
+    }
+
     /// The one spelling of it: what the table of mounts shows. A directory's path has no symbolic
     /// links. The endpoint of an S3 store is there, wherever it was given.
     pub fn resolved(&self) -> io::Result<Self> {
@@ -83,6 +110,14 @@ impl StoreUrl {
         match self {
             Self::Dir(_) => self.to_string(),
             Self::S3(url) => url.name(),
+        }
+    }
+
+    /// The URL without a profile.
+    pub fn without_profile(&self) -> Self {
+        match self {
+            Self::Dir(_) => self.clone(),
+            Self::S3(url) => Self::S3(url.without_profile()),
         }
     }
 }
@@ -123,9 +158,13 @@ impl S3Url {
         Ok(Self { endpoint, ..self.clone() })
     }
 
+    fn without_profile(&self) -> Self {
+        Self { profile: None, ..self.clone() }
+    }
+
     /// What tells the store from others, if the URL is resolved.
     pub(crate) fn name(&self) -> String {
-        Self { profile: None, ..self.clone() }.to_string()
+        self.without_profile().to_string()
     }
 }
 
@@ -136,7 +175,10 @@ fn is_profile(name: &str) -> bool {
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Dir(path) => write!(f, "{DIR}{}", path.display()),
+            Self::Dir(path) => {
+                let text = format!("{DIR}{}", path.display());
+                write!(f, "{text}{}", closing_slash(&text))
+            }
             Self::S3(url) => url.fmt(f),
         }
     }
@@ -219,5 +261,31 @@ mod tests {
         assert_eq!(one.resolved().expect("nothing is missing"), one);
         assert!(one.with_endpoint("https://two").is_err());
         assert!(url("dir:///srv/store").with_endpoint("https://two").is_err());
+    }
+
+    #[test]
+    fn a_snapshot_is_named_behind_the_path() {
+        for (text, volume, name) in [
+            ("dir:///srv/store@one", "dir:///srv/store", "one"),
+            ("dir:///srv/a?b@one", "dir:///srv/a?b", "one"),
+            ("dir:///srv/a@b@one", "dir:///srv/a@b/", "one"),
+            ("s3://bucket@one", "s3://bucket", "one"),
+            ("s3://bucket/a@one two", "s3://bucket/a", "one two"),
+            ("s3://bucket/a@b/@one", "s3://bucket/a@b/", "one"),
+            ("s3://bucket/a@one?profile=b@c", "s3://bucket/a?profile=b@c", "one"),
+        ] {
+            let split = |text: &str| StoreUrl::split_snapshot(OsStr::new(text));
+            let (head, found) = split(text).expect(text);
+            let parsed = StoreUrl::parse(&head).and_then(Result::ok).expect(text);
+            assert_eq!((parsed.to_string().as_str(), found.as_str()), (volume, name), "{text}");
+            let (head, again) = split(&parsed.with_snapshot(name)).expect(text);
+            assert_eq!(StoreUrl::parse(&head), Some(Ok(parsed)), "what is printed can be read");
+            assert_eq!(again, name);
+            assert_eq!(split(volume), None, "{volume}");
+        }
+        for none in ["/srv/a@b", "dir:///srv/a@b/", "dir:///srv/a@b/c", "s3://bucket/a?profile=b@c"]
+        {
+            assert_eq!(StoreUrl::split_snapshot(OsStr::new(none)), None, "{none}");
+        }
     }
 }

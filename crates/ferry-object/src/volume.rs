@@ -21,7 +21,9 @@ use crate::format::{
 };
 use crate::keys::{Encryption, Of, Passphrase, make_key, unlock};
 use crate::locks::Locks;
+use crate::pins::{for_people, no_snapshot};
 use crate::runs::Run;
+use ferry_device::Snapshot;
 use ferry_env::Env;
 use ferry_env::planted::{Bug, is_planted};
 use std::sync::Arc;
@@ -595,7 +597,7 @@ pub(crate) fn observe_snapshot(
     loop {
         let newest = newest_root(access, &volume)?;
         let Some(pin) = newest.root.pins.iter().find(|pin| pin.name == name) else {
-            return Err(ObjectError::NoSnapshot(name.into()));
+            return Err(no_snapshot(name, &newest.root.pins));
         };
         let loaded = read_root(access, &volume, pin.root).and_then(|found| {
             let shards = load_shards(access, &volume, &found.root)?;
@@ -616,4 +618,12 @@ pub(crate) fn observe_snapshot(
         }
         return Ok((volume, chain, shards));
     }
+}
+
+/// The snapshots that the newest root has. Nothing is claimed.
+pub(crate) fn list_snapshots(
+    access: &Access,
+    volume: &Volume,
+) -> Result<Vec<Snapshot>, ObjectError> {
+    Ok(for_people(&newest_root(access, volume)?.root.pins))
 }

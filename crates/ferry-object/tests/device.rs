@@ -489,7 +489,36 @@ fn a_snapshot_holds_what_was_there_while_its_volume_is_overwritten_and_collected
         assert!(ticks < TICKS_MAX, "the root of the deleted snapshot is there");
     }
     assert_eq!(read(&open("two").expect("it is there"), 0, 64), filled(64, 39).to_vec());
-    assert_eq!(open("one").err(), Some(ObjectError::NoSnapshot("one".into())));
+    let error = open("one").err().expect("it was deleted").to_string();
+    assert_eq!(error, "there is no snapshot \"one\"; there are two");
+}
+
+#[test]
+fn what_only_a_deleted_snapshot_needed_leaves_the_store() {
+    let volume = Volume::new();
+    let device = volume.open(false, small()).expect("nobody has it");
+    device.write(0, &filled(64, 1)).expect("it can be written");
+    device.create_snapshot("one").expect("it can be made");
+    let data = || volume.store().list("s/").expect("it can be listed");
+    let needed = data();
+    assert!(!needed.is_empty(), "it has data objects");
+    let overwrite = |byte| {
+        device.write(0, &filled(64, byte)).expect("it can be written");
+        device.flush().expect("it can be flushed");
+        device.tick();
+    };
+    (2..40).for_each(overwrite);
+    assert!(needed.iter().all(|name| data().contains(name)), "the snapshot needs them");
+    BlockDevice::delete_snapshot(&*device, "one").expect("it can be deleted");
+    let mut ticks = 0;
+    while needed.iter().any(|name| data().contains(name)) {
+        overwrite(40);
+        ticks += 1;
+        assert!(ticks < TICKS_MAX, "nothing needs them any more");
+    }
+    let error = BlockDevice::delete_snapshot(&*device, "one").expect_err("it was deleted");
+    assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+    assert_eq!(BlockDevice::snapshots(&*device).expect("it has none"), []);
 }
 
 #[test]
@@ -507,9 +536,12 @@ fn a_snapshot_that_cannot_be_made_or_deleted_is_refused() {
     device.delete_snapshot("at once").expect("it can be deleted");
     let refused = |result: Result<(), ObjectError>| result.expect_err("it is refused").to_string();
     assert!(refused(device.create_snapshot("one")).contains("already"));
-    assert_eq!(refused(device.delete_snapshot("two")), "there is no snapshot \"two\"");
+    assert_eq!(
+        refused(device.delete_snapshot("two")),
+        "there is no snapshot \"two\"; there are one"
+    );
     let long = "x".repeat(256);
-    for name in ["", ".", "..", "a/b", "a,b", "a\nb", &long] {
+    for name in ["", ".", "..", "a/b", "a,b", "a@b", "a?b", "a\nb", &long] {
         assert!(refused(device.create_snapshot(name)).contains("no name"), "{name:?}");
     }
     for n in 1..SNAPSHOTS_MAX {

@@ -79,7 +79,7 @@ fn open_with(
 ) -> Result<Arc<ObjectDevice>, ObjectError> {
     let on_disk = OnDisk { local_log: log.map(Into::into), ..OnDisk::default() };
     loop {
-        match open_volume(url, opening, None, &on_disk, &Env::real()) {
+        match open_volume(url, opening.clone(), None, &on_disk, &Env::real()) {
             // A request of the owner before this one, which was of this process, is just ending.
             Err(ObjectError::Locked(holder)) if holder.pid == std::process::id() => {
                 std::thread::yield_now();

@@ -77,6 +77,9 @@ pub enum Command {
     /// Read and verify everything that a volume holds, mounted or not: exit 0 clean, 4 damage, 1
     /// stopped, 8 could not check
     Scrub(ScrubArgs),
+    /// Snapshots of a volume in a store, mounted or not
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
     /// Show what is stored in a volume that is not mounted, damaged or not: exit 4 part of it is
     /// damaged, 8 could not read
     Debug(DebugArgs),
@@ -216,13 +219,14 @@ pub struct ReplaceArgs {
 }
 
 /// The arguments of `ferry mount`.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(after_help = format!("Options of -o:\n{OPTIONS_HELP}\n\n\
 With --foreground, SIGTERM and SIGINT unmount cleanly. If the mount is busy it is detached (new work cannot reach it) and served\n\
 until its last user is gone, for at most --stop-timeout; a second signal ends it at once. What was synced is safe in every case."))]
 pub struct MountArgs {
     /// The volume; one in a store as s3://BUCKET/PREFIX[?endpoint=URL&profile=NAME] or
-    /// dir:///DIRECTORY; or ferry://HOST[:PORT]/[PATH], what a server has (`ferry serve`)
+    /// dir:///DIRECTORY; a snapshot of it with @NAME behind that (in front of the ?); or
+    /// ferry://HOST[:PORT]/[PATH], what a server has (`ferry serve`)
     pub volume: Location,
     /// An existing directory
     pub mountpoint: PathBuf,
@@ -491,6 +495,40 @@ impl ScrubArgs {
     pub const RATE_MOUNTED: u64 = 200 << 20;
 }
 
+/// The subcommands of `ferry snapshot`.
+#[derive(Subcommand, Debug)]
+pub enum SnapshotCommand {
+    /// Make a snapshot: it has all that the volume has now, and stays as it is
+    ///
+    /// First everything is synced. Work goes on meanwhile. Only root and the user who mounted (or
+    /// serves) the volume may.
+    #[command(after_help = "\
+It can be mounted, read only, beside the volume:
+  ferry mount s3://bucket/data@before-upgrade /mnt2")]
+    Create(SnapshotArgs),
+    /// Show the snapshots of a volume, the oldest one first; a volume in use elsewhere, too
+    List {
+        /// The mount point, or any directory in it; or the volume
+        #[arg(value_name = "MOUNTPOINT|VOLUME")]
+        target: Location,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Delete a snapshot. Space that only it needs is given back after ten minutes
+    Delete(SnapshotArgs),
+}
+
+/// The arguments of `ferry snapshot create` and `ferry snapshot delete`.
+#[derive(Args, Debug)]
+pub struct SnapshotArgs {
+    /// The mount point, or any directory in it; or the volume
+    #[arg(value_name = "MOUNTPOINT|VOLUME")]
+    pub target: Location,
+    /// The snapshot's name, at most 255 bytes, without / , @ ? and control characters
+    pub name: String,
+}
+
 /// The arguments of `ferry debug`.
 #[derive(Args, Debug)]
 pub struct DebugArgs {
@@ -722,6 +760,11 @@ mod tests {
             "ferry sync --from -",
             "ferry stats /mnt --json --log-level debug",
             "ferry warm /mnt /mnt2/a",
+            "ferry snapshot create /mnt before",
+            "ferry snapshot list s3://bucket/a --json",
+            "ferry snapshot delete dir:///srv/store before",
+            "ferry mount s3://bucket/a@before?endpoint=https://s3.example.org /mnt",
+            "ferry fsck dir:///srv/store@before",
             "ferry top /mnt --interval 500ms --count 3",
             "ferry serve v --listen [::1]:0 --export /a:ro,/b:rw --session-life 5s",
             "ferry cert init d --host a --host 10.0.0.1",
@@ -743,6 +786,9 @@ mod tests {
             "ferry mkfs v --size big",
             "ferry mkfs dir://srv/store",
             "ferry fsck dir://",
+            "ferry fsck dir:///srv/store@",
+            "ferry snapshot create /mnt",
+            "ferry snapshot list /mnt before",
             "ferry fsck s3://bucket/a?secret=b",
             "ferry mkfs v a b",
             "ferry mkfs v --device mirror",

@@ -16,7 +16,7 @@ use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
     cert, clients, control, debug, fsck, logging, mkfs, mount, pages, passphrase, rekey, replace,
-    scrub, serve, sync, top, umount, warm,
+    scrub, serve, snapshot, sync, top, umount, warm,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -63,7 +63,7 @@ pub fn main() -> ExitCode {
             }
             run(&cli.command, cli.log_level.as_deref(), false)
         }
-        Some(Ok(Asked::Mount(args, sloppy))) => run(&Command::Mount(args), None, sloppy),
+        Some(Ok(Asked::Mount(args, sloppy))) => run(&Command::Mount(*args), None, sloppy),
         Some(Ok(Asked::Nothing)) => Ok(ExitCode::SUCCESS),
         Some(Err(error)) => Err(error),
     })
@@ -108,6 +108,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Mkfs(args) => quietly().and_then(|()| mkfs::run(args))?,
         Command::Passphrase(args) => quietly().and_then(|()| rekey::run(args))?,
         Command::Replace(args) => quietly().and_then(|()| replace::run(args))?,
+        Command::Snapshot(command) => quietly().and_then(|()| snapshot::run(command))?,
         Command::Umount(args) => quietly().and_then(|()| umount::run(args))?,
         Command::Stats(args) => quietly().and_then(|()| control::stats(args))?,
         Command::Top(args) => quietly().and_then(|()| top::run(args))?,

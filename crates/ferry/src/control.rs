@@ -1,6 +1,6 @@
 //! Requests to the process that has a volume open. `ferry stats` asks over a socket if it can
 //! (`asked`). Otherwise it sends a [`Control`] request, as `ferry tune`, `ferry trim`, `ferry
-//! sync`, `ferry scrub` and `ferry replace` do.
+//! sync`, `ferry scrub`, `ferry replace` and `ferry snapshot` do.
 
 use std::fmt;
 use std::fs::File;
@@ -61,7 +61,7 @@ impl Control {
 
     /// Makes the kernel begin to write back its dirty pages of the volume: stores to mapped memory
     /// and, with cache=writeback, any write. The request that follows waits for the end of it.
-    fn hand_over(&self) -> io::Result<()> {
+    pub fn hand_over(&self) -> io::Result<()> {
         match &self.way {
             Way::Mount(file) => Ok(rustix::fs::syncfs(file)?),
             Way::Server(_) => Ok(()),

@@ -13,7 +13,7 @@ use crate::location::Location;
 #[derive(Debug)]
 pub enum Asked {
     /// A mount; if the flag is set, unknown mount options are skipped.
-    Mount(MountArgs, bool),
+    Mount(Box<MountArgs>, bool),
     /// Nothing: `-f` asks for a dry run.
     Nothing,
 }
@@ -113,7 +113,7 @@ impl Words {
             stop_timeout: MountArgs::STOP_TIMEOUT,
             daemon: false,
         };
-        Ok(Asked::Mount(args, sloppy))
+        Ok(Asked::Mount(Box::new(args), sloppy))
     }
 }
 

@@ -69,7 +69,8 @@ impl Holder {
         match &self.volume {
             Location::Path(path) => Some(path.clone()),
             Location::Store(url) => lock_files(url),
-            Location::Server(_) => None,
+            // Who reads a snapshot has nothing locked.
+            Location::Snapshot(..) | Location::Server(_) => None,
         }
     }
 
@@ -131,6 +132,6 @@ fn holder_pid(volume: &Location, env: &Env) -> Option<u32> {
             _ => None,
         },
         Location::Store(url) => owner_here(url),
-        Location::Server(_) => None,
+        Location::Snapshot(..) | Location::Server(_) => None,
     }
 }

@@ -68,6 +68,7 @@ mod scrub;
 mod serve;
 mod served;
 mod size;
+mod snapshot;
 mod socket;
 mod sync;
 mod table;

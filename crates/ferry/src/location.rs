@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{OsStringValueParser, TypedValueParser, ValueParser, ValueParserFactory};
 use ferry_net::Address;
-use ferry_object::StoreUrl;
+use ferry_object::{StoreUrl, check_snapshot_name};
 
 use crate::error::CliError;
 
@@ -18,6 +18,8 @@ pub enum Location {
     Path(PathBuf),
     /// An object store.
     Store(StoreUrl),
+    /// A snapshot of the volume in an object store, by its name.
+    Snapshot(StoreUrl, String),
     /// A server of it.
     Server(Address),
 }
@@ -25,6 +27,11 @@ pub enum Location {
 impl Location {
     /// From a word of the command line, of `fstab`, or of the table of mounts.
     pub fn parse(text: &OsStr) -> Result<Self, String> {
+        if let Some((volume, name)) = StoreUrl::split_snapshot(text)
+            && let Some(url) = StoreUrl::parse(&volume)
+        {
+            return Self::Store(url?).with_snapshot(&name).map_err(|error| error.to_string());
+        }
         if let Some(url) = StoreUrl::parse(text) {
             return url.map(Self::Store);
         }
@@ -41,7 +48,8 @@ impl Location {
     pub fn resolved(&self) -> io::Result<PathBuf> {
         Ok(match self {
             Self::Path(path) => resolve(path)?,
-            Self::Store(url) => url.resolved().unwrap_or_else(|_| url.clone()).to_string().into(),
+            Self::Store(url) => resolved_url(url).to_string().into(),
+            Self::Snapshot(url, name) => resolved_url(url).with_snapshot(name).into(),
             Self::Server(address) => address.to_string().into(),
         })
     }
@@ -49,23 +57,74 @@ impl Location {
     /// The text that tells the volume from others on this machine. A path has no symbolic links in
     /// it.
     pub fn identity(&self) -> io::Result<PathBuf> {
+        let resolved = match self {
+            Self::Store(url) => Self::Store(resolved_url(url)),
+            Self::Snapshot(url, name) => Self::Snapshot(resolved_url(url), name.clone()),
+            other => other.clone(),
+        };
+        resolved.name_in_store().map_or_else(|| self.resolved(), |name| Ok(name.into()))
+    }
+
+    /// The same of what is in a store, if its URL is resolved.
+    pub fn name_in_store(&self) -> Option<String> {
         match self {
-            Self::Store(url) => Ok(url.resolved().unwrap_or_else(|_| url.clone()).name().into()),
-            _ => self.resolved(),
+            Self::Store(url) => Some(url.name()),
+            Self::Snapshot(url, name) => Some(url.without_profile().with_snapshot(name)),
+            Self::Path(_) | Self::Server(_) => None,
         }
+    }
+
+    /// The snapshot of this name of a volume in a store.
+    pub fn with_snapshot(&self, name: &str) -> Result<Self, CliError> {
+        check_snapshot_name(name).map_err(|error| CliError::Usage(error.to_string()))?;
+        match self {
+            Self::Store(url) => Ok(Self::Snapshot(url.clone(), name.into())),
+            Self::Snapshot(_, one) if one == name => Ok(self.clone()),
+            Self::Snapshot(..) => Err(CliError::Usage(format!(
+                "{self}: this is a snapshot already, and snapshot={name} names another one"
+            ))),
+            Self::Path(_) => Err(self.no_snapshots()),
+            Self::Server(_) => Err(self.not_the_volume()),
+        }
+    }
+
+    /// The store that the volume, or the snapshot, is in.
+    pub fn store(&self) -> Option<&StoreUrl> {
+        match self {
+            Self::Store(url) | Self::Snapshot(url, _) => Some(url),
+            Self::Path(_) | Self::Server(_) => None,
+        }
+    }
+
+    /// The name of the snapshot that it is, if it is one.
+    pub fn snapshot(&self) -> Option<&str> {
+        if let Self::Snapshot(_, name) = self { Some(name) } else { None }
     }
 
     /// The path of a volume that is not in a store.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Path(path) => Some(path),
-            Self::Store(_) | Self::Server(_) => None,
+            Self::Store(_) | Self::Snapshot(..) | Self::Server(_) => None,
         }
     }
 
     /// The error of a command that needs the volume itself.
-    pub fn not_served(&self) -> CliError {
-        CliError::Usage(format!("{self}: that is for the machine that has the volume"))
+    pub fn not_the_volume(&self) -> CliError {
+        CliError::Usage(match self {
+            Self::Snapshot(url, _) => format!(
+                "{self}: that is a snapshot, which never changes: name the volume, {url}. If its own name has the @, write a slash behind it"
+            ),
+            _ => format!("{self}: that is for the machine that has the volume"),
+        })
+    }
+
+    /// The error for a volume that is not in a store.
+    pub fn no_snapshots(&self) -> CliError {
+        CliError::Usage(format!(
+            "{self}: only volumes in a store (s3://, dir://) have snapshots yet. Unmount it and copy its file: `cp --reflink=always` takes \
+             hardly any time and space where the file system below can do it (XFS, Btrfs)"
+        ))
     }
 }
 
@@ -74,6 +133,7 @@ impl fmt::Display for Location {
         match self {
             Self::Path(path) => path.display().fmt(f),
             Self::Store(url) => url.fmt(f),
+            Self::Snapshot(url, name) => url.with_snapshot(name).fmt(f),
             Self::Server(address) => address.fmt(f),
         }
     }
@@ -92,6 +152,11 @@ impl ValueParserFactory for Location {
         let parse = |text: OsString| Self::parse(&text);
         ValueParser::new(OsStringValueParser::new().try_map(parse))
     }
+}
+
+/// The one spelling of a URL, if it can be found out.
+pub fn resolved_url(url: &StoreUrl) -> StoreUrl {
+    url.resolved().unwrap_or_else(|_| url.clone())
 }
 
 /// The absolute path without symbolic links. The last component is not opened: it may be a mount

@@ -20,7 +20,7 @@ use ferry_object::{
 use crate::cli::{Compress, MkfsArgs};
 use crate::control::print;
 use crate::error::CliError;
-use crate::location::Location;
+use crate::location::{Location, resolved_url};
 use crate::open::{Opened, explain};
 use crate::passphrase;
 use crate::size::format_bytes;
@@ -39,7 +39,7 @@ pub fn run(args: &MkfsArgs) -> Result<(), CliError> {
     let made = make(args)?;
     // With all that other commands need to find it.
     let name = match &args.volume {
-        Location::Store(url) => Location::Store(url.resolved().unwrap_or_else(|_| url.clone())),
+        Location::Store(url) => Location::Store(resolved_url(url)),
         other => other.clone(),
     };
     print(&format!(
@@ -67,7 +67,7 @@ pub fn make_if_absent(volume: &Location) -> Result<bool, CliError> {
         Location::Store(url) => {
             has_volume(url, &Env::real()).map_err(|error| explain(volume, &error.into()))?
         }
-        Location::Server(_) => return Err(volume.not_served()),
+        Location::Snapshot(..) | Location::Server(_) => return Err(volume.not_the_volume()),
     };
     Ok(!is_there && make(&MkfsArgs::of(volume.clone())).map(|_| true)?)
 }
@@ -89,7 +89,7 @@ fn make(args: &MkfsArgs) -> Result<Superblock, CliError> {
     match &args.volume {
         Location::Path(path) => make_on_devices(args, path),
         Location::Store(url) => make_in_store(args, url),
-        Location::Server(_) => Err(args.volume.not_served()),
+        Location::Snapshot(..) | Location::Server(_) => Err(args.volume.not_the_volume()),
     }
 }
 

@@ -43,6 +43,14 @@ pub fn run(
     if !args.daemon {
         clear_dead_mount(&args.mountpoint)?;
     }
+    // A snapshot is mounted by its own name, which the table of mounts shows, and is only read.
+    let volume = match &options.snapshot {
+        Some(name) => args.volume.with_snapshot(name)?,
+        None => args.volume.clone(),
+    };
+    let read_only = options.read_only || volume.snapshot().is_some();
+    let args = &MountArgs { volume, ..args.clone() };
+    let options = &MountOptions { read_only, ..options.clone() };
     on_disk(&args.volume, options.cache_disk(), options.local, options.local_log.as_deref())?;
     let mountpoint = usable_mountpoint(&args.mountpoint)?;
     if let Location::Server(address) = &args.volume {
@@ -99,11 +107,11 @@ fn in_background(
     }
     command.push("--stop-timeout".into());
     command.push(format!("{}ms", args.stop_timeout.as_millis()).into());
-    let handed = match &args.volume {
-        Location::Store(url) => passphrase::for_daemon(&args.volume, || {
+    let handed = match args.volume.store() {
+        Some(url) => passphrase::for_daemon(&args.volume, || {
             is_encrypted(url, &Env::real()).map_err(|error| explain(&args.volume, &error.into()))
         })?,
-        Location::Path(_) | Location::Server(_) => None,
+        None => None,
     };
     if let Some(file) = &handed {
         command.extend(["--passphrase-file".into(), file.path.clone().into()]);
@@ -362,6 +370,7 @@ fn remount(mountpoint: &Path, options: &MountOptions) -> Result<(), CliError> {
         || changes(options.flush_interval_min, listed.flush_interval_min)
         || changes(options.flush, listed.flush)
         || changes(options.fast_flush, listed.fast_flush)
+        || options.snapshot.is_some() && options.snapshot.as_deref() != mount.volume().snapshot()
     {
         return Err(CliError::Usage(
             "a remount can change ro, rw, nosuid, nodev and noexec, `ferry tune` the flush policy; for others unmount first".into(),

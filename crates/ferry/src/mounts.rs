@@ -6,7 +6,6 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use ferry_net::Address;
-use ferry_object::StoreUrl;
 
 use crate::error::CliError;
 use crate::location::{Location, resolve};
@@ -48,7 +47,7 @@ impl Mount {
 
     /// Whether its source is this one, which has no symbolic links in it.
     pub fn has_source(&self, source: &Path) -> bool {
-        let name = |path: &Path| Some(StoreUrl::parse(path.as_os_str())?.ok()?.name());
+        let name = |path: &Path| Location::parse(path.as_os_str()).ok()?.name_in_store();
         self.source == source || name(source).is_some_and(|one| name(&self.source) == Some(one))
     }
 

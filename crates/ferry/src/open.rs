@@ -11,7 +11,8 @@ use ferry_device::{
 };
 use ferry_env::Env;
 use ferry_object::{
-    CacheOptions, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase, StoreUrl, open_volume,
+    CacheOptions, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase, Snapshot, StoreUrl,
+    open_volume, snapshots_of,
 };
 
 use crate::error::CliError;
@@ -57,6 +58,9 @@ impl How {
             (Location::Store(_), true, true) => Err(CliError::Usage(
                 "--take-over: a volume that is only read is not taken over: mount it once without ro".into(),
             )),
+            (Location::Snapshot(..), _, true) => {
+                Err(CliError::Usage(format!("{volume}: --take-over: a snapshot has no owner")))
+            }
             _ => Err(CliError::Usage(format!(
                 "{volume}: --take-over is for volumes in a store (s3://, dir://)"
             ))),
@@ -91,6 +95,11 @@ impl Opened {
         Self { device: device.clone(), store: Some(device) }
     }
 
+    /// The device, if it is in a store.
+    pub fn store(&self) -> Option<&ObjectDevice> {
+        self.store.as_deref()
+    }
+
     /// Says in the store that nobody has the volume open any more. The device must not be used
     /// afterwards.
     pub fn close(mut self) -> Result<(), ObjectError> {
@@ -121,9 +130,9 @@ pub enum OpenError {
     /// It is encrypted, and its passphrase cannot be had.
     #[error("{0}")]
     Passphrase(CliError),
-    /// A server has it.
-    #[error("that is for the machine that has the volume")]
-    Served,
+    /// A server has it, or it is a snapshot and was to be changed.
+    #[error("the volume itself is wanted")]
+    NotTheVolume,
 }
 
 impl OpenError {
@@ -179,7 +188,7 @@ pub fn on_disk(
                     .into(),
             ));
         }
-        (Some(true), Some(directory)) if matches!(volume, Location::Store(_)) => Some(directory),
+        (Some(true), Some(directory)) if volume.store().is_some() => Some(directory),
         (Some(true), Some(_)) => {
             return Err(CliError::Usage(format!(
                 "{volume}: durability=local is for volumes in a store (s3://, dir://)"
@@ -202,17 +211,17 @@ fn cache_options(
     directory: Option<&Path>,
     bytes: Option<u64>,
 ) -> Result<Option<CacheOptions>, CliError> {
-    match (directory, volume) {
+    match (directory, volume.store()) {
         (None, _) if bytes.is_some() => Err(CliError::Usage(
             "cache_disk is the size of the cache on disk: say where that is, too (cache=DIR)"
                 .into(),
         )),
         (None, _) => Ok(None),
-        (Some(directory), Location::Store(_)) => Ok(Some(CacheOptions {
+        (Some(directory), Some(_)) => Ok(Some(CacheOptions {
             directory: directory.into(),
             bytes: bytes.unwrap_or(CacheOptions::BYTES_DEFAULT),
         })),
-        (Some(_), _) => Err(CliError::Usage(format!(
+        (Some(_), None) => Err(CliError::Usage(format!(
             "{volume}: a cache on disk is for volumes in a store (s3://, dir://)"
         ))),
     }
@@ -261,27 +270,32 @@ fn when_free<T>(
     open()
 }
 
-/// Opens a volume in a store. If it is encrypted, its passphrase is got then.
-fn open_in_store(
-    (volume, url): (&Location, &StoreUrl),
-    how: How,
-    on_disk: &OnDisk,
+/// Opens what is in a store. If it is encrypted, its passphrase is got then.
+fn open_in_store<T>(
+    volume: &Location,
     passphrase: &OnceCell<Passphrase>,
-    env: &Env,
-) -> Result<Opened, OpenError> {
-    let open = || open_volume(url, how.opening(), passphrase.get().cloned(), on_disk, env);
-    let opened = match open() {
+    open: impl Fn(Option<&Passphrase>) -> Result<T, ObjectError>,
+) -> Result<T, OpenError> {
+    let opened = match open(passphrase.get()) {
         Err(ObjectError::PassphraseWanted) => {
             let found = passphrase::get(volume, false).map_err(OpenError::Passphrase)?;
-            passphrase.get_or_init(|| found);
-            open()
+            open(Some(passphrase.get_or_init(|| found)))
         }
         opened => opened,
     }?;
     if passphrase.get().is_some() {
         passphrase::protect_memory();
     }
-    Ok(Opened::in_store(opened))
+    Ok(opened)
+}
+
+/// The snapshots of the volume in a store, which may be in use.
+pub fn snapshots_in_store(
+    volume: &Location,
+    url: &StoreUrl,
+    env: &Env,
+) -> Result<Vec<Snapshot>, OpenError> {
+    open_in_store(volume, &OnceCell::new(), |passphrase| snapshots_of(url, passphrase, env))
 }
 
 fn open(
@@ -291,10 +305,19 @@ fn open(
     passphrase: &OnceCell<Passphrase>,
     env: &Env,
 ) -> Result<Opened, OpenError> {
+    let in_store = |url: &StoreUrl, opening: Opening| {
+        let opened = open_in_store(volume, passphrase, |passphrase| {
+            open_volume(url, opening.clone(), passphrase.cloned(), on_disk, env)
+        });
+        opened.map(Opened::in_store)
+    };
     let path = match volume {
         Location::Path(path) => path,
-        Location::Store(url) => return open_in_store((volume, url), how, on_disk, passphrase, env),
-        Location::Server(_) => return Err(OpenError::Served),
+        Location::Store(url) => return in_store(url, how.opening()),
+        Location::Snapshot(url, name) if how == How::Read => {
+            return in_store(url, Opening::Snapshot(name.clone()));
+        }
+        Location::Snapshot(..) | Location::Server(_) => return Err(OpenError::NotTheVolume),
     };
     let device: Arc<dyn BlockDevice> = if CompositeVolume::is_at(path) {
         Arc::new(CompositeVolume::open(path, how.mode(), env)?)
@@ -321,7 +344,7 @@ pub fn explain(volume: &Location, error: &OpenError) -> CliError {
         OpenError::Device(error) => error.to_string(),
         OpenError::Store(error) => explain_store(volume, error),
         OpenError::Passphrase(error) => error.to_string(),
-        OpenError::Served => volume.not_served().to_string(),
+        OpenError::NotTheVolume => volume.not_the_volume().to_string(),
     })
 }
 
@@ -341,7 +364,7 @@ fn explain_store(volume: &Location, error: &ObjectError) -> String {
         ObjectError::NoStore(_) => format!(
             "{error}: make it, or mount the disk that it is on; `ferry mkfs {volume}` makes a volume where its parent exists"
         ),
-        ObjectError::Foreign(_) if matches!(volume, Location::Store(StoreUrl::Dir(_))) => {
+        ObjectError::Foreign(_) if matches!(volume.store(), Some(StoreUrl::Dir(_))) => {
             format!("{error}, and is left alone: choose an empty directory")
         }
         ObjectError::Foreign(_) => {

@@ -24,6 +24,8 @@ cache_size=SIZE     memory for contents, inodes, names and the home store's cach
 cache=/DIR          of s3:// and dir://: parts of the store's objects are cached in this directory of a local disk, which may be lost at
                     any time; beside cache=MODE
 cache_disk=SIZE     the most that it takes of that disk, at least 64M (the default is 10G)
+snapshot=NAME       of s3:// and dir://: this snapshot of the volume, as it was, beside the mount that uses the volume; read only. VOLUME@NAME
+                    means the same
 durability=bucket   of s3:// and dir://: an fsync is durable when the store has it (the default)
 durability=local    it is durable in a log on this machine, and uploaded behind; if the machine is lost, up to 1 GiB or ten minutes of
                     what was synced is lost, too
@@ -73,6 +75,8 @@ pub struct MountOptions {
     pub cache_disk: Option<u64>,
     /// Flushes are durable on this machine before the store has them; `None`: not given.
     pub local: Option<bool>,
+    /// The snapshot that is mounted, and not the volume as it is now.
+    pub snapshot: Option<String>,
     /// The directory of the local log.
     pub local_log: Option<PathBuf>,
     /// The age at which changes are committed; `None`: the default.
@@ -143,6 +147,7 @@ impl MountOptions {
             ("cache_disk", Some(size)) => self.cache_disk = Some(parse_cache_disk(size)?),
             ("durability", Some(word @ ("bucket" | "local"))) => self.local = Some(word == "local"),
             ("local_log", Some(dir)) if dir.starts_with('/') => self.local_log = Some(dir.into()),
+            ("snapshot", Some(name)) => self.snapshot = Some(name.into()),
             ("cache", Some(mode)) => self.cache = parse_cache(mode)?,
             ("cache_size", Some(size)) => self.cache_bytes = Some(parse_cache_size(size)?),
             ("commit_interval", Some(time)) => self.commit_interval = Some(parse_time(key, time)?),

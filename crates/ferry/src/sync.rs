@@ -134,8 +134,8 @@ enum Scope {
 /// are followed, others are not.
 fn scope_of(path: &Path, recursive: bool, served: bool) -> Scope {
     let volume = match Location::parse(path.as_os_str()) {
-        Ok(volume @ (Location::Store(_) | Location::Server(_))) => return Scope::Volume(volume),
-        _ => Location::from(path),
+        Ok(Location::Path(_)) | Err(_) => Location::from(path),
+        Ok(volume) => return Scope::Volume(volume),
     };
     // The request to the volume reports a daemon that does not answer; looking at the mount would
     // wait for it.

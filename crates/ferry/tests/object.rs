@@ -200,6 +200,99 @@ fn an_owner_that_was_taken_over_stops_and_loses_nothing_that_was_synced() {
     ok(&store.ferry(&["fsck", &store.url()]));
 }
 
+/// The snapshots of a volume, or of the one that is mounted there.
+fn snapshots(store: &Store, target: &str) -> Vec<String> {
+    let listed = store.ferry(&["snapshot", "list", target, "--json"]);
+    ok(&listed);
+    let all: serde_json::Value = serde_json::from_slice(&listed.stdout).expect("it is JSON");
+    let name = |one: &serde_json::Value| one["name"].as_str().expect("it has a name").to_owned();
+    all.as_array().expect("a list").iter().map(name).collect()
+}
+
+#[test]
+fn a_snapshot_is_read_beside_its_volume_and_stays_as_it_was() {
+    let store = Store::made();
+    let (url, before) = (store.url(), format!("{}@before", store.url()));
+    store.mount("first");
+    write_files(&store.at("first"), 0..300);
+    ok(&store.ferry(&["sync", "first"]));
+    // What nobody has synced is in it, too.
+    write_files(&store.at("first"), 300..400);
+    ok(&store.ferry(&["snapshot", "create", "first", "before"]));
+    fs::remove_dir_all(store.at("first/000")).expect("it is there");
+    for n in 100..400 {
+        fs::write(store.at("first").join(format!("{:03}/{n}", n / 100)), "new").expect("a file");
+    }
+    ok(&store.ferry(&["sync", "first"]));
+    ok(&store.ferry(&["snapshot", "create", &url, "after"]));
+    assert_eq!(snapshots(&store, "first"), ["before", "after"]);
+
+    for more in [&[&before[..], "second"][..], &[&url, "second", "-o", "snapshot=before,rw"]] {
+        ok(&store.ferry(&[&["mount"], more].concat()));
+        check_files(&store.at("second"), 0..400);
+        let error = fs::write(store.at("second/000/0"), "x").expect_err("it is read only");
+        assert_eq!(error.raw_os_error(), Some(libc::EROFS));
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("proc is mounted");
+        assert!(table.contains(&before), "{table}");
+        let refused = store.ferry(&["snapshot", "delete", "first", "before"]);
+        fails(&refused, 1, &["@before: mounted on this machine: unmount it first"]);
+        ok(&store.ferry(&["umount", &before]));
+    }
+    ok(&store.ferry(&["fsck", &before]));
+    let deeper = store.ferry(&["debug", &before, "path", "/003/399", "--json"]);
+    assert!(String::from_utf8_lossy(&deeper.stdout).contains("inode"), "{deeper:?}");
+    // The owner goes on, and is not waited for.
+    fs::write(store.at("first/more"), "x").expect("nobody fenced it off");
+    ok(&store.ferry(&["sync", "first"]));
+
+    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    ok(&store.ferry(&["mount", &before, "second"]));
+    check_files(&store.at("second"), 0..400);
+    ok(&store.ferry(&["umount", "second"]));
+    store.ferry(&["umount", "first"]);
+    ok(&store.ferry(&["snapshot", "create", &url, "while nobody has it"]));
+    ok(&store.ferry(&["snapshot", "delete", &url, "before"]));
+    assert_eq!(snapshots(&store, &url), ["after", "while nobody has it"]);
+    ok(&store.ferry(&["fsck", &format!("{url}@while nobody has it")]));
+    ok(&store.ferry(&["fsck", &url]));
+}
+
+#[test]
+fn what_cannot_be_done_with_a_snapshot_is_said() {
+    let store = Store::made();
+    let (url, one) = (store.url(), format!("{}@one", store.url()));
+    store.mount("first");
+    ok(&store.ferry(&["snapshot", "create", "first", "one"]));
+    let snapshot = |words: &[&str]| store.ferry(&[&["snapshot"], words].concat());
+    for target in ["first", &url] {
+        fails(&snapshot(&["create", target, "one"]), 1, &["\"one\" already", "delete that one"]);
+        fails(&snapshot(&["delete", target, "two"]), 1, &["no snapshot \"two\"; there are one"]);
+        for name in ["", ".", "a/b", "a@b", "a,b", &"x".repeat(256)] {
+            fails(&snapshot(&["create", target, name]), 2, &["is no name for a snapshot"]);
+        }
+    }
+    fails(&snapshot(&["create", &one, "two"]), 2, &["that is a snapshot, which never changes"]);
+    let absent = store.ferry(&["mount", &url, "second", "-o", "snapshot=two"]);
+    fails(&absent, 1, &["no snapshot \"two\"; there are one"]);
+    let mount = |more: &[&str]| store.ferry(&[&["mount", &one, "second"], more].concat());
+    fails(&mount(&["--take-over"]), 2, &["a snapshot has no owner"]);
+    fails(&mount(&["--create"]), 2, &["never changes"]);
+    fails(&mount(&["-o", "snapshot=two"]), 2, &["is a snapshot already"]);
+    fails(&store.ferry(&["fsck", "--repair", &one]), 8, &["never changes"]);
+    ok(&mount(&[]));
+    fails(&snapshot(&["create", "second", "two"]), 2, &["that is a snapshot"]);
+    ok(&store.ferry(&["umount", "second"]));
+    ok(&store.ferry(&["umount", "first"]));
+
+    ok(&store.ferry(&["mkfs", "file.ferry", "--size", "256M"]));
+    for words in [&["create", "file.ferry", "one"][..], &["list", "file.ferry"]] {
+        fails(&snapshot(words), 2, &["only volumes in a store", "cp --reflink"]);
+    }
+    ok(&store.ferry(&["mount", "file.ferry", "first"]));
+    fails(&snapshot(&["create", "first", "one"]), 2, &["only volumes in a store"]);
+    ok(&store.ferry(&["umount", "first"]));
+}
+
 /// Whether an object of the store, or its name, has these bytes.
 fn shows(store: &Store, bytes: &[u8]) -> bool {
     let has = |whole: &[u8]| whole.windows(bytes.len()).any(|part| part == bytes);

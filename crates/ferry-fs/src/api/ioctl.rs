@@ -13,7 +13,7 @@ pub const SYNC: u32 = ioc(0, 1, 0);
 /// Whether a request covers everything that programs have written, also what only the kernel has of
 /// it: a mount makes the kernel write that back first.
 pub const fn covers_kernel_pages(request: u32) -> bool {
-    request == SYNC
+    matches!(request, SYNC | SNAPSHOT_CREATE)
 }
 /// Answers once everything that the volume has now is durable, and makes nothing durable itself;
 /// parks. `EOPNOTSUPP`: the mount has `cache=writeback`. `_IO('F', 7)`.
@@ -85,6 +85,19 @@ pub const WARM_BEGINS: u64 = 1;
 /// For those who may [`TUNE`]. `EOPNOTSUPP`: the volume is not in a store; `ENOMEDIUM`: it has no
 /// cache; `ENOSPC`: the cache's disk is full or has failed. `_IOWR('F', 27, char[8024])`.
 pub const WARM: u32 = ioc(3, 27, WARM_LEN);
+/// Bytes of a [`SNAPSHOT_CREATE`] or [`SNAPSHOT_DELETE`] message: the name of a snapshot and a NUL.
+pub const SNAPSHOT_LEN: u32 = 256;
+/// Makes a snapshot of the volume: all that it has now is made durable first, as by [`SYNC`].
+/// Parks. For those who may [`TUNE`], as the next two. `EOPNOTSUPP`: the volume is not in a store,
+/// and has no snapshots; `EEXIST`: it has one of this name; `EMLINK`: it has as many as it may
+/// have; `EINVAL`: a snapshot cannot have this name. `_IOW('F', 28, char[256])`.
+pub const SNAPSHOT_CREATE: u32 = ioc(1, 28, SNAPSHOT_LEN);
+/// Deletes a snapshot; parks. `ENOENT`: there is none of this name. `_IOW('F', 29, char[256])`.
+pub const SNAPSHOT_DELETE: u32 = ioc(1, 29, SNAPSHOT_LEN);
+/// The snapshots, in the order in which they were made: the index of the first one as `u64`; comes
+/// back as a JSON list of as many as fit, each a name and the seconds since the Unix epoch when it
+/// was made, ended by NUL. `_IOWR('F', 30, char[16383])`.
+pub const SNAPSHOT_LIST: u32 = ioc(3, 30, STATS_LEN);
 /// The same as fstrim(8) asks for it: `u64 start, u64 len, u64 minlen`, answered with the bytes
 /// in `len`. All that is free is given back, whatever the range. `FITRIM`, `_IOWR('X', 121,
 /// struct fstrim_range)`.

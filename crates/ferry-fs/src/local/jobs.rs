@@ -2,8 +2,8 @@
 //! program of a core, so it must not wait: what may have to wait becomes a job.
 //!
 //! The blocking pool has three parts, so that one kind of wait does not keep the others from
-//! running: changes, changes that take many transactions, and fsyncs. Reads have a pool of their
-//! own.
+//! running: changes, changes that take many transactions, and fsyncs. Reads and snapshots have
+//! pools of their own.
 
 use crate::api::{Parked, Reply};
 use crate::inode::incore::Inode;
@@ -36,6 +36,20 @@ pub(crate) struct BlockingDrop<F>(pub(crate) Job<F>);
 impl<F: 'static> Work<F> for BlockingDrop<F> {
     const NAME: &'static str = "ferry-drop";
     const THREADS_MAX: usize = 2;
+    const TOGETHER: bool = false;
+
+    fn run(these: Vec<Self>, fs: &F) {
+        these.into_iter().for_each(|change| (change.0)(fs));
+    }
+}
+
+/// A change of the volume's snapshots. It waits for the store, for as long as that does not answer.
+pub(crate) struct SnapshotChange<F>(pub(crate) Job<F>);
+
+impl<F: 'static> Work<F> for SnapshotChange<F> {
+    const NAME: &'static str = "ferry-snapshot";
+    /// The device changes its snapshots one after the other.
+    const THREADS_MAX: usize = 1;
     const TOGETHER: bool = false;
 
     fn run(these: Vec<Self>, fs: &F) {

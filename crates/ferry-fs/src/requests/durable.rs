@@ -292,6 +292,7 @@ impl LocalFs {
         self.blocking_fsyncs.stop();
         self.blocking_drops.stop();
         self.blocking_changes.stop();
+        self.snapshot_changes.stop();
         if !self.options.read_only {
             // Waiting as long as it takes: it cannot be refused.
             self.log_lazy_times(Busy::Wait)?;
@@ -327,5 +328,6 @@ impl Drop for LocalFs {
         self.blocking_fsyncs.stop();
         self.blocking_drops.stop();
         self.blocking_changes.stop();
+        self.snapshot_changes.stop();
     }
 }

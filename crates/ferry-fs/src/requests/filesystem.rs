@@ -420,6 +420,12 @@ impl Filesystem for LocalFs {
             ioctl::GROW_LOG => self.do_grow_log(cx, input),
             ioctl::TRIM => self.do_trim(cx, |bytes| bytes.to_ne_bytes().to_vec()),
             ioctl::WARM => self.do_warm(cx, input),
+            ioctl::SNAPSHOT_CREATE | ioctl::SNAPSHOT_DELETE => {
+                self.do_change_snapshots(cx, cmd, input)
+            }
+            ioctl::SNAPSHOT_LIST => {
+                self.answer("list snapshots", ino, self.do_list_snapshots(cx, input, out_max))
+            }
             ioctl::FITRIM => self.do_trim(cx, fitrim_answer),
             _ => Err(Errno(libc::ENOTTY).into()),
         }

@@ -13,6 +13,7 @@ pub(crate) mod memory;
 pub(crate) mod mount;
 pub(crate) mod scrub;
 pub(crate) mod session_records;
+pub(crate) mod snapshots;
 pub(crate) mod stats;
 #[cfg(test)]
 mod tests;

@@ -140,6 +140,7 @@ impl LocalFs {
             blocking_fsyncs: Arc::default(),
             blocking_drops: Arc::default(),
             blocking_changes: Arc::default(),
+            snapshot_changes: Arc::default(),
             host: RwLock::new(None),
             closed: Mutex::new(false),
             options,
@@ -154,6 +155,7 @@ impl LocalFs {
         fs.blocking_fsyncs.serve(&fs);
         fs.blocking_drops.serve(&fs);
         fs.blocking_changes.serve(&fs);
+        fs.snapshot_changes.serve(&fs);
         fs.start_reclaimer()?;
         Ok(fs)
     }

@@ -99,11 +99,11 @@ fn nameless(damage: &Damage) -> Damage {
     damage
 }
 
-fn number(input: &[u8]) -> Result<u64, FsError> {
+pub(crate) fn number(input: &[u8]) -> Result<u64, FsError> {
     let bytes = input.first_chunk::<8>().ok_or(errno(libc::EINVAL))?;
     Ok(u64::from_ne_bytes(*bytes))
 }
 
-fn json(value: &(impl serde::Serialize + ?Sized)) -> String {
+pub(crate) fn json(value: &(impl serde::Serialize + ?Sized)) -> String {
     serde_json::to_string(value).expect("plain numbers and strings are JSON")
 }

@@ -57,11 +57,19 @@ impl FromStr for S3Location {
 /// A key has at most 1024 bytes; the rest is for the names of the objects.
 const PREFIX_BYTES_MAX: usize = 512;
 
+/// What is shown behind a path: a slash if its last name has an `@`, behind which a snapshot's name
+/// would begin.
+pub(crate) fn closing_slash(path: &str) -> &'static str {
+    let last = path.rsplit('/').next().unwrap_or_default();
+    if last.contains('@') { "/" } else { "" }
+}
+
 impl fmt::Display for S3Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let prefix = self.prefix.strip_suffix('/').unwrap_or(&self.prefix);
         let slash = if prefix.is_empty() { "" } else { "/" };
-        write!(f, "s3://{}{slash}{prefix}", self.bucket)
+        let text = format!("s3://{}{slash}{prefix}", self.bucket);
+        write!(f, "{text}{}", closing_slash(prefix))
     }
 }
 

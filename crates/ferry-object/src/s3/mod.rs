@@ -25,6 +25,7 @@ mod settings;
 mod sign;
 mod time;
 
+pub(crate) use location::closing_slash;
 pub use location::{Endpoint, S3Location};
 pub use settings::{S3Settings, TimeLimits};
 

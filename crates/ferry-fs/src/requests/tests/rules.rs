@@ -282,6 +282,24 @@ fn a_warm_is_for_root_and_the_owner_and_for_a_volume_in_a_store() {
 }
 
 #[test]
+fn snapshots_are_for_root_and_the_owner_and_for_a_volume_in_a_store() {
+    let mut world = World::new();
+    let ask = |world: &World, cmd, message: &[u8]| {
+        let max = ioctl::STATS_LEN as usize;
+        world.me.call(|cx| world.fs.ioctl(cx, ROOT, cmd, message, max))
+    };
+    let all = [ioctl::SNAPSHOT_CREATE, ioctl::SNAPSHOT_DELETE, ioctl::SNAPSHOT_LIST];
+    for cmd in all {
+        assert_eq!(code(ask(&world, cmd, b"a name\0\0")), libc::EOPNOTSUPP, "{cmd:x}");
+    }
+    assert_eq!(code(ask(&world, ioctl::SNAPSHOT_LIST, b"")), libc::EINVAL);
+    world.me.uid = 1000;
+    for cmd in all {
+        assert_eq!(code(ask(&world, cmd, b"a name\0\0")), libc::EPERM, "{cmd:x}");
+    }
+}
+
+#[test]
 fn root_and_the_owner_tune_the_flush_policy() {
     let mut world = World::new();
     let tune = |world: &World, what: u32, policy: u32, nanos: u64| {

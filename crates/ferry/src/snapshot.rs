@@ -1,0 +1,152 @@
+//! `ferry snapshot`: makes, shows and deletes snapshots of a volume in a store. The process that
+//! has the volume open does it; if there is none, this one opens the volume.
+
+use std::io;
+
+use ferry_env::Env;
+use ferry_object::{ObjectDevice, ObjectError, SNAPSHOTS_MAX, Snapshot, check_snapshot_name};
+use serde_json::Value;
+
+use crate::cli::{SnapshotArgs, SnapshotCommand};
+use crate::control::{Control, print};
+use crate::error::CliError;
+use crate::location::Location;
+use crate::mounts::{self, Mount};
+use crate::object;
+use crate::open::{How, OpenError, explain, mounted, open_when_free, snapshots_in_store};
+use crate::size::format_utc;
+
+/// Runs the command.
+pub fn run(command: &SnapshotCommand) -> Result<(), CliError> {
+    match command {
+        SnapshotCommand::Create(args) => create(args),
+        SnapshotCommand::List { target, json } => list(target, *json),
+        SnapshotCommand::Delete(args) => delete(args),
+    }
+}
+
+fn create(args: &SnapshotArgs) -> Result<(), CliError> {
+    let SnapshotArgs { target, name } = args;
+    let volume = volume_of(target)?;
+    check_snapshot_name(name).map_err(|error| CliError::Usage(error.to_string()))?;
+    match Control::find(target)? {
+        Some(control) => {
+            let made = control
+                .hand_over()
+                .and_then(|()| ferry_fuse::control::snapshot_create(&control, name));
+            made.map_err(|error| refused(&control, &volume, "cannot make a snapshot", name, error))
+        }
+        None => alone(&volume, |device| device.create_snapshot(name)),
+    }?;
+    print(&format!("{volume}: made the snapshot {name}\n"))
+}
+
+fn delete(args: &SnapshotArgs) -> Result<(), CliError> {
+    let SnapshotArgs { target, name } = args;
+    let volume = volume_of(target)?;
+    // Its objects would be missing there after the grace.
+    if let Ok(snapshot) = volume.with_snapshot(name)
+        && mounted(&snapshot)
+    {
+        return Err(CliError::Failed(format!(
+            "{snapshot}: mounted on this machine: unmount it first (`ferry umount {snapshot}`)"
+        )));
+    }
+    match Control::find(target)? {
+        Some(control) => {
+            let deleted = ferry_fuse::control::snapshot_delete(&control, name);
+            deleted.map_err(|e| refused(&control, &volume, "cannot delete a snapshot", name, e))
+        }
+        None => alone(&volume, |device| device.delete_snapshot(name)),
+    }?;
+    print(&format!("{volume}: deleted the snapshot {name}\n"))
+}
+
+fn list(target: &Location, json: bool) -> Result<(), CliError> {
+    let volume = volume_of(target)?;
+    let snapshots = match (Control::find(target)?, &volume) {
+        (Some(control), _) => list_of(&control)
+            .map_err(|error| refused(&control, &volume, "cannot list the snapshots", "", error))?,
+        (None, Location::Store(url)) => snapshots_in_store(&volume, url, &Env::real())
+            .map_err(|error| explain(&volume, &error))?,
+        (None, _) => return Err(volume.no_snapshots()),
+    };
+    if json {
+        let json =
+            |one: &Snapshot| object!({ "name": one.name.clone(), "made_secs": one.made_secs });
+        let all: Vec<Value> = snapshots.iter().map(json).collect();
+        return print(&format!("{:#}\n", Value::from(all)));
+    }
+    let line = |one: &Snapshot| format!("{}  {}\n", format_utc(one.made_secs), one.name);
+    print(&snapshots.iter().map(line).collect::<String>())
+}
+
+/// The volume that is mounted at `target`, or that `target` is.
+fn volume_of(target: &Location) -> Result<Location, CliError> {
+    let mount = mounts::of(target).filter(Mount::is_ferry);
+    let volume = mount.map_or_else(|| target.clone(), |mount| mount.volume());
+    match volume {
+        Location::Snapshot(..) | Location::Server(_) => Err(volume.not_the_volume()),
+        Location::Path(_) | Location::Store(_) => Ok(volume),
+    }
+}
+
+/// Opens a volume that nobody has open, and changes its snapshots.
+fn alone(
+    volume: &Location,
+    change: impl FnOnce(&ObjectDevice) -> Result<(), ObjectError>,
+) -> Result<(), CliError> {
+    let Location::Store(_) = volume else { return Err(volume.no_snapshots()) };
+    let opened = open_when_free(volume, How::Write, &Env::real()).map_err(|error| match error {
+        OpenError::Store(ObjectError::InUse { owner, since, pid: None }) => {
+            CliError::Failed(format!(
+                "{volume}: in use by {owner}, since {since}: run this command there; only the process that has the volume open changes \
+                 its snapshots"
+            ))
+        }
+        error => explain(volume, &error),
+    })?;
+    let failed = |error: ObjectError| explain(volume, &error.into());
+    opened.store().map_or(Ok(()), change).map_err(failed)?;
+    opened.close().map_err(failed)
+}
+
+/// The snapshots of a volume that a process has open.
+fn list_of(control: &Control) -> io::Result<Vec<Snapshot>> {
+    let mut all = Vec::new();
+    loop {
+        let page = ferry_fuse::control::snapshot_list(control, all.len() as u64)?;
+        let page: Vec<(String, u64)> = serde_json::from_slice(&page)?;
+        if page.is_empty() {
+            return Ok(all);
+        }
+        all.extend(page.into_iter().map(|(name, made_secs)| Snapshot { name, made_secs }));
+    }
+}
+
+/// The message for what the daemon or the server answered.
+fn refused(
+    control: &Control,
+    volume: &Location,
+    what: &'static str,
+    name: &str,
+    error: io::Error,
+) -> CliError {
+    let why = match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => return volume.no_snapshots(),
+        Some(libc::EEXIST) => ObjectError::SnapshotExists(name.into()),
+        Some(libc::EMLINK) => ObjectError::TooManySnapshots(SNAPSHOTS_MAX),
+        Some(libc::ENOENT) => {
+            let names = list_of(control).unwrap_or_default();
+            let names = names.into_iter().map(|one| one.name).collect();
+            ObjectError::NoSnapshot { name: name.into(), names }
+        }
+        Some(libc::EROFS) => {
+            return CliError::Failed(format!(
+                "{control}: {what}: it is mounted read only: mount the volume without ro"
+            ));
+        }
+        _ => return control.explain(what, error),
+    };
+    explain(volume, &why.into())
+}
