@@ -6,6 +6,7 @@
 
 pub mod planted;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,6 +59,14 @@ impl Utc {
         let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
         let year = year_of_era + era * 400 + u64::from(month <= 2);
         Self { year, month, day, hour: rest / 3600, minute: rest / 60 % 60, second: rest % 60 }
+    }
+}
+
+/// As `2026-11-26 21:31:14 UTC`.
+impl fmt::Display for Utc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { year, month, day, hour, minute, second } = self;
+        write!(f, "{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
     }
 }
 

@@ -4,12 +4,13 @@
 //! directory's lock), so threads of their own send them. One thread sends notifications of
 //! attributes, which wait for nothing. One sends those of names. One sends those of contents:
 //! before the kernel forgets pages, it writes back what programs have stored there, and it waits
-//! for pages that are being read.
+//! for pages that are being read. One sends those of a sync, which may wait for any file that is
+//! open for writing: direct writes, whose pages the thread of contents drops, do not wait behind it.
 //!
 //! Queuing a notification never waits: the thread that queues may be one that answers requests, and
 //! a notification may be waiting for just such an answer. The queues are bounded all the same: an
-//! inode's attributes are queued once, and there are as many of the others as leases and parked
-//! requests.
+//! inode's attributes are queued once, all syncs that wait are one, and there are as many of the
+//! others as leases and parked requests.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -28,6 +29,7 @@ use crate::device::FuseDevice;
 use crate::init::Agreed;
 use crate::request::counters::MountCounters;
 use crate::request::direct_write::DropPages;
+use crate::request::dispatch::WriteBack;
 use crate::request::idle_poll::IdlePoll;
 use crate::request::parked::ParkTable;
 use crate::request::realtime::RealTime;
@@ -43,6 +45,7 @@ enum Notice {
     Attributes { ino: Ino },
     Forget { what: ToForget, done: Box<dyn FnOnce() + Send> },
     Pages { ino: Ino, offset: u64, len: u64, done: Box<dyn FnOnce() + Send> },
+    WriteBack { files: Vec<Ino>, done: Vec<Box<dyn FnOnce() + Send>> },
 }
 
 impl fmt::Debug for Notice {
@@ -52,6 +55,7 @@ impl fmt::Debug for Notice {
             Self::Attributes { ino } => write!(f, "Attributes({ino})"),
             Self::Forget { what, .. } => write!(f, "Forget({what:?})"),
             Self::Pages { ino, .. } => write!(f, "Pages({ino})"),
+            Self::WriteBack { files, .. } => write!(f, "WriteBack({files:?})"),
         }
     }
 }
@@ -78,17 +82,32 @@ pub(crate) enum NoticeKind {
     Attributes,
     Names,
     Contents,
+    WriteBack,
 }
 
 impl NoticeKind {
-    pub(crate) const ALL: [Self; 3] = [Self::Attributes, Self::Names, Self::Contents];
+    pub(crate) const ALL: [Self; 4] =
+        [Self::Attributes, Self::Names, Self::Contents, Self::WriteBack];
 }
 
 impl NoticeQueue {
     /// Queues a notification; never waits.
     fn push(&self, notice: Notice) {
         let mut queue = self.notices.lock();
-        let waits = matches!(notice, Notice::Attributes { ino } if !queue.attributes.insert(ino));
+        let waits = match &notice {
+            Notice::Attributes { ino } => !queue.attributes.insert(*ino),
+            _ => false,
+        };
+        let mut notice = notice;
+        if let Notice::WriteBack { files, done } = &mut notice
+            && let Some(Notice::WriteBack { files: first, done: before }) =
+                queue.waiting.pop_front()
+        {
+            files.extend(first);
+            files.sort_unstable();
+            files.dedup();
+            done.extend(before);
+        }
         if !queue.closed && !waits {
             queue.waiting.push_back(notice);
             self.filled.notify_one();
@@ -172,6 +191,10 @@ impl Notifier {
                 Notice::Pages { ino, offset, len, done } => {
                     invalidate_inode(device, ino, offset, len);
                     done();
+                }
+                Notice::WriteBack { files, done } => {
+                    files.into_iter().for_each(|ino| invalidate_inode(device, ino, 0, 0));
+                    done.into_iter().for_each(|done| done());
                 }
             }
         }
@@ -278,6 +301,13 @@ impl DropPages for Notifier {
     }
 }
 
+impl WriteBack for Notifier {
+    fn write_back(&self, files: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
+        let notice = Notice::WriteBack { files, done: vec![done] };
+        self.queue(NoticeKind::WriteBack).push(notice);
+    }
+}
+
 impl Host for Notifier {
     fn invalidate_attributes(&self, ino: Ino) {
         self.queue(NoticeKind::Attributes).push(Notice::Attributes { ino });
@@ -336,6 +366,22 @@ mod tests {
             "queuing waits for a queue that nobody empties"
         );
         notifier.close();
+    }
+
+    #[test]
+    fn syncs_that_wait_are_one_notification_of_the_files_of_all() {
+        let (notifier, ended) = (notifier(), Arc::new(Mutex::new(Vec::new())));
+        for sync in 0..3 {
+            let ended = Arc::clone(&ended);
+            notifier.write_back(vec![sync, sync + 1], Box::new(move || ended.lock().push(sync)));
+        }
+        let queue = notifier.queue(NoticeKind::WriteBack);
+        assert_eq!(queue.notices.lock().waiting.len(), 1);
+        let Some(Notice::WriteBack { files, done }) = queue.next() else { panic!("none waits") };
+        assert_eq!(files, [0, 1, 2, 3]);
+        done.into_iter().for_each(|done| done());
+        ended.lock().sort_unstable();
+        assert_eq!(*ended.lock(), [0, 1, 2], "each is answered");
     }
 
     #[test]

@@ -128,7 +128,8 @@ fn names_text(names: &[String]) -> String {
     };
     match newest {
         [] => ", nor any other".into(),
-        _ => format!("; there are {}{older}", newest.join(", ")),
+        // A root may have been written by anybody who can write to the store.
+        _ => format!("; there are {}{older}", newest.join(", ").escape_debug()),
     }
 }
 

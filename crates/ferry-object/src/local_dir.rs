@@ -60,9 +60,9 @@ struct NoteChange {
     noted: Vec<PathBuf>,
     /// The one that it is to name: that of the owner's log.
     stays: Option<PathBuf>,
-    /// Directories whose logs are in the store. No other owner of this machine has one of them: it
-    /// would need the lock.
-    uploaded: Vec<PathBuf>,
+    /// Directories whose logs are in the store, with these logs: while one is open here, nobody else
+    /// has it, also under another name or for another user.
+    uploaded: Vec<(PathBuf, Arc<LocalStore>)>,
 }
 
 impl OwnersLog {
@@ -83,7 +83,7 @@ impl NoteChange {
             // Before the files: a note that names a log that is not there refuses the volume.
             note.write(stays.as_slice())?;
         }
-        uploaded.iter().try_for_each(|directory| {
+        uploaded.iter().try_for_each(|(directory, _open)| {
             let path = directory.join(FILE);
             fs::remove_file(&path).map_err(|error| failed(&path, &error))
         })
@@ -133,15 +133,15 @@ impl LocalDirs<'_> {
         }
         let lock = note.lock()?;
         let mut noted = note.read()?;
-        let mut uploaded: Vec<PathBuf> = Vec::new();
+        let mut uploaded: Vec<(PathBuf, Arc<LocalStore>)> = Vec::new();
         for directory in &noted {
-            if wanted.iter().chain(&uploaded).any(|known| is_same(known, directory)) {
+            let mut known = wanted.iter().chain(uploaded.iter().map(|(path, _)| path));
+            if known.any(|known| is_same(known, directory)) {
                 continue;
             }
             let path = directory.join(FILE);
             if path.exists() {
-                drop(self.uploaded(&path, claimant)?);
-                uploaded.push(directory.clone());
+                uploaded.push((directory.clone(), self.uploaded(&path, claimant)?));
             } else if !claimant.force {
                 return Err(missing(&path));
             }
@@ -334,11 +334,11 @@ fn missing(path: &Path) -> ObjectError {
 }
 
 fn lost_text(lost: Lost, epoch: Option<u64>, left_as: &Path) -> String {
-    let Utc { year, month, day, hour, minute, second } = Utc::from_secs(lost.since_secs);
+    let since = Utc::from_secs(lost.since_secs);
     let by = epoch.map_or(String::new(), |epoch| format!(" (epoch {epoch})"));
     format!(
         "another owner took the volume over{by} before this machine had uploaded everything: {} flushes since \
-         {year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC are lost; their log is left as {}",
+         {since} are lost; their log is left as {}",
         lost.flushes,
         left_as.display()
     )

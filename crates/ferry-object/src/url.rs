@@ -108,7 +108,7 @@ impl StoreUrl {
     /// makes no difference whose keys are used.
     pub fn name(&self) -> String {
         match self {
-            Self::Dir(_) => self.to_string(),
+            Self::Dir(path) => format!("{DIR}{}", path.display()),
             Self::S3(url) => url.name(),
         }
     }
@@ -164,7 +164,10 @@ impl S3Url {
 
     /// What tells the store from others, if the URL is resolved.
     pub(crate) fn name(&self) -> String {
-        self.without_profile().to_string()
+        let text = self.without_profile().to_string();
+        let (path, query) = text.split_at(text.find('?').unwrap_or(text.len()));
+        // Directories of this machine are named by it: it is as it was before snapshots.
+        format!("{}{query}", path.strip_suffix('/').unwrap_or(path))
     }
 }
 
@@ -256,6 +259,13 @@ mod tests {
         assert_eq!(one.name(), url("s3://bucket/a?endpoint=https://one&profile=b").name());
         assert_ne!(one.name(), url("s3://bucket/a?endpoint=https://two").name());
         assert_ne!(one.name(), url("s3://bucket/b?endpoint=https://one").name());
+        for (text, name) in [
+            ("dir:///srv/a@b/", "dir:///srv/a@b"),
+            ("s3://bucket/a@b/?endpoint=https://one", "s3://bucket/a@b?endpoint=https://one"),
+        ] {
+            assert_eq!(url(text).name(), url(name).name());
+            assert!(url(text).name().starts_with(name), "{}", url(text).name());
+        }
         let given = url("s3://bucket/a").with_endpoint("https://one/").expect("it is one");
         assert_eq!(given, one);
         assert_eq!(one.resolved().expect("nothing is missing"), one);

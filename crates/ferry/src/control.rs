@@ -59,13 +59,27 @@ impl Control {
         Ok(if mounted { control(Way::Mount(file)) } else { None })
     }
 
+    /// Makes everything durable that programs have written, also what only the kernel has of it.
+    fn sync(&self) -> io::Result<()> {
+        // The kernel begins to write back; the request waits for the end of it.
+        self.write_back()?;
+        ferry_fuse::control::sync(self)?;
+        // Reports what was refused meanwhile.
+        self.write_back()
+    }
+
     /// Makes the kernel begin to write back its dirty pages of the volume: stores to mapped memory
-    /// and, with cache=writeback, any write. The request that follows waits for the end of it.
-    pub fn hand_over(&self) -> io::Result<()> {
+    /// and, with cache=writeback, any write. Fails if pages could not be written back before.
+    fn write_back(&self) -> io::Result<()> {
         match &self.way {
             Way::Mount(file) => Ok(rustix::fs::syncfs(file)?),
             Way::Server(_) => Ok(()),
         }
+    }
+
+    /// As [`Control::sync`], with its message.
+    pub fn sync_volume(&self) -> Result<(), CliError> {
+        self.sync().map_err(|e| self.explain("cannot sync", e))
     }
 
     /// The message for the error of a request. `what` says what could not be done.
@@ -102,9 +116,7 @@ impl Ask for Control {
 /// Makes everything durable on the volume that `path` is, or is on. On a served volume that covers
 /// the changes of clients that have arrived here.
 pub fn sync_volume(volume: &Location) -> Result<(), CliError> {
-    let control = Control::of(volume)?;
-    let synced = control.hand_over().and_then(|()| ferry_fuse::control::sync(&control));
-    synced.map_err(|e| control.explain("cannot sync", e))
+    Control::of(volume)?.sync_volume()
 }
 
 /// Waits until everything that the volume has now is durable, and makes nothing durable for it.

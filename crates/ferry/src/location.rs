@@ -68,7 +68,7 @@ impl Location {
     /// The same of what is in a store, if its URL is resolved.
     pub fn name_in_store(&self) -> Option<String> {
         match self {
-            Self::Store(url) => Some(url.name()),
+            Self::Store(url) => Some(url.without_profile().to_string()),
             Self::Snapshot(url, name) => Some(url.without_profile().with_snapshot(name)),
             Self::Path(_) | Self::Server(_) => None,
         }

@@ -360,9 +360,11 @@ fn until_when(volume: &Location, pid: u32) -> String {
 }
 
 fn explain_store(volume: &Location, error: &ObjectError) -> String {
+    // A snapshot is made of a volume.
+    let made = volume.store().map_or_else(|| volume.to_string(), StoreUrl::to_string);
     match error {
         ObjectError::NoStore(_) => format!(
-            "{error}: make it, or mount the disk that it is on; `ferry mkfs {volume}` makes a volume where its parent exists"
+            "{error}: make it, or mount the disk that it is on; `ferry mkfs {made}` makes a volume where its parent exists"
         ),
         ObjectError::Foreign(_) if matches!(volume.store(), Some(StoreUrl::Dir(_))) => {
             format!("{error}, and is left alone: choose an empty directory")
@@ -374,7 +376,7 @@ fn explain_store(volume: &Location, error: &ObjectError) -> String {
             "{volume}: {error}: look whether its address is right and whether it runs, then try again"
         ),
         ObjectError::NoVolume => {
-            format!("{volume}: there is no FerryFS volume here; `ferry mkfs {volume}` makes one")
+            format!("{volume}: there is no FerryFS volume here; `ferry mkfs {made}` makes one")
         }
         ObjectError::VolumeExists => format!(
             "{volume}: there is a FerryFS volume here already, which is left alone: mount it, or choose another place"

@@ -57,22 +57,6 @@ pub fn format_bytes(bytes: u64) -> String {
     }
 }
 
-/// Formats a time in seconds since the Unix epoch as `2026-11-26 21:31:14 UTC`. The date is that of
-/// the Gregorian calendar, by Howard Hinnant's `civil_from_days`: years begin in March, so that the
-/// day that leap years have more is their last one.
-pub fn format_utc(secs: u64) -> String {
-    let (days, second) = (secs / 86_400 + 719_468, secs % 86_400);
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let year = 400 * era + year + u64::from(month >= 10);
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
-}
-
 /// Parses a duration that is not zero.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
     let time = parse_duration(text)?;
@@ -157,21 +141,5 @@ mod tests {
         assert!(parse_duration("soon").is_err());
         assert_eq!(format_nanos(130_000), "130.0 µs");
         assert_eq!(format_nanos(1_250_000_000), "1.25 s");
-    }
-
-    #[test]
-    fn a_time_is_shown_as_a_date() {
-        for (secs, text) in [
-            (0, "1970-01-01 00:00:00 UTC"),
-            (951_782_399, "2000-02-28 23:59:59 UTC"),
-            (951_782_400, "2000-02-29 00:00:00 UTC"),
-            (1_709_251_199, "2024-02-29 23:59:59 UTC"),
-            (1_709_251_200, "2024-03-01 00:00:00 UTC"),
-            (1_795_728_674, "2026-11-26 21:31:14 UTC"),
-            (4_107_542_399, "2100-02-28 23:59:59 UTC"),
-            (4_107_542_400, "2100-03-01 00:00:00 UTC"),
-        ] {
-            assert_eq!(format_utc(secs), text);
-        }
     }
 }

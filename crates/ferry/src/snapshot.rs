@@ -3,7 +3,7 @@
 
 use std::io;
 
-use ferry_env::Env;
+use ferry_env::{Env, Utc};
 use ferry_object::{ObjectDevice, ObjectError, SNAPSHOTS_MAX, Snapshot, check_snapshot_name};
 use serde_json::Value;
 
@@ -14,7 +14,8 @@ use crate::location::Location;
 use crate::mounts::{self, Mount};
 use crate::object;
 use crate::open::{How, OpenError, explain, mounted, open_when_free, snapshots_in_store};
-use crate::size::format_utc;
+use crate::served;
+use crate::socket::printable;
 
 /// Runs the command.
 pub fn run(command: &SnapshotCommand) -> Result<(), CliError> {
@@ -31,9 +32,8 @@ fn create(args: &SnapshotArgs) -> Result<(), CliError> {
     check_snapshot_name(name).map_err(|error| CliError::Usage(error.to_string()))?;
     match Control::find(target)? {
         Some(control) => {
-            let made = control
-                .hand_over()
-                .and_then(|()| ferry_fuse::control::snapshot_create(&control, name));
+            control.sync_volume()?;
+            let made = ferry_fuse::control::snapshot_create(&control, name);
             made.map_err(|error| refused(&control, &volume, "cannot make a snapshot", name, error))
         }
         None => alone(&volume, |device| device.create_snapshot(name)),
@@ -46,11 +46,9 @@ fn delete(args: &SnapshotArgs) -> Result<(), CliError> {
     let volume = volume_of(target)?;
     // Its objects would be missing there after the grace.
     if let Ok(snapshot) = volume.with_snapshot(name)
-        && mounted(&snapshot)
+        && let Some(user) = user_of(&snapshot)?
     {
-        return Err(CliError::Failed(format!(
-            "{snapshot}: mounted on this machine: unmount it first (`ferry umount {snapshot}`)"
-        )));
+        return Err(CliError::Failed(format!("{snapshot}: {user}")));
     }
     match Control::find(target)? {
         Some(control) => {
@@ -60,6 +58,15 @@ fn delete(args: &SnapshotArgs) -> Result<(), CliError> {
         None => alone(&volume, |device| device.delete_snapshot(name)),
     }?;
     print(&format!("{volume}: deleted the snapshot {name}\n"))
+}
+
+/// What to do about a snapshot that is in use on this machine, if it is.
+fn user_of(snapshot: &Location) -> Result<Option<String>, CliError> {
+    Ok(if mounted(snapshot) {
+        Some(format!("mounted on this machine: unmount it first (`ferry umount {snapshot}`)"))
+    } else {
+        served::at(snapshot)?.map(|_| "served by this machine: stop its `ferry serve` first".into())
+    })
 }
 
 fn list(target: &Location, json: bool) -> Result<(), CliError> {
@@ -77,7 +84,8 @@ fn list(target: &Location, json: bool) -> Result<(), CliError> {
         let all: Vec<Value> = snapshots.iter().map(json).collect();
         return print(&format!("{:#}\n", Value::from(all)));
     }
-    let line = |one: &Snapshot| format!("{}  {}\n", format_utc(one.made_secs), one.name);
+    let line =
+        |one: &Snapshot| format!("{}  {}\n", Utc::from_secs(one.made_secs), printable(&one.name));
     print(&snapshots.iter().map(line).collect::<String>())
 }
 

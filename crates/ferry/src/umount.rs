@@ -292,10 +292,14 @@ fn write_everything(target: &Path) -> Result<(), CliError> {
     };
     let before = refused()?;
     let handed_over = rustix::fs::syncfs(&file);
+    ferry_fuse::control::sync(&file).map_err(|e| explain(target, "cannot sync", e))?;
     if refused()? > before {
-        handed_over.map_err(|e| explain(target, "cannot sync", e.into()))?;
+        // What the request made the kernel write back is reported here.
+        handed_over
+            .and_then(|()| rustix::fs::syncfs(&file))
+            .map_err(|e| explain(target, "cannot sync", e.into()))?;
     }
-    ferry_fuse::control::sync(&file).map_err(|e| explain(target, "cannot sync", e))
+    Ok(())
 }
 
 fn say_sync(mount: &Mount, away: bool, refused: Option<&str>, timeout: Duration) {

@@ -8,13 +8,9 @@ const fn ioc(dir: u32, nr: u32, size: u32) -> u32 {
 pub const fn message_len(request: u32) -> usize {
     (request >> 16 & 0x3fff) as usize
 }
-/// Makes everything on the volume durable; parks. `_IO('F', 1)`.
+/// Makes everything on the volume durable; parks. A mount makes the kernel write back first what it
+/// alone has. `_IO('F', 1)`.
 pub const SYNC: u32 = ioc(0, 1, 0);
-/// Whether a request covers everything that programs have written, also what only the kernel has of
-/// it: a mount makes the kernel write that back first.
-pub const fn covers_kernel_pages(request: u32) -> bool {
-    matches!(request, SYNC | SNAPSHOT_CREATE)
-}
 /// Answers once everything that the volume has now is durable, and makes nothing durable itself;
 /// parks. `EOPNOTSUPP`: the mount has `cache=writeback`. `_IO('F', 7)`.
 pub const WAIT: u32 = ioc(0, 7, 0);
@@ -87,7 +83,8 @@ pub const WARM_BEGINS: u64 = 1;
 pub const WARM: u32 = ioc(3, 27, WARM_LEN);
 /// Bytes of a [`SNAPSHOT_CREATE`] or [`SNAPSHOT_DELETE`] message: the name of a snapshot and a NUL.
 pub const SNAPSHOT_LEN: u32 = 256;
-/// Makes a snapshot of the volume: all that it has now is made durable first, as by [`SYNC`].
+/// Makes a snapshot of the volume: all that it has now is made durable first. What only the kernel
+/// has is not in it, unless a [`SYNC`] came before.
 /// Parks. For those who may [`TUNE`], as the next two. `EOPNOTSUPP`: the volume is not in a store,
 /// and has no snapshots; `EEXIST`: it has one of this name; `EMLINK`: it has as many as it may
 /// have; `EINVAL`: a snapshot cannot have this name. `_IOW('F', 28, char[256])`.

@@ -292,7 +292,6 @@ impl LocalFs {
         self.blocking_fsyncs.stop();
         self.blocking_drops.stop();
         self.blocking_changes.stop();
-        self.snapshot_changes.stop();
         if !self.options.read_only {
             // Waiting as long as it takes: it cannot be refused.
             self.log_lazy_times(Busy::Wait)?;
@@ -301,6 +300,8 @@ impl LocalFs {
         // durable.
         let data = self.data.close();
         let journal = self.journal.close().map_err(FsError::from);
+        // Last: a change of snapshots may wait for a store that is away.
+        self.snapshot_changes.stop();
         data.and(journal)
     }
 

@@ -42,7 +42,7 @@ impl LocalFs {
         // The device goes on with what it has begun.
         let parked = cx.park::<Vec<u8>>(Some(Box::new(|| ())));
         let then = move |fs: &Self| {
-            let changed = change(fs).map_err(|error| fs.report("a snapshot", ROOT, error));
+            let changed = change(fs).map_err(|error| fs.not_durable("a snapshot", ROOT, error));
             parked.complete(changed.map(|()| Vec::new()));
         };
         self.snapshot_changes.push(SnapshotChange(Box::new(then)));

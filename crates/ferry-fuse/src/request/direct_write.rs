@@ -36,7 +36,7 @@ const WAITING_MAX: usize = BACKGROUND_MAX as usize / 4 * 3;
 /// Makes the kernel drop pages.
 pub(crate) trait DropPages: Send + Sync {
     /// Another thread calls `done` when the kernel has written back and dropped its pages of the
-    /// range; a length of 0 means "to the end". Files are served in the order of the calls.
+    /// range.
     fn drop_pages(&self, ino: Ino, offset: u64, len: u64, done: Box<dyn FnOnce() + Send>);
 }
 

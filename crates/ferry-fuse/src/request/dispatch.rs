@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 
 use ferry_device::ReadRing;
 use ferry_fs::{
-    Answer, Complete, Cx, Errno, FileLock, Filesystem, Host, Interrupt, Park, RenameFlags, Reply,
-    Stop, ToForget, ioctl,
+    Answer, Complete, Cx, Errno, FileLock, Filesystem, Host, Ino, Interrupt, Park, RenameFlags,
+    Reply, Stop, ToForget, ioctl,
 };
 
 use crate::abi::{InHeader, op};
@@ -15,7 +15,7 @@ use crate::decode::{self, FuseOp, RequestArgs, WriteSource};
 use crate::encode::{self, AnswerBody, AnswerForm, DirListing};
 use crate::request::chain::{behind, chain};
 use crate::request::counters::ThreadCounters;
-use crate::request::direct_write::{DirectWriteArgs, DirectWrites, DropPages};
+use crate::request::direct_write::{DirectWriteArgs, DirectWrites};
 use crate::request::idle_poll::IdlePoll;
 use crate::request::parked::{AnswerPort, ParkTable, RequestParker};
 use crate::request::realtime::RealTime;
@@ -25,6 +25,13 @@ use crate::request::security_label;
 const EMPTY: AnswerBody = AnswerBody::Out(0);
 /// Bytes, in whole pages, that one answer to the old form of COPY_FILE_RANGE can count at most.
 const COPY_MAX: u64 = 0xffff_f000;
+
+/// Makes the kernel hand over what it alone has.
+pub(crate) trait WriteBack: Send + Sync {
+    /// Another thread calls `done` when the kernel has written back and dropped its pages of the
+    /// files. Calls that wait may be served together.
+    fn write_back(&self, files: Vec<Ino>, done: Box<dyn FnOnce() + Send>);
+}
 
 /// What the transport is to do after a request was served.
 #[derive(Debug)]
@@ -52,7 +59,7 @@ pub(crate) struct Dispatcher {
     pub(crate) remote: bool,
     pub(crate) direct_writes: Arc<DirectWrites>,
     pub(crate) host: Arc<dyn Host>,
-    pub(crate) kernel: Arc<dyn DropPages>,
+    pub(crate) kernel: Arc<dyn WriteBack>,
 }
 
 /// The transport that a request came from.
@@ -216,7 +223,11 @@ impl Dispatcher {
             FuseOp::Listxattr { .. } => Ok(encode::data(form, out, fs.listxattr(&cx, ino)?)?),
             FuseOp::Removexattr { name } => done(fs.removexattr(&cx, ino, name)?),
             FuseOp::Ioctl { cmd, input, out_max } => {
-                Ok(encode::data(form, out, self.ioctl(&cx, ino, cmd, input, out_max)?)?)
+                let answer = match cmd {
+                    ioctl::SYNC => self.sync(&cx, ino),
+                    _ => fs.ioctl(&cx, ino, cmd, input, out_max),
+                };
+                Ok(encode::data(form, out, answer?)?)
             }
             FuseOp::Interrupt { unique } => {
                 self.parked.interrupt(unique);
@@ -228,30 +239,16 @@ impl Dispatcher {
         }
     }
 
-    /// Serves one of FerryFS's own requests. If it covers what the kernel alone has, the kernel
-    /// writes that back first. syncfs(2) starts this but, on FUSE, does not wait for it.
-    fn ioctl(
-        &self,
-        cx: &Cx<'_>,
-        ino: u64,
-        cmd: u32,
-        input: &[u8],
-        out_max: usize,
-    ) -> Answer<Vec<u8>> {
-        let open = match ioctl::covers_kernel_pages(cmd) {
-            true => self.fs.open_for_writing(),
-            false => Vec::new(),
-        };
-        let Some((last, others)) = open.split_last() else {
-            return self.fs.ioctl(cx, ino, cmd, input, out_max);
-        };
-        // The kernel drops the pages of one file after the other: the last one ends the step.
-        let drop_all = |done| {
-            others.iter().for_each(|file| self.kernel.drop_pages(*file, 0, 0, Box::new(|| ())));
-            self.kernel.drop_pages(*last, 0, 0, done);
-        };
-        let (fs, input) = (Arc::clone(&self.fs), input.to_vec());
-        behind(cx, drop_all, move |cx| fs.ioctl(cx, ino, cmd, &input, out_max))
+    /// Makes everything durable, also what only the kernel has: it writes that back first. syncfs(2)
+    /// may start this but, on FUSE, does not wait for it.
+    fn sync(&self, cx: &Cx<'_>, ino: u64) -> Answer<Vec<u8>> {
+        let open = self.fs.open_for_writing();
+        if open.is_empty() {
+            return self.fs.ioctl(cx, ino, ioctl::SYNC, &[], 0);
+        }
+        let fs = Arc::clone(&self.fs);
+        let write_back = |done| self.kernel.write_back(open, done);
+        behind(cx, write_back, move |cx| fs.ioctl(cx, ino, ioctl::SYNC, &[], 0))
     }
 
     /// Operations on an open file or directory.
