@@ -113,19 +113,19 @@ object_snapshots() {
   local mount=$scratch/mnt second=$scratch/second writer before name there
   mkdir -p "$second"
   mount_volume "$1" "$mount"
-  cp -r "$repo/docs" "$mount/docs"
+  cp -r "$repo/docs" "$mount/tree"
   : >"$scratch/acknowledged"
   fsync_writer "$mount/appended" "$scratch/acknowledged" &
   writer=$!
   until [ "$(acknowledged)" -ge 20 ]; do kill -0 "$writer"; sleep 0.05; done
   before=$(acknowledged)
   "$ferry" snapshot create "$mount" busy
-  rm -r "$mount/docs"
-  cp -r "$repo/scripts" "$mount/docs"
+  rm -r "$mount/tree"
+  cp -r "$repo/scripts" "$mount/tree"
   "$ferry" sync "$mount"
   "$ferry" mount "$1@busy" "$second"
-  diff -r "$repo/docs" "$second/docs"
-  diff -r "$repo/scripts" "$mount/docs"
+  diff -r "$repo/docs" "$second/tree"
+  diff -r "$repo/scripts" "$mount/tree"
   there=$(wc -l <"$second/appended")
   say "$before acknowledged before, $there in the snapshot"
   [ "$there" -ge "$before" ]
@@ -137,7 +137,7 @@ object_snapshots() {
   # Its writer has ended: the mount was killed.
   wait "$writer"
   "$ferry" mount "$1" "$second" -o snapshot=busy
-  diff -r "$repo/docs" "$second/docs"
+  diff -r "$repo/docs" "$second/tree"
   [ "$(wc -l <"$second/appended")" = "$there" ]
   "$ferry" umount "$second"
   for name in $("$ferry" snapshot list "$1" --json | sed -n 's/.*"name": "\(.*\)".*/\1/p'); do
@@ -145,7 +145,7 @@ object_snapshots() {
   done
   [ -z "$("$ferry" snapshot list "$1")" ]
   "$ferry" mount "$1@busy" "$second" && return 1
-  rm -r "$mount/docs" "$mount/appended"
+  rm -r "$mount/tree" "$mount/appended"
   object_clean "$1"
 }
 
