@@ -154,7 +154,7 @@ object_snapshots() {
 object_snapshots_killed() {
   local mount=$scratch/mnt second=$scratch/second round owner maker failed_to_make
   for round in 1 2 3 4 5 6 7 8; do
-    head -c 8M /dev/urandom >"$mount/docs/noise"
+    head -c 8M /dev/urandom >"$mount/tree/noise"
     owner=$(stat_of "$mount" fuse daemon)
     "$ferry" snapshot create "$mount" "killed-$round" &
     maker=$! failed_to_make=
@@ -167,8 +167,8 @@ object_snapshots_killed() {
       say "round $round: it is there"
       "$ferry" fsck "$1@killed-$round"
       "$ferry" mount "$1@killed-$round" "$second"
-      diff -r --exclude=noise "$repo/scripts" "$second/docs"
-      [ "$(stat -c %s "$second/docs/noise")" = $((8 << 20)) ]
+      diff -r --exclude=noise "$repo/scripts" "$second/tree"
+      [ "$(stat -c %s "$second/tree/noise")" = $((8 << 20)) ]
       "$ferry" umount "$second"
     else
       [ "$failed_to_make" ]
