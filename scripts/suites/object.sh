@@ -113,19 +113,19 @@ object_snapshots() {
   local mount=$scratch/mnt second=$scratch/second writer before name there
   mkdir -p "$second"
   mount_volume "$1" "$mount"
-  cp -r "$repo/docs" "$mount/tree"
+  cp -r "$repo/docs" "$mount/documents"
   : >"$scratch/acknowledged"
   fsync_writer "$mount/appended" "$scratch/acknowledged" &
   writer=$!
   until [ "$(acknowledged)" -ge 20 ]; do kill -0 "$writer"; sleep 0.05; done
   before=$(acknowledged)
   "$ferry" snapshot create "$mount" busy
-  rm -r "$mount/tree"
-  cp -r "$repo/scripts" "$mount/tree"
+  rm -r "$mount/documents"
+  cp -r "$repo/scripts" "$mount/documents"
   "$ferry" sync "$mount"
   "$ferry" mount "$1@busy" "$second"
-  diff -r "$repo/docs" "$second/tree"
-  diff -r "$repo/scripts" "$mount/tree"
+  diff -r "$repo/docs" "$second/documents"
+  diff -r "$repo/scripts" "$mount/documents"
   there=$(wc -l <"$second/appended")
   say "$before acknowledged before, $there in the snapshot"
   [ "$there" -ge "$before" ]
@@ -137,7 +137,7 @@ object_snapshots() {
   # Its writer has ended: the mount was killed.
   wait "$writer"
   "$ferry" mount "$1" "$second" -o snapshot=busy
-  diff -r "$repo/docs" "$second/tree"
+  diff -r "$repo/docs" "$second/documents"
   [ "$(wc -l <"$second/appended")" = "$there" ]
   "$ferry" umount "$second"
   for name in $("$ferry" snapshot list "$1" --json | sed -n 's/.*"name": "\(.*\)".*/\1/p'); do
@@ -145,7 +145,7 @@ object_snapshots() {
   done
   [ -z "$("$ferry" snapshot list "$1")" ]
   "$ferry" mount "$1@busy" "$second" && return 1
-  rm -r "$mount/tree" "$mount/appended"
+  rm -r "$mount/documents" "$mount/appended"
   object_clean "$1"
 }
 
@@ -154,7 +154,7 @@ object_snapshots() {
 object_snapshots_killed() {
   local mount=$scratch/mnt second=$scratch/second round owner maker failed_to_make
   for round in 1 2 3 4 5 6 7 8; do
-    head -c 8M /dev/urandom >"$mount/tree/noise"
+    head -c 8M /dev/urandom >"$mount/documents/noise"
     owner=$(stat_of "$mount" fuse daemon)
     "$ferry" snapshot create "$mount" "killed-$round" &
     maker=$! failed_to_make=
@@ -167,8 +167,8 @@ object_snapshots_killed() {
       say "round $round: it is there"
       "$ferry" fsck "$1@killed-$round"
       "$ferry" mount "$1@killed-$round" "$second"
-      diff -r --exclude=noise "$repo/scripts" "$second/tree"
-      [ "$(stat -c %s "$second/tree/noise")" = $((8 << 20)) ]
+      diff -r --exclude=noise "$repo/scripts" "$second/documents"
+      [ "$(stat -c %s "$second/documents/noise")" = $((8 << 20)) ]
       "$ferry" umount "$second"
     else
       [ "$failed_to_make" ]
