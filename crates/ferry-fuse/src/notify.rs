@@ -5,7 +5,7 @@
 //! attributes, which wait for nothing. One sends those of names. One sends those of contents:
 //! before the kernel forgets pages, it writes back what programs have stored there, and it waits
 //! for pages that are being read. One sends those of a sync, which may wait for any file that is
-//! open for writing: direct writes, whose pages the thread of contents drops, do not wait behind it.
+//! open for writing: direct writes, whose pages the thread of contents drops, do not wait for it.
 //!
 //! Queuing a notification never waits: the thread that queues may be one that answers requests, and
 //! a notification may be waiting for just such an answer. The queues are bounded all the same: an

@@ -60,8 +60,8 @@ struct NoteChange {
     noted: Vec<PathBuf>,
     /// The one that it is to name: that of the owner's log.
     stays: Option<PathBuf>,
-    /// Directories whose logs are in the store, with these logs: while one is open here, nobody else
-    /// has it, also under another name or for another user.
+    /// Directories whose logs are in the store, with these logs: while one is open here, nobody
+    /// else has it, also under another name or for another user.
     uploaded: Vec<(PathBuf, Arc<LocalStore>)>,
 }
 

@@ -239,8 +239,8 @@ impl Dispatcher {
         }
     }
 
-    /// Makes everything durable, also what only the kernel has: it writes that back first. syncfs(2)
-    /// may start this but, on FUSE, does not wait for it.
+    /// Makes everything durable, also what only the kernel has: it writes that back first.
+    /// syncfs(2) may start this but, on FUSE, does not wait for it.
     fn sync(&self, cx: &Cx<'_>, ino: u64) -> Answer<Vec<u8>> {
         let open = self.fs.open_for_writing();
         if open.is_empty() {
