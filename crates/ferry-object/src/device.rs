@@ -177,6 +177,18 @@ pub struct ObjectDevice {
     me: Weak<Self>,
 }
 
+/// The volume in a store, and access to it.
+fn identified(
+    store: Arc<dyn Store>,
+    executor: Arc<dyn Executor>,
+    passphrase: Option<&Passphrase>,
+    limits: Limits,
+    env: &Env,
+) -> Result<(Access, Volume), ObjectError> {
+    let patience = Patience::Opening(limits.patience);
+    identify(Access::new(store, executor, patience, env), passphrase)
+}
+
 impl ObjectDevice {
     /// Makes a volume in an empty store; its device reads as zeros.
     pub fn make(
@@ -197,9 +209,8 @@ impl ObjectDevice {
         limits: Limits,
         env: &Env,
     ) -> Result<Arc<Self>, ObjectError> {
-        let patience = Patience::Opening(limits.patience);
-        let access = Access::new(store, executor, patience, env);
-        let (access, volume) = identify(access, claimant.passphrase.as_ref())?;
+        let passphrase = claimant.passphrase.as_ref();
+        let (access, volume) = identified(store, executor, passphrase, limits, env)?;
         Self::claim_identified(access, volume, claimant, limits, env)
     }
 
@@ -227,8 +238,8 @@ impl ObjectDevice {
         limits: Limits,
         env: &Env,
     ) -> Result<Arc<Self>, ObjectError> {
-        let access = Access::new(store, executor, Patience::Opening(limits.patience), env);
-        let (access, volume) = identify(access, claimant.passphrase.as_ref())?;
+        let passphrase = claimant.passphrase.as_ref();
+        let (access, volume) = identified(store, executor, passphrase, limits, env)?;
         Self::observe_identified(access, volume, claimant, limits, env)
     }
 
@@ -256,8 +267,7 @@ impl ObjectDevice {
         limits: Limits,
         env: &Env,
     ) -> Result<Arc<Self>, ObjectError> {
-        let access = Access::new(store, executor, Patience::Opening(limits.patience), env);
-        let (access, volume) = identify(access, passphrase)?;
+        let (access, volume) = identified(store, executor, passphrase, limits, env)?;
         Self::snapshot_identified(access, volume, name, limits, env)
     }
 

@@ -3,7 +3,7 @@
 use crate::api::Cx;
 use crate::error::FsError;
 use crate::local::local_fs::{LocalFs, errno};
-use crate::requests::stats::ended;
+use crate::requests::stats::{ended, index, json, number};
 use crate::scrub::live::{Mounted, NotStarted, ScrubStatus};
 use crate::scrub::report::Damage;
 use crate::scrub::source::ScrubOptions;
@@ -69,7 +69,7 @@ impl LocalFs {
         out_max: usize,
     ) -> Result<Vec<u8>, FsError> {
         self.only_owner(cx)?;
-        let from = usize::try_from(number(input)?).map_err(|_| errno(libc::EINVAL))?;
+        let from = index(input)?;
         let page = self.scrub_found(from, DAMAGE_PAGE);
         let mut most = page.len();
         loop {
@@ -97,13 +97,4 @@ fn nameless(damage: &Damage) -> Damage {
     let mut damage = damage.clone();
     damage.location.path = None;
     damage
-}
-
-pub(crate) fn number(input: &[u8]) -> Result<u64, FsError> {
-    let bytes = input.first_chunk::<8>().ok_or(errno(libc::EINVAL))?;
-    Ok(u64::from_ne_bytes(*bytes))
-}
-
-pub(crate) fn json(value: &(impl serde::Serialize + ?Sized)) -> String {
-    serde_json::to_string(value).expect("plain numbers and strings are JSON")
 }

@@ -4,8 +4,7 @@ use crate::api::{Answer, Cx, Errno, ROOT, Stop, ioctl};
 use crate::error::FsError;
 use crate::local::jobs::SnapshotChange;
 use crate::local::local_fs::{LocalFs, errno};
-use crate::requests::scrub::{json, number};
-use crate::requests::stats::ended;
+use crate::requests::stats::{ended, index, json};
 use std::io;
 
 /// Snapshots in one answer, at most. A name has at most 255 bytes, and more as JSON.
@@ -57,7 +56,7 @@ impl LocalFs {
         out_max: usize,
     ) -> Result<Vec<u8>, FsError> {
         self.only_owner(cx)?;
-        let from = usize::try_from(number(input)?).map_err(|_| errno(libc::EINVAL))?;
+        let from = index(input)?;
         let snapshots = self.dev.snapshots().map_err(of_device)?;
         let page = snapshots.iter().skip(from).take(PAGE);
         ended(json(&page.map(|one| (&one.name, one.made_secs)).collect::<Vec<_>>()), out_max)

@@ -357,6 +357,21 @@ impl LocalFs {
     }
 }
 
+/// The number that an ioctl brings.
+pub(crate) fn number(input: &[u8]) -> Result<u64, FsError> {
+    let bytes = input.first_chunk::<8>().ok_or(errno(libc::EINVAL))?;
+    Ok(u64::from_ne_bytes(*bytes))
+}
+
+/// The same as an index: where a list is to begin.
+pub(crate) fn index(input: &[u8]) -> Result<usize, FsError> {
+    usize::try_from(number(input)?).map_err(|_| errno(libc::EINVAL))
+}
+
+pub(crate) fn json(value: &(impl serde::Serialize + ?Sized)) -> String {
+    serde_json::to_string(value).expect("plain numbers and strings are JSON")
+}
+
 /// Text as an ioctl hands it out: ended by NUL.
 pub(crate) fn ended(text: String, out_max: usize) -> Result<Vec<u8>, FsError> {
     let mut bytes = text.into_bytes();
