@@ -150,16 +150,16 @@ object_snapshots() {
 }
 
 # object_snapshots_killed URL: the daemon is killed while it makes a snapshot, which is there as a whole
-# or not at all.
+# or not at all. FERRY_KILLS (4) times.
 object_snapshots_killed() {
   local mount=$scratch/mnt second=$scratch/second round owner maker failed_to_make
-  for round in 1 2 3 4 5 6 7 8; do
+  for round in $(seq "${FERRY_KILLS:-4}"); do
     head -c 8M /dev/urandom >"$mount/documents/noise"
     owner=$(stat_of "$mount" fuse daemon)
     "$ferry" snapshot create "$mount" "killed-$round" &
     maker=$! failed_to_make=
     # Sooner or later, while it works.
-    sleep "0.$((round / 2))$((RANDOM % 10))"
+    sleep "0.$((RANDOM % 4))$((RANDOM % 10))"
     kill -9 "$owner"
     wait "$maker" || failed_to_make=1
     mount_volume "$1" "$mount"
@@ -187,7 +187,7 @@ object_owners() {
   check "mkfs" 60 "$ferry" mkfs "$1"
   check "killed and mounted again" 120 object_killed "$1"
   check "taken over" 120 object_taken_over "$1"
-  check "snapshots" 90 object_snapshots "$1"
+  check "snapshots" 180 object_snapshots "$1"
   # FERRY_STOPS=200 FERRY_ONLY=stopped scripts/test object: as often as the bar says, 40 minutes.
   check "stopped and taken over, ${FERRY_STOPS:-3} times" $((60 + 30 * ${FERRY_STOPS:-3})) \
     object_stopped "$1" "${FERRY_STOPS:-3}"

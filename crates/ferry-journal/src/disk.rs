@@ -74,6 +74,11 @@ impl Disk {
         self.dev.read_ahead_bytes() > 0
     }
 
+    /// A range will be read soon.
+    pub fn read_ahead(&self, offset: u64, len: u64) {
+        self.dev.read_ahead(offset, len);
+    }
+
     /// Reads into each buffer from its offset, in any order; waits. One result for each.
     pub fn read_many(&self, reads: &mut [(u64, AlignedBuf)]) -> Vec<io::Result<()>> {
         let results = self.dev.read_many(reads);
@@ -124,6 +129,16 @@ impl Disk {
     /// As [`Disk::flush`], and shares the flush with nobody.
     pub fn flush_alone(&self, done: IoDone) {
         self.flushes.flush_alone(traced_flush(done));
+    }
+
+    /// Gives back the space of a range, where dead data costs what it takes until then.
+    pub fn discard_dead(&self, offset: u64, len: u64) {
+        if self.dev.keeps_what_is_dead()
+            && len > 0
+            && let Err(error) = self.dev.discard(offset, len)
+        {
+            tracing::warn!(offset, len, %error, "the space of an old part of the log is not given back");
+        }
     }
 
     /// The log is in this range.

@@ -4,6 +4,8 @@
 mod common;
 
 use common::{Volume, credits, device_len, geometry, options, put};
+use ferry_device::{BlockDevice, HookedDevice, MemDevice};
+use ferry_env::Env;
 use ferry_journal::{Journal, JournalError, Seq};
 use ferry_sim::device::{SimDevice, sim_env};
 use std::sync::{Arc, mpsc};
@@ -51,6 +53,54 @@ fn forced_changes_survive_without_a_close() {
     assert!(recovered.unclean);
     assert_eq!((recovered.contexts, recovered.last), (1, seq));
     assert_eq!(journal.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
+}
+
+/// Blocks of the log that are not zeros.
+fn blocks_in_log(volume: &Volume) -> usize {
+    let mut ring = ferry_device::AlignedBuf::zeroed(volume.geo.log_len as usize);
+    volume.dev.read(volume.geo.log_offset, &mut ring).unwrap();
+    ring.chunks(4096).filter(|block| block.iter().any(|byte| *byte != 0)).count()
+}
+
+#[test]
+fn a_device_that_keeps_what_is_dead_gets_back_the_log_that_the_home_store_has() {
+    let geo = geometry(1 << 20, 256);
+    let memory: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(device_len(&geo)));
+    for (dev, keeps) in [
+        (Arc::clone(&memory), false),
+        (Arc::new(HookedDevice::new(memory).keeping_what_is_dead()) as Arc<dyn BlockDevice>, true),
+    ] {
+        let volume = Volume::on(dev, geo, Env::real());
+        let mut model = std::collections::BTreeMap::new();
+        let mut write = |journal: &Journal, round: u32| {
+            for n in 0..150_u32 {
+                let (key, value) = (n.to_be_bytes(), (round * 1000 + n).to_be_bytes());
+                let seq = put(journal, &key, &value);
+                common::force(journal, seq).unwrap();
+                model.insert(key.to_vec(), value.to_vec());
+            }
+            model.clone()
+        };
+        // More than the log has room for.
+        for round in 0..3 {
+            let (journal, recovered) = volume.open();
+            assert!(!recovered.unclean, "round {round}");
+            let model = write(&journal, round);
+            common::assert_same(&journal, &model);
+            assert!(blocks_in_log(&volume) > 140, "the log is needed");
+            journal.close().unwrap();
+        }
+        let found = blocks_in_log(&volume);
+        assert_eq!(found == 1, keeps, "{found} blocks: only the newest record stays");
+        // Without a close there is what the log has, and nothing older.
+        let (journal, _) = volume.open();
+        let model = write(&journal, 7);
+        drop(journal);
+        let (journal, recovered) = volume.open();
+        assert!(recovered.unclean && recovered.contexts == 150);
+        common::assert_same(&journal, &model);
+        journal.close().unwrap();
+    }
 }
 
 #[test]

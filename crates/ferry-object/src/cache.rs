@@ -10,7 +10,8 @@
 //! whether the part still has it.
 //!
 //! What `ferry warm` brings in is *pinned* until the next `ferry warm` begins: it evicts other
-//! parts, and never its own. So it is told when the cache is full.
+//! parts, and never its own. So it is told when the cache is full. The index says what is pinned:
+//! the next opening of the volume evicts none of it.
 
 use crate::error::ObjectError;
 use crate::format::{Id, ObjectRef};
@@ -231,17 +232,25 @@ impl DiskCache {
     fn load(&self) -> io::Result<()> {
         let mut index = vec![0; (self.slots * ENTRY) as usize];
         self.file.read_exact_at(&mut index, BLOCK)?;
+        let entries = || {
+            let numbers = 0_u32..;
+            numbers.zip(index.chunks_exact(ENTRY as usize).map(decode_entry))
+        };
         let mut free = self.free.lock();
         free.clear();
-        for (number, entry) in index.chunks_exact(ENTRY as usize).enumerate() {
-            let number = number as u32;
-            match decode_entry(entry) {
+        let newest = entries().filter_map(|(_, entry)| Some(entry?.warming)).max().unwrap_or(0);
+        self.warming.last.store(newest, Ordering::Relaxed);
+        self.warming.pinned.store(newest, Ordering::Relaxed);
+        for (number, entry) in entries() {
+            match entry {
                 // Of two slots with one part, the second one was left behind.
-                Some((part, len)) if !self.parts.contains_key(&part) => {
+                Some(Entry { part, len, warming }) if !self.parts.contains_key(&part) => {
                     let mut evicted = Vec::new();
-                    let slot = Slot { number, len, warming: 0 };
+                    let slot = Slot { number, len, warming };
                     self.parts.insert_with_lifecycle(part, slot, &mut evicted);
                     free.extend(evicted);
+                    let pinned = warming != 0 && warming == newest;
+                    self.warming.parts.fetch_add(pinned.into(), Ordering::Relaxed);
                 }
                 _ => free.push(number),
             }
@@ -343,7 +352,7 @@ impl DiskCache {
         let written = self
             .file
             .write_all_at(bytes, self.slot_offset(number))
-            .and_then(|()| self.write_entry(number, &encode_entry(part, len)));
+            .and_then(|()| self.write_entry(number, &Entry { part, len, warming }.encode()));
         if written.is_err() {
             free.push(number);
             return written;
@@ -387,6 +396,10 @@ impl DiskCache {
         let pinned = Slot { warming, ..slot };
         if self.parts.replace_with_lifecycle(part, pinned, true, &mut evicted).is_err() {
             return Pinned::Absent;
+        }
+        let entry = Entry { part, len: slot.len, warming };
+        if let Err(error) = self.write_entry(slot.number, &entry.encode()) {
+            tracing::debug!(%error, "a part is pinned until the cache is closed only");
         }
         self.warming.parts.fetch_add(1, Ordering::Relaxed);
         // The value that was replaced counts as evicted.
@@ -479,22 +492,36 @@ fn read_header(path: &Path) -> io::Result<Found> {
     Ok(Found::Cache { volume, slots: if same { slots } else { 0 } })
 }
 
-fn encode_entry(part: Part, len: u32) -> [u8; ENTRY as usize] {
-    let mut entry = [0; ENTRY as usize];
-    entry[..8].copy_from_slice(&part.object.epoch.to_le_bytes());
-    entry[8..16].copy_from_slice(&part.object.number.to_le_bytes());
-    entry[16..20].copy_from_slice(&part.number.to_le_bytes());
-    entry[20..24].copy_from_slice(&len.to_le_bytes());
-    entry
+/// What the index says of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    part: Part,
+    /// Bytes of the part.
+    len: u32,
+    /// The warming that wanted it last; 0: none did.
+    warming: u32,
 }
 
-/// The part and its length; `None`: the slot has none.
-fn decode_entry(entry: &[u8]) -> Option<(Part, u32)> {
+impl Entry {
+    fn encode(self) -> [u8; ENTRY as usize] {
+        let mut entry = [0; ENTRY as usize];
+        entry[..8].copy_from_slice(&self.part.object.epoch.to_le_bytes());
+        entry[8..16].copy_from_slice(&self.part.object.number.to_le_bytes());
+        entry[16..20].copy_from_slice(&self.part.number.to_le_bytes());
+        entry[20..24].copy_from_slice(&self.len.to_le_bytes());
+        entry[24..28].copy_from_slice(&self.warming.to_le_bytes());
+        entry
+    }
+}
+
+/// `None`: the slot has no part.
+fn decode_entry(entry: &[u8]) -> Option<Entry> {
     let u64_at = |at: usize| Some(u64::from_le_bytes(entry.get(at..at + 8)?.try_into().ok()?));
     let u32_at = |at: usize| Some(u32::from_le_bytes(entry.get(at..at + 4)?.try_into().ok()?));
     let object = ObjectRef { epoch: u64_at(0)?, number: u64_at(8)? };
-    let (number, len) = (u32_at(16)?, u32_at(20)?);
-    (len > 0 && u64::from(len) <= PART).then_some((Part { object, number }, len))
+    let (part, len) = (Part { object, number: u32_at(16)? }, u32_at(20)?);
+    let found = Entry { part, len, warming: u32_at(24)? };
+    (len > 0 && u64::from(len) <= PART).then_some(found)
 }
 
 #[cfg(test)]
@@ -620,6 +647,39 @@ mod tests {
         all_are_here(20_000, most);
         let (slots, free) = (cache.slots, cache.free.lock().len() as u64);
         assert_eq!(cache.parts.len() as u64 + free, slots, "no slot is lost");
+    }
+
+    #[test]
+    fn what_was_warmed_stays_when_the_cache_is_opened_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let object = |number: u64| ObjectRef { epoch: 1, number };
+        let cache = open(directory.path());
+        let add = |cache: &DiskCache, number: u64| {
+            cache.add(object(number), 0, &bytes(number, 1000));
+        };
+        (0..2000).for_each(|number| add(&cache, number));
+        cache.begin_warming();
+        // Some were there, and get their pin as they are.
+        for number in 1900..2200 {
+            let found = cache.pin(object(number), 0) != Pinned::Absent;
+            assert!(found || cache.add_pinned(object(number), 0, &bytes(number, 1000)));
+        }
+        drop(cache);
+        for _ in 0..2 {
+            let cache = open(directory.path());
+            // As an opening of the volume does, which reads much once.
+            (10_000..14_000).for_each(|number| add(&cache, number));
+            for number in 1900..2200 {
+                let found = cache.read(object(number), &(0..1000));
+                assert_eq!(found, Some(bytes(number, 1000)), "{number}");
+            }
+            assert_eq!(cache.warming.parts.load(Ordering::Relaxed), 300);
+        }
+        let cache = open(directory.path());
+        cache.begin_warming();
+        (20_000..24_000).for_each(|number| add(&cache, number));
+        let stayed = (1900..2200).filter(|number| cache.has(object(*number), &(0..1000))).count();
+        assert!(stayed < 300, "another warming has begun");
     }
 
     #[test]

@@ -584,6 +584,29 @@ fn a_sequential_reader_is_read_ahead_and_a_random_one_is_not() {
     ok(&store.ferry(&["umount", "first"]));
 }
 
+#[test]
+fn a_volume_opens_with_few_requests_after_many_fsyncs() {
+    let store = Store::made();
+    store.mount("first");
+    let file = fs::File::create(store.at("first/file")).expect("it can be made");
+    for n in 0..300_u64 {
+        file.write_all_at(&n.to_le_bytes(), 8 * n).expect("a write");
+        file.sync_all().expect("a sync");
+    }
+    drop(file);
+    let gets = || store.stats("first")["store"]["gets"].as_u64().expect("a number");
+    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    store.mount("first");
+    // Each sync was an object: it says what it has, and then the journal reads its part of that.
+    assert!((300..750).contains(&gets()), "{} requests after a crash", gets());
+    for mount in 0..2 {
+        ok(&store.ferry(&["umount", "first"]));
+        store.mount("first");
+        assert!(gets() < 100, "{} requests, mount {mount}", gets());
+    }
+    ok(&store.ferry(&["umount", "first"]));
+}
+
 /// A store whose volume has files, and is mounted with a cache that has nothing of them.
 fn cold_with_cache(size: &str) -> (Store, String) {
     let store = Store::made();

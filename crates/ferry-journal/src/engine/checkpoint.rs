@@ -6,6 +6,7 @@ use crate::home::Renewal;
 use crate::log::format::LOG_BLOCK;
 use crate::view::layers::{Layer, Merge, View, merged};
 use crate::{JournalError, Seq};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -45,12 +46,12 @@ impl Core {
         if let Some(error) = self.failure() {
             return Err(error);
         }
-        let (end, tail, layers) = {
+        let (end, tail, newest, layers) = {
             let pipe = self.pipe.lock();
             let mut head = self.head.write();
             head.barrier = pipe.end.seq;
             let layers = head.view.layers.iter().filter(|l| l.last <= pipe.end.seq).cloned();
-            (pipe.end, pipe.tail, layers.collect::<Vec<_>>())
+            (pipe.end, pipe.tail, pipe.newest, layers.collect::<Vec<_>>())
         };
         if end.position == tail && !closing {
             return Ok(());
@@ -74,6 +75,11 @@ impl Core {
             return Err(self.checkpoint_failed(error));
         }
         *starved = None;
+        if let Some(newest) = newest {
+            // When it closes nobody writes any more, and earlier rounds left records behind.
+            let ring = end.position.saturating_sub(self.area().blocks);
+            self.discard_log(if closing { ring } else { tail }..newest);
+        }
         {
             let mut pipe = self.pipe.lock();
             pipe.tail = end.position;
@@ -91,6 +97,18 @@ impl Core {
         self.give_back();
         self.drive();
         shrunk
+    }
+
+    /// Gives back the space of records that the home store has, before anybody may write over them.
+    /// The newest record stays: if the home store is ever found as it was before, that one tells.
+    fn discard_log(&self, positions: Range<u64>) {
+        let area = self.area();
+        let mut from = positions.start;
+        while from < positions.end {
+            let blocks = area.run(from).min(positions.end - from);
+            self.disk.discard_dead(area.offset(from), blocks * LOG_BLOCK as u64);
+            from += blocks;
+        }
     }
 
     /// Gives segments that the home store no longer needs back to the owner. The caller excludes

@@ -18,6 +18,8 @@ use std::sync::Arc;
 const SECTOR: usize = 512;
 /// Bytes read at a time.
 pub const READ_BYTES: usize = 1 << 20;
+/// A device that reads ahead is told of so many blocks.
+const AHEAD_BLOCKS: u64 = 1024;
 
 /// A record of the chain.
 pub struct ChainRecord {
@@ -69,6 +71,8 @@ pub struct Reader<'a> {
     /// Positions in `chunk`.
     from: u64,
     to: u64,
+    /// The device has been told that it will be read up to here.
+    told: u64,
     /// Blocks that could not be read, by position, so that each is tried once.
     unreadable: BTreeMap<u64, Arc<io::Error>>,
 }
@@ -97,7 +101,7 @@ impl<'a> Reader<'a> {
     /// Reads what lies from `tail` on.
     pub fn new(disk: &'a Disk, area: &'a LogArea, tail: u64) -> Self {
         let (chunk, unreadable) = (AlignedBuf::zeroed(LOG_BLOCK), BTreeMap::new());
-        Self { disk, area, tail, chunk, from: 0, to: 0, unreadable }
+        Self { disk, area, tail, chunk, from: 0, to: 0, told: tail, unreadable }
     }
 
     fn limit(&self) -> u64 {
@@ -118,7 +122,19 @@ impl<'a> Reader<'a> {
         Ok(&self.chunk[at..at + LOG_BLOCK])
     }
 
+    fn tell_device(&mut self, position: u64) {
+        let to = (position + AHEAD_BLOCKS).min(self.limit());
+        let mut from = self.told.max(position);
+        while from < to && self.disk.reads_ahead() {
+            let blocks = self.area.run(from).min(to - from);
+            self.disk.read_ahead(self.area.offset(from), blocks * LOG_BLOCK as u64);
+            from += blocks;
+        }
+        self.told = self.told.max(to);
+    }
+
     fn fill(&mut self, position: u64, blocks: u64) {
+        self.tell_device(position);
         if self.chunk.len() != blocks as usize * LOG_BLOCK {
             self.chunk = AlignedBuf::zeroed(blocks as usize * LOG_BLOCK);
         }

@@ -59,6 +59,8 @@ pub struct Replay {
     pub changes: Changes,
     /// Where the log goes on.
     pub end: Point,
+    /// Where the newest record begins, if there is one.
+    pub newest: Option<u64>,
     pub contexts: u64,
     /// Records of any kind found.
     pub records: u64,
@@ -127,6 +129,7 @@ pub fn replay(
     let mut out = Replay {
         changes: Changes::new(),
         end: start,
+        newest: None,
         contexts: 0,
         records: 0,
         bytes: 0,
@@ -187,6 +190,7 @@ impl Replay {
             self.records += 1;
             self.contexts += u64::from(record.header.kind != RecordKind::DurablePoint);
             self.bytes += record.header.blocks() * LOG_BLOCK as u64;
+            self.newest = Some(self.end.position);
             self.end = record.end;
             if self.changes.is_empty() {
                 self.changes = record.body.changes;
