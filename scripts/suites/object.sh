@@ -146,7 +146,44 @@ object_snapshots() {
   [ -z "$("$ferry" snapshot list "$1")" ]
   "$ferry" mount "$1@busy" "$second" && return 1
   rm -r "$mount/documents" "$mount/appended"
+  object_rolled_back "$1"
   object_clean "$1"
+}
+
+# object_rolled_back URL: the volume, mounted at $scratch/mnt, goes back to a snapshot and forth again,
+# and the command is killed. It is one of the two as a whole.
+object_rolled_back() {
+  local mount=$scratch/mnt after there
+  mkdir "$mount/tree"
+  cp -r "$repo/docs" "$mount/tree/then"
+  "$ferry" snapshot create "$mount" then
+  rm -r "$mount/tree/then"
+  cp -r "$repo/scripts" "$mount/tree/now"
+  unmount_volume "$mount"
+  "$ferry" rollback "$1@then"
+  timeout 200 "$ferry" fsck "$1"
+  mount_volume "$1" "$mount"
+  diff -r "$repo/docs" "$mount/tree/then"
+  [ ! -e "$mount/tree/now" ]
+  unmount_volume "$mount"
+  "$ferry" rollback "$1@before-rollback" --discard
+  for after in 0.01 0.02 0.04; do
+    timeout -s KILL "$after" "$ferry" rollback "$1@then" --discard || true
+    mount_volume "$1" "$mount"
+    there=$(ls "$mount/tree")
+    say "killed after $after s: $there"
+    case $there in
+      now) diff -r "$repo/scripts" "$mount/tree/now" ;;
+      then) diff -r "$repo/docs" "$mount/tree/then" ;;
+      *) return 1 ;;
+    esac
+    unmount_volume "$mount"
+    [ "$there" = now ] || "$ferry" rollback "$1@before-rollback" --discard
+  done
+  mount_volume "$1" "$mount"
+  rm -r "$mount/tree"
+  "$ferry" snapshot delete "$mount" then
+  "$ferry" snapshot delete "$mount" before-rollback
 }
 
 # object_snapshots_killed URL: the daemon is killed while it makes a snapshot, which is there as a whole

@@ -89,6 +89,9 @@ pub enum Bug {
     SweptPinned,
     /// Object store: who opens a snapshot follows the log behind its root.
     SnapshotFollowsLog,
+    /// Object store: the root that goes back to a snapshot has the first number of the log that the
+    /// snapshot's root had.
+    RolledBackLog,
     /// Object store: what was repacked takes the place of what was written meanwhile.
     RepackedAnyway,
     /// Object store: an owner answers reads however long ago it looked for a newer claim.

@@ -22,8 +22,8 @@ use crate::cache::{CacheStats, DiskCache};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job, Upload};
 use crate::format::{
-    BLOCK, DATA_MAX, Entry, EntryKind, Front, Header, Kind, Location, ObjectRef, RootState,
-    claim_name, encode, encode_entries, log_name, new_header,
+    BLOCK, DATA_MAX, Entry, EntryKind, Front, Header, Kind, Location, ObjectRef, claim_name,
+    encode, encode_entries, log_name, new_header,
 };
 use crate::inherited::Inherited;
 use crate::keys::Passphrase;
@@ -350,40 +350,6 @@ impl ObjectDevice {
         })
     }
 
-    /// Makes everything durable and says in the store that the owner has ended: another one may
-    /// open the volume at once. The device serves nothing afterwards.
-    pub fn close(&self) -> Result<(), ObjectError> {
-        if self.is_read_only() {
-            return Ok(());
-        }
-        loop {
-            let (ended, end) = mpsc::channel();
-            let done: IoDone = Box::new(move |result| drop(ended.send(result)));
-            let mut closing = false;
-            self.with(|state, fx| {
-                if let Some(error) = &state.failed {
-                    return fx.ends.push((done, Err(error.clone().into())));
-                }
-                let at_rest = state.open.runs.is_empty() && state.sealed.is_empty();
-                if !at_rest {
-                    return self.flush_state(state, done, fx);
-                }
-                state.roots.waiters.push(done);
-                if state.roots.writing.is_none() {
-                    closing = true;
-                    self.start_root(state, RootState::Closed, fx);
-                }
-            });
-            let result = self.wait(&end);
-            if result.is_ok() && closing {
-                return Ok(());
-            }
-            if let Some(error) = self.failure() {
-                return Err(error);
-            }
-        }
-    }
-
     /// What it asked for and holds.
     pub fn stats(&self) -> ObjectStats {
         let counters = &self.access.counters;
@@ -515,7 +481,7 @@ impl ObjectDevice {
     /// Takes a request, or keeps it until there is room.
     fn accept(&self, state: &mut State, io: Io, fx: &mut Effects) {
         let failed = match &state.failed {
-            None if self.is_read_only() => Some(ObjectError::ReadOnly),
+            None if self.is_read_only() || state.roots.is_closing() => Some(ObjectError::ReadOnly),
             failed => failed.clone(),
         };
         match (io, failed) {
@@ -549,7 +515,7 @@ impl ObjectDevice {
     }
 
     /// Has `done` called when all that is in memory now is durable.
-    fn flush_state(&self, state: &mut State, done: IoDone, fx: &mut Effects) {
+    pub(crate) fn flush_state(&self, state: &mut State, done: IoDone, fx: &mut Effects) {
         self.seal(state, fx);
         match state.sealed.back() {
             None => fx.ends.push((done, Ok(()))),
@@ -843,7 +809,9 @@ impl BlockDevice for ObjectDevice {
         let mut result = Ok(());
         self.with(|state, _| match &state.failed {
             Some(error) => result = Err(error.clone().into()),
-            None if self.is_read_only() => result = Err(ObjectError::ReadOnly.into()),
+            None if self.is_read_only() || state.roots.is_closing() => {
+                result = Err(ObjectError::ReadOnly.into());
+            }
             None if len == 0 => {}
             None => state.change(offset / BLOCK as u64, len / BLOCK as u64, Pending::Zeros),
         });

@@ -13,6 +13,7 @@
 //! prove      whether a store keeps what a volume relies on
 //! roots      roots of an ObjectDevice, and what is deleted; reads: its reads, also ahead;
 //!            sweep: what nothing names; repack: what is mostly dead; warm: fills the cache
+//! rollback   going back to one of the snapshots
 //! snapshots  roots that stay
 //! device     ObjectDevice
 //! state      what it knows; victims: which objects are mostly dead; inherited: what older owners
@@ -59,6 +60,7 @@ mod prove;
 mod reads;
 mod repack;
 mod retained;
+mod rollback;
 mod roots;
 mod runs;
 mod s3;
@@ -89,6 +91,7 @@ pub use open::{
     open_volume, owner_here, remove_volume, snapshots_of,
 };
 pub use prove::prove;
+pub use rollback::{Replaced, RolledBack};
 pub use s3::{Endpoint, S3Location, S3Settings, S3Store, TimeLimits};
 pub use snapshots::{SNAPSHOTS_MAX, check_snapshot_name};
 pub use store::{Held, RequestCosts, Store, Waiting};

@@ -18,17 +18,81 @@ use crate::executor::{Answer, Job, Upload};
 use crate::format::{
     Id, Kind, ObjectRef, Root, RootState, SHARDS, encode, encode_shard, root_name, shard_name,
 };
-use crate::snapshots::PinChange;
+use crate::snapshots::{RootChange, refuse};
 use crate::state::{Effects, State, Writing};
 use crate::volume::encode_root;
+use ferry_device::IoDone;
+use ferry_env::planted::{Bug, is_planted};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc;
 use std::time::Duration;
 
 /// The time between two ticks.
 const TICK: Duration = Duration::from_secs(1);
 
+/// What a root is to have, and what it needs no more.
+struct Composed {
+    shards: BTreeMap<u64, ObjectRef>,
+    /// Shards that are written for it.
+    changed: Vec<(u64, ObjectRef, ShardRuns)>,
+    dead: Vec<String>,
+}
+
+impl Composed {
+    /// What an older root has. The owner ends with such a root: what only the state before it
+    /// needs, the sweep of the next owner finds (DELETE-6).
+    fn of(root: &Root) -> Self {
+        let shards = root.shards.iter().copied().collect();
+        Self { shards, changed: Vec::new(), dead: Vec::new() }
+    }
+}
+
 impl ObjectDevice {
+    /// Makes everything durable and says in the store that the owner has ended: another one may
+    /// open the volume at once. The device serves nothing afterwards.
+    pub fn close(&self) -> Result<(), ObjectError> {
+        if self.is_read_only() { Ok(()) } else { self.end(RootChange::None) }
+    }
+
+    /// Makes everything durable and writes the last root of this owner.
+    pub(crate) fn end(&self, change: RootChange<'_>) -> Result<(), ObjectError> {
+        loop {
+            let (ended, end) = mpsc::channel();
+            let done: IoDone = Box::new(move |result| drop(ended.send(result)));
+            let (mut closing, mut refused) = (false, None);
+            self.with(|state, fx| {
+                if let Some(error) = &state.failed {
+                    return fx.ends.push((done, Err(error.clone().into())));
+                }
+                let at_rest = state.open.runs.is_empty() && state.sealed.is_empty();
+                if !at_rest {
+                    return self.flush_state(state, done, fx);
+                }
+                if state.roots.writing.is_none() {
+                    if let Err(error) = refuse(state, &change) {
+                        refused = Some(error);
+                        return;
+                    }
+                    closing = true;
+                    self.start_changing_root(state, RootState::Closed, change, fx);
+                }
+                state.roots.waiters.push(done);
+            });
+            if let Some(error) = refused {
+                return Err(error);
+            }
+            let result = self.wait(&end);
+            if result.is_ok() && closing {
+                return Ok(());
+            }
+            if let Some(error) = self.failure() {
+                return Err(error);
+            }
+        }
+    }
+
     /// Starts a root if the log is long.
     pub(crate) fn root_if_due(&self, state: &mut State, fx: &mut Effects) {
         let roots = &mut state.roots;
@@ -38,41 +102,37 @@ impl ObjectDevice {
         let long = roots.log_bytes >= self.limits.root_log_bytes
             || roots.log_objects >= self.limits.root_log_objects;
         if long && roots.writing.is_none() {
-            self.start_root(state, RootState::Serving, fx);
+            self.start_root(state, fx);
         }
     }
 
     /// Starts to write a root of what is committed now.
-    pub(crate) fn start_root(&self, state: &mut State, root_state: RootState, fx: &mut Effects) {
-        self.start_pinning_root(state, root_state, PinChange::None, fx);
+    pub(crate) fn start_root(&self, state: &mut State, fx: &mut Effects) {
+        self.start_changing_root(state, RootState::Serving, RootChange::None, fx);
     }
 
-    /// The same, which adds or removes a pin.
-    pub(crate) fn start_pinning_root(
+    /// The same, with a change, or as the last root of this owner.
+    pub(crate) fn start_changing_root(
         &self,
         state: &mut State,
         root_state: RootState,
-        change: PinChange<'_>,
+        change: RootChange<'_>,
         fx: &mut Effects,
     ) {
         assert!(state.roots.writing.is_none(), "one root is written at a time");
-        let mut shards = state.roots.shards.clone();
-        let mut dead: Vec<String> =
-            state.map.take_dead(state.committed).into_iter().map(ObjectRef::name).collect();
-        let mut changed = Vec::new();
-        for (shard, runs) in state.map.take_changed() {
-            let old = if runs.is_empty() {
-                shards.remove(&shard)
-            } else {
-                let at = self.next_object();
-                changed.push((shard, at, runs));
-                shards.insert(shard, at)
-            };
-            dead.extend(old.map(|old| shard_name(shard, old)));
-        }
+        let Composed { shards, changed, dead } = match change {
+            RootChange::RollBack { to, .. } => Composed::of(to),
+            _ => self.compose(state),
+        };
+        let (first, last_id) = match change {
+            RootChange::RollBack { to, .. } if is_planted(Bug::RolledBackLog) => {
+                (to.first, to.last_id)
+            }
+            _ => (state.committed, state.committed_id),
+        };
         let root = Root {
-            first: state.committed,
-            last_id: state.committed_id,
+            first,
+            last_id,
             state: root_state,
             shards: shards.iter().map(|(shard, at)| (*shard, *at)).collect(),
             pins: self.changed_pins(state, change),
@@ -87,6 +147,25 @@ impl ObjectDevice {
             Box::new(move || me.send_shards(uploads))
         };
         fx.jobs.push(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
+    }
+
+    /// What the map says now.
+    fn compose(&self, state: &mut State) -> Composed {
+        let mut shards = state.roots.shards.clone();
+        let mut dead: Vec<String> =
+            state.map.take_dead(state.committed).into_iter().map(ObjectRef::name).collect();
+        let mut changed = Vec::new();
+        for (shard, runs) in state.map.take_changed() {
+            let old = if runs.is_empty() {
+                shards.remove(&shard)
+            } else {
+                let at = self.next_object();
+                changed.push((shard, at, runs));
+                shards.insert(shard, at)
+            };
+            dead.extend(old.map(|old| shard_name(shard, old)));
+        }
+        Composed { shards, changed, dead }
     }
 
     fn shard(&self, shard: u64, at: ObjectRef, runs: &ShardRuns) -> Upload {
@@ -200,7 +279,7 @@ impl ObjectDevice {
             self.seal_if_old(state, now, fx);
             let died = state.roots.died.is_some_and(|died| now >= died + self.limits.root_delay);
             if state.roots.writing.is_none() && died {
-                self.start_root(state, RootState::Serving, fx);
+                self.start_root(state, fx);
             }
             self.collect(state, now, fx);
             self.sweep_if_due(state, now, fx);

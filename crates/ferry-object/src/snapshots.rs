@@ -10,7 +10,7 @@
 
 use crate::device::ObjectDevice;
 use crate::error::ObjectError;
-use crate::format::{ObjectRef, Pin, ROOTS, RootState, root_name};
+use crate::format::{ObjectRef, Pin, ROOTS, Root, RootState, root_name};
 use crate::pins::{for_people, no_snapshot};
 use crate::retained::Retained;
 use crate::state::{Roots, State};
@@ -43,11 +43,19 @@ pub fn check_snapshot_name(name: &str) -> Result<(), ObjectError> {
     Err(ObjectError::SnapshotName(name.into(), what))
 }
 
-/// What a root changes in the snapshots.
-pub(crate) enum PinChange<'a> {
+/// What a root changes beside what the log did.
+#[derive(Clone, Copy)]
+pub(crate) enum RootChange<'a> {
     None,
+    /// It makes a snapshot.
     Add(&'a str),
+    /// It deletes one.
     Remove(&'a str),
+    /// The volume is again what `to` has, the root of this snapshot.
+    RollBack {
+        pin: &'a Pin,
+        to: &'a Root,
+    },
 }
 
 impl Roots {
@@ -105,12 +113,12 @@ impl ObjectDevice {
     /// returns.
     pub fn create_snapshot(&self, name: &str) -> Result<(), ObjectError> {
         check_snapshot_name(name)?;
-        self.change_pins(PinChange::Add(name))
+        self.change_pins(RootChange::Add(name))
     }
 
     /// Deletes a snapshot. What only it needs is deleted after the grace.
     pub fn delete_snapshot(&self, name: &str) -> Result<(), ObjectError> {
-        self.change_pins(PinChange::Remove(name))
+        self.change_pins(RootChange::Remove(name))
     }
 
     /// The snapshots, in the order in which they were made.
@@ -118,11 +126,11 @@ impl ObjectDevice {
         for_people(&self.state.lock().roots.pins)
     }
 
-    fn change_pins(&self, change: PinChange<'_>) -> Result<(), ObjectError> {
+    fn change_pins(&self, change: RootChange<'_>) -> Result<(), ObjectError> {
         if self.is_read_only() {
             return Err(ObjectError::ReadOnly);
         }
-        if matches!(change, PinChange::Add(_)) && self.flush().is_err() {
+        if matches!(change, RootChange::Add(_)) && self.flush().is_err() {
             return Err(self.failure().unwrap_or(ObjectError::ReadOnly));
         }
         self.state.lock().roots.pinning += 1;
@@ -131,7 +139,7 @@ impl ObjectDevice {
         changed
     }
 
-    fn change_pins_in_turn(&self, change: PinChange<'_>) -> Result<(), ObjectError> {
+    fn change_pins_in_turn(&self, change: RootChange<'_>) -> Result<(), ObjectError> {
         let mut change = Some(change);
         loop {
             let (ended, end) = mpsc::channel();
@@ -141,11 +149,11 @@ impl ObjectDevice {
                 // A root is written already: this waits for its end, and looks again.
                 let free = state.failed.is_none() && state.roots.writing.is_none();
                 if free && is_behind_pin(&state.roots, change.as_ref()) {
-                    self.start_root(state, RootState::Serving, fx);
+                    self.start_root(state, fx);
                 } else if free && let Some(change) = change.take() {
                     match refuse(state, &change) {
                         Ok(()) => {
-                            self.start_pinning_root(state, RootState::Serving, change, fx);
+                            self.start_changing_root(state, RootState::Serving, change, fx);
                         }
                         Err(error) => refused = Some(error),
                     }
@@ -170,11 +178,11 @@ impl ObjectDevice {
     }
 
     /// The pins of the root that is composed now.
-    pub(crate) fn changed_pins(&self, state: &State, change: PinChange<'_>) -> Vec<Pin> {
+    pub(crate) fn changed_pins(&self, state: &State, change: RootChange<'_>) -> Vec<Pin> {
         let mut pins = state.roots.pins.clone();
         match change {
-            PinChange::None => {}
-            PinChange::Add(name) => pins.push(Pin {
+            RootChange::None | RootChange::RollBack { .. } => {}
+            RootChange::Add(name) => pins.push(Pin {
                 name: name.into(),
                 root: state.roots.number + 1,
                 first: state.committed,
@@ -184,7 +192,7 @@ impl ObjectDevice {
                 },
                 made_secs: self.env.clock.wall().as_secs(),
             }),
-            PinChange::Remove(name) => pins.retain(|pin| pin.name != name),
+            RootChange::Remove(name) => pins.retain(|pin| pin.name != name),
         }
         pins
     }
@@ -211,21 +219,24 @@ impl ObjectDevice {
 
 /// Whether the newest root has a pin, and the next one would get one. Another root comes between:
 /// a claimant with an old list takes a root for the newest one only if the one before it is there.
-fn is_behind_pin(roots: &Roots, change: Option<&PinChange<'_>>) -> bool {
-    matches!(change, Some(PinChange::Add(_)))
+fn is_behind_pin(roots: &Roots, change: Option<&RootChange<'_>>) -> bool {
+    matches!(change, Some(RootChange::Add(_)))
         && roots.pins.last().is_some_and(|pin| pin.root == roots.number)
 }
 
-/// Refuses a change of the snapshots that cannot be.
-fn refuse(state: &State, change: &PinChange<'_>) -> Result<(), ObjectError> {
+/// Refuses a change that cannot be.
+pub(crate) fn refuse(state: &State, change: &RootChange<'_>) -> Result<(), ObjectError> {
     let pins = &state.roots.pins;
     let has = |name: &str| pins.iter().any(|pin| pin.name == name);
     match change {
-        PinChange::Add(name) if has(name) => Err(ObjectError::SnapshotExists((*name).into())),
-        PinChange::Add(_) if pins.len() >= SNAPSHOTS_MAX => {
+        RootChange::Add(name) if has(name) => Err(ObjectError::SnapshotExists((*name).into())),
+        RootChange::Add(_) if pins.len() >= SNAPSHOTS_MAX => {
             Err(ObjectError::TooManySnapshots(pins.len()))
         }
-        PinChange::Remove(name) if !has(name) => Err(no_snapshot(name, pins)),
+        RootChange::Remove(name) if !has(name) => Err(no_snapshot(name, pins)),
+        RootChange::RollBack { pin, .. } if !pins.contains(pin) => {
+            Err(no_snapshot(&pin.name, pins))
+        }
         _ => Ok(()),
     }
 }

@@ -3,7 +3,9 @@
 use crate::batch::{Batch, Pending};
 use crate::error::ObjectError;
 use crate::executor::Job;
-use crate::format::{BLOCK, Entry, EntryKind, Id, Location, ObjectRef, Pin, Root, SHARD_BLOCKS};
+use crate::format::{
+    BLOCK, Entry, EntryKind, Id, Location, ObjectRef, Pin, Root, RootState, SHARD_BLOCKS,
+};
 use crate::retained::Retained;
 use crate::runs::{Run, RunMap, Sliced};
 use crate::victims::{Pass, choose, objects_in};
@@ -269,6 +271,13 @@ pub(crate) struct Roots {
     pub sweeping: bool,
     /// When the next one begins.
     pub sweep_due: Duration,
+}
+
+impl Roots {
+    /// The last root of this owner is being written: what changed now would be behind it.
+    pub fn is_closing(&self) -> bool {
+        self.writing.as_ref().is_some_and(|writing| writing.root.state == RootState::Closed)
+    }
 }
 
 /// The state of a device.

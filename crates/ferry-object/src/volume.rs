@@ -491,7 +491,11 @@ pub(crate) fn claim(
 /// Runs of the map that a root has.
 pub(crate) type Shards = Vec<Vec<Run<Location>>>;
 
-fn load_shards(access: &Access, volume: &Volume, root: &Root) -> Result<Shards, ObjectError> {
+pub(crate) fn load_shards(
+    access: &Access,
+    volume: &Volume,
+    root: &Root,
+) -> Result<Shards, ObjectError> {
     root.shards.iter().map(|(shard, at)| load_shard(access, volume, *shard, *at)).collect()
 }
 

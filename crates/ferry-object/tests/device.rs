@@ -6,7 +6,7 @@ use common::TestStore;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, FileRead, Io, ReadRing};
 use ferry_env::Env;
 use ferry_object::{
-    Claimant, Limits, ObjectDevice, ObjectError, SNAPSHOTS_MAX, Store, ThreadExecutor,
+    Claimant, Limits, ObjectDevice, ObjectError, Replaced, SNAPSHOTS_MAX, Store, ThreadExecutor,
     VolumeOptions,
 };
 use std::ops::Range;
@@ -554,4 +554,129 @@ fn a_snapshot_that_cannot_be_made_or_deleted_is_refused() {
     assert_eq!(device.snapshots().len(), SNAPSHOTS_MAX);
     device.delete_snapshot("one").expect("it can be deleted");
     device.create_snapshot("more").expect("there is room");
+}
+
+fn names(device: &ObjectDevice) -> Vec<String> {
+    device.snapshots().into_iter().map(|found| found.name).collect()
+}
+
+/// Writes the first 64 blocks so often, as what they hold from then on; the collector is at work.
+fn overwrite(device: &ObjectDevice, bytes: Range<u8>) {
+    for byte in bytes {
+        device.write(0, &filled(64, byte)).expect("it can be written");
+        device.flush().expect("it can be flushed");
+        device.tick();
+    }
+}
+
+/// Ticks until that is so.
+fn tick_until(device: &ObjectDevice, what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..TICKS_MAX {
+        if is_so() {
+            return;
+        }
+        device.tick();
+    }
+    panic!("not so: {what}");
+}
+
+#[test]
+fn a_rollback_restores_every_byte_and_loses_nothing() {
+    let volume = Volume::new();
+    let (then, now) = ((100, filled(40, 50)), (200, filled(9, 51)));
+    let open = || volume.open(false, small()).expect("nobody has it");
+    let snapshot = |name: &str| {
+        let (store, threads) = (volume.store(), volume.threads());
+        ObjectDevice::open_snapshot(store, threads, name, None, small(), &volume.env)
+            .expect("it is there")
+    };
+    let holds_then = |device: &ObjectDevice, what: &str| {
+        assert_eq!(read(device, 0, 64), *filled(64, 1), "{what}");
+        assert_eq!(read(device, then.0, 40), *then.1, "{what}");
+        assert_eq!(read(device, now.0, 9), vec![0; 9 * BLOCK_SIZE], "{what}");
+    };
+    let holds_now = |device: &ObjectDevice, what: &str| {
+        assert_eq!(read(device, 0, 64), *filled(64, 39), "{what}");
+        assert_eq!(read(device, then.0, 40), vec![0; 40 * BLOCK_SIZE], "{what}");
+        assert_eq!(read(device, now.0, 9), *now.1, "{what}");
+    };
+    let device = open();
+    device.write(then.0 * BLOCK, &then.1).expect("it can be written");
+    overwrite(&device, 1..2);
+    device.create_snapshot("one").expect("it can be made");
+    device.discard(then.0 * BLOCK, 40 * BLOCK).expect("it can be discarded");
+    overwrite(&device, 2..40);
+    // Nobody flushes this.
+    device.write(now.0 * BLOCK, &now.1).expect("it can be written");
+    let rolled_back = device.roll_back("one", Replaced::Snapshot).expect("it can go back");
+    assert_eq!(rolled_back.before.as_deref(), Some("before-rollback"));
+    let refused = device.write(0, &filled(1, 7)).expect_err("its owner has ended");
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    drop(device);
+
+    let device = open();
+    holds_then(&device, "rolled back");
+    assert_eq!(names(&device), ["one", "before-rollback"]);
+    overwrite(&device, 60..99);
+    tick_until(&device, "what nobody needs is deleted", || device.stats().deletes > 0);
+    holds_then(&snapshot("one"), "overwritten and collected");
+    holds_now(&snapshot("before-rollback"), "overwritten and collected");
+    drop(device);
+
+    // The owner was killed, and the volume goes back and forth.
+    let device = volume.open(true, small()).expect("it can be taken over");
+    let rolled_back = device.roll_back("before-rollback", Replaced::Snapshot).expect("and forth");
+    assert_eq!(rolled_back.before.as_deref(), Some("before-rollback-2"));
+    drop(device);
+    let device = open();
+    holds_now(&device, "rolled forth");
+    device.roll_back("one", Replaced::Discarded).expect("it can go back");
+    drop(device);
+    let device = open();
+    holds_then(&device, "rolled back again");
+    assert_eq!(names(&device), ["one", "before-rollback", "before-rollback-2"]);
+    let refused = device.roll_back("two", Replaced::Snapshot).expect_err("there is none");
+    assert!(refused.to_string().contains("there are one, before-rollback"), "{refused}");
+    assert_eq!(snapshot("one").roll_back("one", Replaced::Snapshot), Err(ObjectError::ReadOnly));
+    overwrite(&device, 1..2);
+}
+
+#[test]
+fn what_a_rollback_discards_leaves_the_store_and_what_it_brings_back_stays() {
+    let volume = Volume::new();
+    let open = || volume.open(false, small()).expect("nobody has it");
+    let list = |prefix: &str| volume.store().list(prefix).expect("it can be listed");
+    let device = open();
+    device.write(100 * BLOCK, &filled(40, 50)).expect("it can be written");
+    overwrite(&device, 1..2);
+    device.create_snapshot("one").expect("it can be made");
+    let needed = list("s/");
+    // Another owner has overwritten it, so that its own map lacks it.
+    device.close().expect("it can be closed");
+    drop(device);
+    let device = open();
+    device.discard(100 * BLOCK, 40 * BLOCK).expect("it can be discarded");
+    overwrite(&device, 2..40);
+    device.roll_back("one", Replaced::Discarded).expect("it can go back");
+    let discarded: Vec<String> =
+        list("s/").into_iter().filter(|name| !needed.contains(name)).collect();
+    assert!(!discarded.is_empty(), "there are data objects of what was discarded");
+    drop(device);
+
+    let device = open();
+    let has = |names: &[String]| names.iter().any(|name| list("s/").contains(name));
+    tick_until(&device, "what was discarded is deleted", || !has(&discarded));
+    let root = list("c/").into_iter().min().expect("there are roots");
+    device.delete_snapshot("one").expect("it can be deleted");
+    // With more roots, and the sweep that follows.
+    device.write(200 * BLOCK, &filled(9, 51)).expect("it can be written");
+    tick_until(&device, "the root of the snapshot is deleted", || !list("c/").contains(&root));
+    device.close().expect("it can be closed");
+    drop(device);
+    let device = open();
+    tick_until(&device, "the next owner has swept", || device.stats().orphans > 0);
+    assert!(needed.iter().all(|name| list("s/").contains(name)), "the volume needs them");
+    assert_eq!(read(&device, 0, 64), *filled(64, 1));
+    assert_eq!(read(&device, 100, 40), *filled(40, 50));
+    assert_eq!(read(&device, 200, 9), *filled(9, 51));
 }

@@ -80,6 +80,12 @@ pub enum Command {
     /// Snapshots of a volume in a store, mounted or not
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
+    /// Make a volume in a store, which nobody has open, what it was when a snapshot was made
+    ///
+    /// What the volume is until then becomes a snapshot first: before-rollback, or
+    /// before-rollback-2 and so on. All snapshots stay. If the command is killed, the volume is as
+    /// it was, or rolled back as a whole.
+    Rollback(RollbackArgs),
     /// Show what is stored in a volume that is not mounted, damaged or not: exit 4 part of it is
     /// damaged, 8 could not read
     Debug(DebugArgs),
@@ -529,6 +535,25 @@ pub struct SnapshotArgs {
     pub name: String,
 }
 
+/// The arguments of `ferry rollback`.
+#[derive(Args, Debug)]
+pub struct RollbackArgs {
+    /// The volume, and the snapshot behind an @ (in front of the ?)
+    #[arg(value_name = "VOLUME@NAME")]
+    pub snapshot: Location,
+    /// Make no snapshot of what the volume is until then: it is lost
+    #[arg(long)]
+    pub discard: bool,
+    /// Take the volume from an owner that may be alive. That one can write nothing more, and what
+    /// it has not synced is lost
+    #[arg(long)]
+    pub take_over: bool,
+    /// With --take-over: also from an owner with durability=local. What only its machine has is
+    /// lost, even if it was synced
+    #[arg(long, requires = "take_over")]
+    pub force: bool,
+}
+
 /// The arguments of `ferry debug`.
 #[derive(Args, Debug)]
 pub struct DebugArgs {
@@ -763,6 +788,8 @@ mod tests {
             "ferry snapshot create /mnt before",
             "ferry snapshot list s3://bucket/a --json",
             "ferry snapshot delete dir:///srv/store before",
+            "ferry rollback s3://bucket/a@before --take-over --force",
+            "ferry rollback dir:///srv/store@before --discard",
             "ferry mount s3://bucket/a@before?endpoint=https://s3.example.org /mnt",
             "ferry fsck dir:///srv/store@before",
             "ferry top /mnt --interval 500ms --count 3",
@@ -789,6 +816,8 @@ mod tests {
             "ferry fsck dir:///srv/store@",
             "ferry snapshot create /mnt",
             "ferry snapshot list /mnt before",
+            "ferry rollback dir:///srv/store before",
+            "ferry rollback dir:///srv/store@before --force",
             "ferry fsck s3://bucket/a?secret=b",
             "ferry mkfs v a b",
             "ferry mkfs v --device mirror",

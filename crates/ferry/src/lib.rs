@@ -64,6 +64,7 @@ mod passphrase;
 mod rekey;
 mod remote;
 mod replace;
+mod rollback;
 mod scrub;
 mod serve;
 mod served;

@@ -293,6 +293,62 @@ fn what_cannot_be_done_with_a_snapshot_is_said() {
     ok(&store.ferry(&["umount", "first"]));
 }
 
+#[test]
+fn a_rollback_brings_the_files_of_a_snapshot_back_and_loses_none() {
+    let store = Store::made();
+    let (url, before) = (store.url(), format!("{}@before", store.url()));
+    store.mount("first");
+    write_files(&store.at("first"), 0..200);
+    ok(&store.ferry(&["snapshot", "create", "first", "before"]));
+    fs::remove_dir_all(store.at("first/000")).expect("it is there");
+    fs::write(store.at("first/new"), "new").expect("a file");
+    let in_use = store.ferry(&["rollback", &before]);
+    fails(&in_use, 1, &["in use by", "/first: unmount it first"]);
+    fails(&store.ferry(&["rollback", "first"]), 2, &["that is a mount: unmount it", "@NAME`"]);
+    // A mount of a snapshot stays as it is.
+    ok(&store.ferry(&["mount", &before, "second"]));
+    ok(&store.ferry(&["umount", "first"]));
+
+    let absent = store.ferry(&["rollback", &format!("{url}@after")]);
+    fails(&absent, 1, &["no snapshot \"after\"; there are before"]);
+    fails(&store.ferry(&["rollback", &url]), 2, &["VOLUME@NAME", "ferry snapshot list"]);
+    let done = store.ferry(&["rollback", &before]);
+    ok(&done);
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(said.starts_with(&format!("ferry: {url} is what it was in before (made 20")), "{said}");
+    assert!(said.ends_with("; what it was before is in the snapshot before-rollback\n"), "{said}");
+    ok(&store.ferry(&["fsck", &url]));
+    assert_eq!(snapshots(&store, &url), ["before", "before-rollback"]);
+    check_files(&store.at("second"), 0..200);
+    ok(&store.ferry(&["umount", "second"]));
+
+    store.mount("first");
+    check_files(&store.at("first"), 0..200);
+    assert!(!store.at("first/new").exists(), "it is of today");
+    fs::write(store.at("first/more"), "x").expect("it can be written");
+    ok(&store.ferry(&["mount", &format!("{url}@before-rollback"), "second"]));
+    assert_eq!(fs::read(store.at("second/new")).expect("it is there"), b"new");
+    assert!(!store.at("second/000").exists(), "it was removed");
+    ok(&store.ferry(&["umount", "second"]));
+    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    store.ferry(&["umount", "first"]);
+
+    let done = store.ferry(&["rollback", &format!("{url}@before-rollback"), "--discard"]);
+    ok(&done);
+    assert!(String::from_utf8_lossy(&done.stdout).ends_with("; what it was before is discarded\n"));
+    assert_eq!(snapshots(&store, &url), ["before", "before-rollback"]);
+    store.mount("first");
+    assert_eq!(fs::read(store.at("first/new")).expect("it is there"), b"new");
+    ok(&store.ferry(&["umount", "first"]));
+    ok(&store.ferry(&["fsck", &url]));
+
+    ok(&store.ferry(&["mkfs", "file.ferry", "--size", "256M"]));
+    for target in ["file.ferry", "file.ferry@before"] {
+        let refused = store.ferry(&["rollback", target]);
+        fails(&refused, 2, &["only volumes in a store", "cp --reflink"]);
+    }
+}
+
 /// Whether an object of the store, or its name, has these bytes.
 fn shows(store: &Store, bytes: &[u8]) -> bool {
     let has = |whole: &[u8]| whole.windows(bytes.len()).any(|part| part == bytes);

@@ -11,8 +11,8 @@ use crate::device::{Fault, Op, SimDevice, SimRng};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Io, LockHolder};
 use ferry_env::{Clock, Entropy, Env};
 use ferry_object::{
-    Claimant, Executor, Limits, LocalStore, Locks, ObjectDevice, ObjectError, Owner, Store,
-    VolumeOptions,
+    Claimant, Executor, Limits, LocalStore, Locks, ObjectDevice, ObjectError, Owner, Replaced,
+    Store, VolumeOptions,
 };
 use parking_lot::Mutex;
 use std::io;
@@ -43,6 +43,8 @@ pub struct Plan {
     disks: Vec<Option<u64>>,
     /// Owners make, read and delete snapshots.
     snapshots: bool,
+    /// Owners go back to snapshots.
+    rollbacks: bool,
 }
 
 /// How a run ended.
@@ -63,6 +65,8 @@ pub struct Outcome {
     pub repacked: u64,
     /// Snapshots that were read as a whole, and those that were deleted.
     pub snapshots: (u64, u64),
+    /// Times that the volume went back to a snapshot.
+    pub rollbacks: u64,
     /// Local logs that had objects when they were opened, and that had some which were lost to
     /// another machine.
     pub replayed: (u64, u64),
@@ -115,6 +119,7 @@ struct Run {
     repacked: AtomicU64,
     replayed: [AtomicU64; 2],
     snapshots: Mutex<Snapshots>,
+    rollbacks: AtomicU64,
     /// The disks of the machines, where they have local logs.
     disks: Vec<Mutex<Arc<SimDevice>>>,
 }
@@ -164,6 +169,7 @@ impl Plan {
             hurried,
             disks: Vec::new(),
             snapshots: SimRng::new(seed ^ 0x5a_a95).chance(1, 2),
+            rollbacks: SimRng::new(seed ^ 0xb_acc0).chance(1, 2),
         };
         // Numbers of their own: seeds without local logs stay what they were.
         let disks = &mut SimRng::new(seed ^ 0x10ca1);
@@ -194,6 +200,7 @@ impl Plan {
             repacked: AtomicU64::new(0),
             replayed: Default::default(),
             snapshots: Mutex::default(),
+            rollbacks: AtomicU64::new(0),
             disks,
         });
         thread::scope(|scope| {
@@ -215,6 +222,7 @@ impl Plan {
             swept: run.swept.load(Ordering::Relaxed),
             repacked: run.repacked.load(Ordering::Relaxed),
             snapshots: run.snapshots.lock().counts(),
+            rollbacks: run.rollbacks.load(Ordering::Relaxed),
             replayed: (
                 run.replayed[0].load(Ordering::Relaxed),
                 run.replayed[1].load(Ordering::Relaxed),
@@ -710,6 +718,9 @@ impl Life<'_> {
             }
         }
         run.repacked.fetch_add(self.device.stats().repacked_bytes, Ordering::Relaxed);
+        if run.plan.snapshots && run.plan.rollbacks && run.below(2) == 0 {
+            return self.roll_back();
+        }
         // Otherwise it ends as if its machine crashed.
         if run.below(3) == 0 {
             self.settle();
@@ -741,6 +752,38 @@ impl Life<'_> {
                 run.read_snapshot(self.owner, run.plan.faults, &drawn.name, self.executor);
             }
             _ => {}
+        }
+    }
+
+    /// Goes back to a snapshot, if there is one. That is one change of all blocks, which is durable
+    /// when the owner is told so.
+    fn roll_back(&mut self) {
+        let run = self.run;
+        let there = self.device.snapshots();
+        let Some(drawn) = there.get(run.below(there.len().max(1) as u64) as usize) else { return };
+        self.settle();
+        self.image = run.snapshots.lock().image(&drawn.name);
+        let change = Change { start: 0, values: self.image.to_vec() };
+        self.begun += 1;
+        run.history.lock().changes(self.epoch, change);
+        if run.below(2) == 0 {
+            // At one of its requests.
+            let crash_in = Some(run.below(12));
+            run.world(|world| world.crash_in[self.owner] = crash_in);
+        }
+        match self.device.roll_back(&drawn.name, Replaced::Discarded) {
+            Ok(_) => {
+                run.rollbacks.fetch_add(1, Ordering::Relaxed);
+                run.flushed(self.epoch, self.begun);
+            }
+            Err(_) if run.is_claimed_beyond(self.epoch) => {}
+            Err(error) => {
+                let (owner, epoch) = (self.owner, self.epoch);
+                run.fail(format!(
+                    "owner {owner}, epoch {epoch}, cannot go back to {}: {error}",
+                    drawn.name
+                ));
+            }
         }
     }
 

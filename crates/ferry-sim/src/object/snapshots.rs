@@ -40,6 +40,11 @@ impl Snapshots {
         self.all.get_mut(name).expect("only names that were begun are there")
     }
 
+    /// What it must hold.
+    pub fn image(&self, name: &str) -> Image {
+        self.all[name].image
+    }
+
     /// Those that must be there.
     pub fn certain(&self) -> Vec<String> {
         let certain = self.all.iter().filter(|(_, expected)| expected.certain && !expected.ends);

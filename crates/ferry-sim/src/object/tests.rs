@@ -21,6 +21,8 @@ struct Sum {
     repacked: u64,
     /// Snapshots that were read, and deleted.
     snapshots: (u64, u64),
+    /// Times that a volume went back to a snapshot.
+    rollbacks: u64,
     /// Local logs that were uploaded by the next owner, and those that had lost flushes.
     replayed: (u64, u64),
 }
@@ -40,6 +42,7 @@ fn run(seed: u64, sum: &mut Sum) {
     sum.repacked += outcome.repacked;
     sum.snapshots.0 += outcome.snapshots.0;
     sum.snapshots.1 += outcome.snapshots.1;
+    sum.rollbacks += outcome.rollbacks;
     sum.replayed.0 += outcome.replayed.0;
     sum.replayed.1 += outcome.replayed.1;
 }
@@ -62,6 +65,7 @@ fn nothing_flushed_is_lost_whatever_owners_and_store_do() {
     assert!(sum.repacked > 1 << 20, "{} bytes repacked", sum.repacked);
     let (read, deleted) = sum.snapshots;
     assert!(read > 1000 && deleted > 1000, "{read} snapshots read, {deleted} deleted");
+    assert!(sum.rollbacks > 50, "{} rollbacks", sum.rollbacks);
     let (replayed, lost) = sum.replayed;
     assert!(replayed > 100 && lost > 10, "{replayed} local logs, {lost} of them lost flushes");
     let ([opening, serving], opened) = (sum.crashes, sum.opened);
@@ -93,10 +97,11 @@ fn for_so_many_seconds() {
         run(seed, &mut sum);
         seed += 1;
     }
-    let Sum { requests, crashes, opened, swept, repacked, snapshots, replayed } = sum;
+    let Sum { requests, crashes, opened, swept, repacked, snapshots, rollbacks, replayed } = sum;
     println!(
         "{} seeds: {requests} requests, {crashes:?} crashes before and behind {opened} openings, {swept} orphans, \
-         {repacked} bytes repacked, {snapshots:?} snapshots read and deleted, {replayed:?} local logs",
+         {repacked} bytes repacked, {snapshots:?} snapshots read and deleted, {rollbacks} rollbacks, \
+         {replayed:?} local logs",
         seed - first
     );
 }
@@ -117,6 +122,7 @@ fn each_planted_bug_of_an_owner_is_found() {
         Bug::ForgottenPin,
         Bug::SweptPinned,
         Bug::SnapshotFollowsLog,
+        Bug::RolledBackLog,
         Bug::AcknowledgedBeforeLocalFlush,
         Bug::UploadedOverAnother,
         Bug::UploadedBeforeData,
@@ -135,13 +141,16 @@ fn each_planted_bug_of_an_owner_is_found() {
 #[test]
 fn a_file_system_survives_a_crash_at_each_request_to_the_store() {
     let _planted = plant(Bug::None);
-    let (mut points, mut deletes) = (0, 0);
+    let (mut points, mut deletes, mut rolled_back) = (0, 0, [0; 2]);
     for seed in 0..12 {
         let plan = VolumePlan { seed, ops: 150, points_max: 60 };
         let tally = plan.run().unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
         points += tally.points;
         deletes += tally.deletes;
+        rolled_back[0] += tally.rolled_back[0];
+        rolled_back[1] += tally.rolled_back[1];
     }
-    println!("{points} crash points, {deletes} deletions");
-    assert!(points > 400 && deletes > 0);
+    let [before, behind] = rolled_back;
+    println!("{points} crash points, {before} and {behind} of a rollback, {deletes} deletions");
+    assert!(points > 400 && deletes > 0 && before > 24 && behind >= 12);
 }

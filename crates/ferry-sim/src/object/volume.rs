@@ -16,7 +16,7 @@ use ferry_device::BlockDevice;
 use ferry_env::Env;
 use ferry_fs::volume::{MkfsOptions, mkfs};
 use ferry_object::{
-    Claimant, Executor, Job, Limits, ObjectDevice, ObjectError, Store, VolumeOptions,
+    Claimant, Executor, Job, Limits, ObjectDevice, ObjectError, Replaced, Store, VolumeOptions,
 };
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -28,6 +28,8 @@ use std::time::Duration;
 const OPS_PER_TICK: usize = 8;
 /// Simulated time between two operations.
 const OP_TIME: Duration = Duration::from_secs(3);
+/// The snapshot that is made in the middle of a run.
+const SNAPSHOT: &str = "middle";
 
 /// A run that follows from a seed.
 #[derive(Clone, Debug)]
@@ -49,6 +51,9 @@ pub struct VolumeTally {
     pub points: usize,
     /// Objects that were deleted.
     pub deletes: u64,
+    /// Points at which a machine crashed that went back to a snapshot, where the volume is as it
+    /// was, and where it is what the snapshot has.
+    pub rolled_back: [usize; 2],
 }
 
 /// A store that notes each change, so that it can be had as it was after any of them.
@@ -179,6 +184,7 @@ impl VolumePlan {
         };
         ObjectDevice::make(store.clone(), executor, &options, &env)
             .or_else(|error| Self::fail("make", error.to_string()))?;
+        let mut made_at = None;
         let owner = self.owner(&store, "the first opening", rng.next_u64())?;
         let device: Arc<dyn BlockDevice> = owner.device.clone();
         let volume = MkfsOptions { log_size: Some(plan.log_bytes), ..MkfsOptions::default() };
@@ -200,6 +206,13 @@ impl VolumePlan {
             if n % OPS_PER_TICK == 0 {
                 owner.device.tick();
             }
+            if n == ops.len() / 2 {
+                owner
+                    .device
+                    .create_snapshot(SNAPSHOT)
+                    .or_else(|error| Self::fail("the snapshot", error.to_string()))?;
+                made_at = Some(store.trace_len());
+            }
             let step = life.step(&mut world, &mut history, &mut model, op, n, &*store);
             match step.or_else(|what| Self::fail(format!("operation {n}: {op}"), what))? {
                 Step::Done => {}
@@ -214,18 +227,43 @@ impl VolumePlan {
         while points.len() > self.points_max {
             points.swap_remove(rng.index(points.len()));
         }
-        for point in &points {
-            let stage = format!("crash at {point} of {changes}");
-            let copy = Arc::new(store.after(*point));
-            let next = self.owner(&copy, &stage, rng.next_u64())?;
-            life.check(&next.device, &stage, false)?;
+        // What is there after a crash behind `point` changes of the store.
+        let mut found_at = |point: usize, stage: &str| {
+            let copy = Arc::new(store.after(point));
+            let next = self.owner(&copy, stage, rng.next_u64())?;
+            life.check(&next.device, stage, false)?;
             let time = Duration::from_secs(100_000);
             let world = World::open(&next.device, opening(rng.next_u64(), time))
-                .or_else(|what| Self::fail(&*stage, what))?;
-            let found = world.observe();
-            let found = found.or_else(|trouble| Self::fail(&*stage, format!("{trouble:?}")))?;
+                .or_else(|what| Self::fail(stage, what))?;
+            world.observe().or_else(|trouble| Self::fail(stage, format!("{trouble:?}")))
+        };
+        for point in &points {
+            let stage = format!("crash at {point} of {changes}");
+            let found = found_at(*point, &stage)?;
             history.explain(*point, &found).or_else(|what| Self::fail(&*stage, what))?;
         }
-        Ok(VolumeTally { changes: changes - made, points: points.len(), deletes })
+        let mut rolled_back = [0; 2];
+        if let Some(made_at) = made_at {
+            self.roll_back(&store)?;
+            let ended = store.trace_len();
+            for point in changes..=ended {
+                let stage = format!("crash at {point} of a rollback, {changes} to {ended}");
+                let found = found_at(point, &stage)?;
+                let as_it_was = history.explain(changes, &found);
+                let behind = as_it_was.is_err() || point == ended;
+                if behind {
+                    history.explain(made_at, &found).or_else(|what| Self::fail(&*stage, what))?;
+                }
+                rolled_back[usize::from(behind)] += 1;
+            }
+        }
+        Ok(VolumeTally { changes: changes - made, points: points.len(), deletes, rolled_back })
+    }
+
+    /// The next owner goes back to the snapshot.
+    fn roll_back(&self, store: &Arc<NotedStore>) -> Result<(), Failure> {
+        let owner = self.owner(store, "the opening before a rollback", self.seed)?;
+        let rolled_back = owner.device.roll_back(SNAPSHOT, Replaced::Snapshot);
+        rolled_back.map(drop).or_else(|error| Self::fail("the rollback", error.to_string()))
     }
 }
