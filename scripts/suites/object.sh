@@ -133,6 +133,7 @@ object_snapshots() {
   { echo no >"$second/no"; } 2>"$scratch/refused" && return 1
   "$ferry" umount "$second"
   "$ferry" fsck "$1@busy"
+  object_snapshots_diff "$1"
   object_snapshots_killed "$1"
   # Its writer has ended: the mount was killed.
   wait "$writer"
@@ -184,6 +185,27 @@ object_rolled_back() {
   rm -r "$mount/tree"
   "$ferry" snapshot delete "$mount" then
   "$ferry" snapshot delete "$mount" before-rollback
+}
+
+# object_snapshots_diff URL: what was removed, moved and changed since the snapshot is told by paths.
+object_snapshots_diff() {
+  local mount=$scratch/mnt before=$1@before after=$1@after
+  mkdir "$mount/tree"
+  cp -r "$repo/docs" "$mount/tree/old"
+  "$ferry" snapshot create "$mount" before
+  mv "$mount/tree/old" "$mount/tree/new"
+  rm "$mount/tree/new/tour.md"
+  echo more >>"$mount/tree/new/format.md"
+  cp "$repo/docs/glossary.md" "$mount/tree/new/glossary.md"
+  chmod 600 "$mount/tree/new/locking.md"
+  echo made >"$mount/tree/made"
+  "$ferry" snapshot create "$mount" after
+  # The writer beside this changes a file, so they differ.
+  "$ferry" diff "$before" "$after" >"$scratch/differs" && return 1
+  printf '%s\n' "M /appended" "+ /tree/made" "M /tree/new/format.md" "A /tree/new/locking.md" \
+    "R /tree/old -> /tree/new" "- /tree/old/tour.md" | cmp - "$scratch/differs"
+  "$ferry" diff "$after" "$after"
+  rm -r "$mount/tree"
 }
 
 # object_snapshots_killed URL: the daemon is killed while it makes a snapshot, which is there as a whole

@@ -82,6 +82,11 @@ impl Inspector {
         &self.superblock
     }
 
+    /// The device that it is on.
+    pub(crate) fn device(&self) -> &Arc<dyn BlockDevice> {
+        &self.device
+    }
+
     /// What recovery found.
     pub fn recovered(&self) -> &Recovered {
         &self.recovered

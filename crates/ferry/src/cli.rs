@@ -22,7 +22,8 @@ use crate::size::{parse_bytes, parse_duration};
     propagate_version = true,
     max_term_width = 110,
     after_help = "\
-Exit codes: 0 done, 1 failed, 2 wrong usage; fsck, scrub and debug: 0 clean, 1 repaired (fsck), stopped (scrub), 4 damage (left), 8 could not check.
+Exit codes: 0 done, 1 failed, 2 wrong usage; fsck, scrub and debug: 0 clean, 1 repaired (fsck), stopped (scrub), 4 damage (left), 8 could not check;
+diff: 0 same, 1 differs, 2 could not compare.
 First steps:
   ferry mkfs data.ferry
   ferry mount data.ferry /mnt
@@ -86,6 +87,9 @@ pub enum Command {
     /// before-rollback-2 and so on. All snapshots stay. If the command is killed, the volume is as
     /// it was, or rolled back as a whole.
     Rollback(RollbackArgs),
+    /// Show which paths differ between two snapshots of a volume, or a snapshot and the volume:
+    /// exit 0 none, 1 some, 2 could not compare
+    Diff(DiffArgs),
     /// Show what is stored in a volume that is not mounted, damaged or not: exit 4 part of it is
     /// damaged, 8 could not read
     Debug(DebugArgs),
@@ -552,6 +556,28 @@ pub struct RollbackArgs {
     /// lost, even if it was synced
     #[arg(long, requires = "take_over")]
     pub force: bool,
+}
+
+/// The arguments of `ferry diff`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A line for each path, sorted by it:
+  + PATH            made
+  - PATH            removed
+  M PATH            contents or size changed
+  A PATH            only permission bits, owner, group or extended attributes changed
+  R PATH -> PATH    moved, known by its inode; what is in a moved directory is not listed
+Times are not compared. Backslashes, control characters and bytes that are not UTF-8 are escaped.
+  ferry diff s3://bucket/data@monday s3://bucket/data@tuesday")]
+pub struct DiffArgs {
+    /// The old state: VOLUME@NAME, a snapshot; or a volume that nobody has mounted
+    pub old: Location,
+    /// The new state
+    pub new: Location,
+    /// An object a line: `change` is made, removed, contents, attributes or moved; `path` is the
+    /// path, and `to` the new one of what was moved
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The arguments of `ferry debug`.

@@ -15,8 +15,8 @@ use crate::error::CliError;
 use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
-    cert, clients, control, debug, fsck, logging, mkfs, mount, pages, passphrase, rekey, replace,
-    rollback, scrub, serve, snapshot, sync, top, umount, warm,
+    cert, clients, control, debug, diff, fsck, logging, mkfs, mount, pages, passphrase, rekey,
+    replace, rollback, scrub, serve, snapshot, sync, top, umount, warm,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -114,6 +114,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Stats(args) => quietly().and_then(|()| control::stats(args))?,
         Command::Top(args) => quietly().and_then(|()| top::run(args))?,
         Command::Scrub(args) => return quietly().and_then(|()| scrub::run(args)),
+        Command::Diff(args) => return quietly().and_then(|()| diff::run(args)),
         Command::Debug(args) => return quietly().and_then(|()| debug::run(args)),
         Command::Sync(args) => return quietly().and_then(|()| sync::run(args)),
         Command::Warm(args) => return quietly().and_then(|()| warm::run(args)),

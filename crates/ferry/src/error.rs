@@ -34,6 +34,9 @@ pub enum CliError {
     /// The volume could not be read (debug).
     #[error("could not read the volume: {0}")]
     CouldNotRead(String),
+    /// Two states of a volume could not be compared (diff); the message is complete.
+    #[error("{0}")]
+    CouldNotCompare(String),
     /// The daemon that was started has already printed why it ended.
     #[error("the daemon did not start")]
     Daemon,
@@ -49,7 +52,7 @@ impl CliError {
     /// The exit code of the process.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Usage(_) => 2,
+            Self::Usage(_) | Self::CouldNotCompare(_) => 2,
             Self::CouldNotCheck(_) | Self::CouldNotRead(_) => 8,
             _ => 1,
         }

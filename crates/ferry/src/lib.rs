@@ -47,6 +47,7 @@ pub mod command;
 mod control;
 mod daemon;
 mod debug;
+mod diff;
 mod error;
 mod fsck;
 mod helper;

@@ -227,6 +227,16 @@ fn cache_options(
     }
 }
 
+/// Opens a volume to read it. A passphrase that `passphrase` has is not asked for.
+pub fn open_to_read_when_free(
+    volume: &Location,
+    passphrase: &OnceCell<Passphrase>,
+    env: &Env,
+) -> Result<Opened, OpenError> {
+    let on_disk = OnDisk { tell: Some(tell), ..OnDisk::default() };
+    when_free(volume, || open(volume, How::Read, &on_disk, passphrase, env))
+}
+
 /// The same for a volume that must be of several components.
 pub fn open_composite_when_free(volume: &Path, env: &Env) -> Result<CompositeVolume, OpenError> {
     let open = || Ok(CompositeVolume::open(volume, OpenMode::ReadWrite, env)?);

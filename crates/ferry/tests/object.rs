@@ -1,6 +1,9 @@
 //! Volumes in a store that is a directory: made, mounted, killed, taken over, refused (these need
 //! root and /dev/fuse).
 
+#[path = "object/diff.rs"]
+mod diff;
+
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::FileExt;

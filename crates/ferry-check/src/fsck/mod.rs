@@ -7,7 +7,6 @@
 
 mod check;
 mod inode;
-mod reader;
 mod repair;
 mod report;
 mod space;

@@ -1,7 +1,7 @@
 //! Reads the blocks of extents and holds them against their checksums.
 
-use super::reader::{READ_BLOCKS, Reader};
 use super::report::{Code, Finding, Findings};
+use crate::reader::{READ_BLOCKS, Reader};
 use ferry_device::BlockDevice;
 use ferry_fs::api::Ino;
 use ferry_fs::keys::BLOCK;

@@ -1,7 +1,7 @@
 //! Which blocks of the device extents claim, and what is in them.
 
-use crate::fsck::reader::Reader;
 use crate::fsck::report::Code;
+use crate::reader::Reader;
 use ferry_fs::api::Ino;
 use ferry_fs::keys::{self, BLOCK, Extent, InodeRecord, Key};
 use ferry_journal::{Geometry, Journal, JournalError};

@@ -9,8 +9,8 @@
 use super::blocks::{Blocks, Reading};
 use super::edits::{Change, Writer, each_key};
 use crate::fsck::inode::{SIZE_MAX, WINDOW};
-use crate::fsck::reader::Reader;
 use crate::fsck::report::{Code, Repair};
+use crate::reader::Reader;
 use ferry_fs::api::Ino;
 use ferry_fs::extents::WINDOW_BLOCKS;
 use ferry_fs::keys::{self, BLOCK, Extent, INODE_INLINE, InodeRecord, Key};

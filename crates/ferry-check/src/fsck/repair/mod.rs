@@ -24,9 +24,9 @@ mod rows;
 mod tests;
 mod tree;
 
-use super::reader::Reader;
 use super::report::{Code, Repair, Report};
 use super::volume::{FsckOptions, HOME_CACHE_BYTES, check};
+use crate::reader::Reader;
 use blocks::{Blocks, Reading};
 use edits::{Repairs, Writer};
 use ferry_device::BlockDevice;

@@ -7,10 +7,18 @@ use std::sync::Arc;
 
 /// Blocks read at once at most, and how far behind the last ones the next may be to count as one
 /// after the other.
-pub(super) const READ_BLOCKS: u64 = 256;
+pub(crate) const READ_BLOCKS: u64 = 256;
+
+/// A block that is not what was written, and has no other copy that is.
+pub(crate) struct Unreadable {
+    /// Which of those that were wanted.
+    pub(crate) block: u64,
+    /// What is wrong with it.
+    pub(crate) what: String,
+}
 
 /// Reads through one buffer.
-pub(super) struct Reader {
+pub(crate) struct Reader {
     device: Arc<dyn BlockDevice>,
     /// Nearly every block is going to be read.
     all: bool,
@@ -24,7 +32,7 @@ pub(super) struct Reader {
 
 impl Reader {
     /// `all`: nearly every block is going to be read.
-    pub(super) fn new(device: &Arc<dyn BlockDevice>, all: bool) -> Self {
+    pub(crate) fn new(device: &Arc<dyn BlockDevice>, all: bool) -> Self {
         Self {
             device: device.clone(),
             all,
@@ -37,7 +45,7 @@ impl Reader {
     }
 
     /// The block is there and has this checksum.
-    pub(super) fn matches(&mut self, dev: u64, crc: u32) -> bool {
+    pub(crate) fn matches(&mut self, dev: u64, crc: u32) -> bool {
         let read = self.blocks(dev, 1).map(crc32c::crc32c);
         let matches = read.as_ref().is_ok_and(|read| *read == crc) || self.elsewhere(dev, crc);
         if !matches && read.is_err() {
@@ -47,18 +55,18 @@ impl Reader {
     }
 
     /// Another copy of the device has the block with this checksum.
-    pub(super) fn elsewhere(&self, dev: u64, crc: u32) -> bool {
+    pub(crate) fn elsewhere(&self, dev: u64, crc: u32) -> bool {
         let mut one = AlignedBuf::zeroed(BLOCK as usize);
         self.device.read_matching(dev * BLOCK, &mut one, &|bytes| crc32c::crc32c(bytes) == crc)
     }
 
     /// The last attempt to read this block failed.
-    pub(super) fn failed(&self, dev: u64) -> bool {
+    pub(crate) fn failed(&self, dev: u64) -> bool {
         self.failed == Some(dev)
     }
 
     /// The contents of up to [`READ_BLOCKS`] blocks.
-    pub(super) fn blocks(&mut self, dev: u64, count: u64) -> io::Result<&[u8]> {
+    pub(crate) fn blocks(&mut self, dev: u64, count: u64) -> io::Result<&[u8]> {
         let held = self.from..self.from + self.len;
         if !(held.contains(&dev) && dev + count <= held.end) {
             let next = self.all && (held.start..=held.end + READ_BLOCKS).contains(&dev);
@@ -70,6 +78,33 @@ impl Reader {
         }
         let at = ((dev - self.from) * BLOCK) as usize;
         Ok(&self.buffer[at..at + (count * BLOCK) as usize])
+    }
+
+    /// The contents of up to [`READ_BLOCKS`] blocks that have these checksums.
+    pub(crate) fn verified(&mut self, dev: u64, crcs: &[u32]) -> Result<Vec<u8>, Unreadable> {
+        let count = crcs.len() as u64;
+        if dev.checked_add(count).is_none_or(|end| end > self.end) {
+            return Err(Unreadable { block: 0, what: "it is said to be behind the volume".into() });
+        }
+        let (mut bytes, error) = match self.blocks(dev, count) {
+            Ok(bytes) => (bytes.to_vec(), None),
+            Err(error) => (vec![0; crcs.len() * BLOCK as usize], Some(error)),
+        };
+        for (at, (found, crc)) in (0..).zip(bytes.chunks_exact_mut(BLOCK as usize).zip(crcs)) {
+            let wanted = |bytes: &[u8]| crc32c::crc32c(bytes) == *crc;
+            if error.is_none() && wanted(found) {
+                continue;
+            }
+            let mut one = AlignedBuf::zeroed(BLOCK as usize);
+            let address = (dev + at) * BLOCK;
+            let alone = self.device.read(address, &mut one).is_ok() && wanted(&one);
+            if !alone && !self.device.read_matching(address, &mut one, &wanted) {
+                let what = error.map_or("the checksum does not match".into(), |e| e.to_string());
+                return Err(Unreadable { block: at, what });
+            }
+            found.copy_from_slice(&one);
+        }
+        Ok(bytes)
     }
 
     fn load(&mut self, dev: u64, blocks: u64) -> io::Result<()> {
