@@ -155,34 +155,34 @@ object_snapshots() {
 # and the command is killed. It is one of the two as a whole.
 object_rolled_back() {
   local mount=$scratch/mnt after there
-  mkdir "$mount/tree"
-  cp -r "$repo/docs" "$mount/tree/then"
+  mkdir "$mount/rolled-back"
+  cp -r "$repo/docs" "$mount/rolled-back/then"
   "$ferry" snapshot create "$mount" then
-  rm -r "$mount/tree/then"
-  cp -r "$repo/scripts" "$mount/tree/now"
+  rm -r "$mount/rolled-back/then"
+  cp -r "$repo/scripts" "$mount/rolled-back/now"
   unmount_volume "$mount"
   "$ferry" rollback "$1@then"
   timeout 200 "$ferry" fsck "$1"
   mount_volume "$1" "$mount"
-  diff -r "$repo/docs" "$mount/tree/then"
-  [ ! -e "$mount/tree/now" ]
+  diff -r "$repo/docs" "$mount/rolled-back/then"
+  [ ! -e "$mount/rolled-back/now" ]
   unmount_volume "$mount"
   "$ferry" rollback "$1@before-rollback" --discard
   for after in 0.01 0.02 0.04; do
     timeout -s KILL "$after" "$ferry" rollback "$1@then" --discard || true
     mount_volume "$1" "$mount"
-    there=$(ls "$mount/tree")
+    there=$(ls "$mount/rolled-back")
     say "killed after $after s: $there"
     case $there in
-      now) diff -r "$repo/scripts" "$mount/tree/now" ;;
-      then) diff -r "$repo/docs" "$mount/tree/then" ;;
+      now) diff -r "$repo/scripts" "$mount/rolled-back/now" ;;
+      then) diff -r "$repo/docs" "$mount/rolled-back/then" ;;
       *) return 1 ;;
     esac
     unmount_volume "$mount"
     [ "$there" = now ] || "$ferry" rollback "$1@before-rollback" --discard
   done
   mount_volume "$1" "$mount"
-  rm -r "$mount/tree"
+  rm -r "$mount/rolled-back"
   "$ferry" snapshot delete "$mount" then
   "$ferry" snapshot delete "$mount" before-rollback
 }
@@ -190,22 +190,22 @@ object_rolled_back() {
 # object_snapshots_diff URL: what was removed, moved and changed since the snapshot is told by paths.
 object_snapshots_diff() {
   local mount=$scratch/mnt before=$1@before after=$1@after
-  mkdir "$mount/tree"
-  cp -r "$repo/docs" "$mount/tree/old"
+  mkdir "$mount/differs"
+  cp -r "$repo/docs" "$mount/differs/old"
   "$ferry" snapshot create "$mount" before
-  mv "$mount/tree/old" "$mount/tree/new"
-  rm "$mount/tree/new/tour.md"
-  echo more >>"$mount/tree/new/format.md"
-  cp "$repo/docs/glossary.md" "$mount/tree/new/glossary.md"
-  chmod 600 "$mount/tree/new/locking.md"
-  echo made >"$mount/tree/made"
+  mv "$mount/differs/old" "$mount/differs/new"
+  rm "$mount/differs/new/tour.md"
+  echo more >>"$mount/differs/new/format.md"
+  cp "$repo/docs/glossary.md" "$mount/differs/new/glossary.md"
+  chmod 600 "$mount/differs/new/locking.md"
+  echo made >"$mount/differs/made"
   "$ferry" snapshot create "$mount" after
   # The writer beside this changes a file, so they differ.
   "$ferry" diff "$before" "$after" >"$scratch/differs" && return 1
-  printf '%s\n' "M /appended" "+ /tree/made" "M /tree/new/format.md" "A /tree/new/locking.md" \
-    "R /tree/old -> /tree/new" "- /tree/old/tour.md" | cmp - "$scratch/differs"
+  printf '%s\n' "M /appended" "+ /differs/made" "M /differs/new/format.md" "A /differs/new/locking.md" \
+    "R /differs/old -> /differs/new" "- /differs/old/tour.md" | cmp - "$scratch/differs"
   "$ferry" diff "$after" "$after"
-  rm -r "$mount/tree"
+  rm -r "$mount/differs"
 }
 
 # object_snapshots_killed URL: the daemon is killed while it makes a snapshot, which is there as a whole
