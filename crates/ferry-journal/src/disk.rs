@@ -131,12 +131,14 @@ impl Disk {
         self.flushes.flush_alone(traced_flush(done));
     }
 
-    /// Gives back the space of a range, where dead data costs what it takes until then.
-    pub fn discard_dead(&self, offset: u64, len: u64) {
-        if self.dev.keeps_what_is_dead()
-            && len > 0
-            && let Err(error) = self.dev.discard(offset, len)
-        {
+    /// Whether dead data costs what it takes until its range is discarded.
+    pub fn keeps_what_is_dead(&self) -> bool {
+        self.dev.keeps_what_is_dead()
+    }
+
+    /// Gives back the space of a range of the log.
+    pub fn discard_log(&self, offset: u64, len: u64) {
+        if let Err(error) = self.dev.discard(offset, len) {
             tracing::warn!(offset, len, %error, "the space of an old part of the log is not given back");
         }
     }

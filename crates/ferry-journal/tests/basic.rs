@@ -90,8 +90,9 @@ fn a_device_that_keeps_what_is_dead_gets_back_the_log_that_the_home_store_has() 
             assert!(blocks_in_log(&volume) > 140, "the log is needed");
             journal.close().unwrap();
         }
+        // The home store has two states. What the older one lacks stays: the last session's log.
         let found = blocks_in_log(&volume);
-        assert_eq!(found == 1, keeps, "{found} blocks: only the newest record stays");
+        assert!(if keeps { (150..160).contains(&found) } else { found > 250 }, "{found} blocks");
         // Without a close there is what the log has, and nothing older.
         let (journal, _) = volume.open();
         let model = write(&journal, 7);

@@ -10,7 +10,7 @@
 mod common;
 
 use common::{Owner, device_len, geometry, options};
-use ferry_device::{AlignedBuf, BlockDevice};
+use ferry_device::{AlignedBuf, BlockDevice, HookedDevice};
 use ferry_env::Env;
 use ferry_journal::*;
 use ferry_sim::device::{SimClock, SimDevice, SimRng, sim_env};
@@ -37,6 +37,8 @@ struct ContextModel {
 /// A volume across its lives.
 struct World {
     geo: Geometry,
+    /// The device keeps what is dead: the log's old part is discarded.
+    keeps_what_is_dead: bool,
     env: Env,
     clock: Arc<SimClock>,
     rng: SimRng,
@@ -72,6 +74,7 @@ impl World {
         Journal::format(&dev, &geo, &[0, 1, 2], &env).unwrap();
         let world = Self {
             geo,
+            keeps_what_is_dead: seed % 2 == 1,
             env,
             clock,
             rng,
@@ -89,13 +92,12 @@ impl World {
         device: &Arc<SimDevice>,
     ) -> Result<(Journal, Recovered, Arc<Owner>), JournalError> {
         let owner = Owner::new(&self.geo, &[]);
-        let (journal, recovered) = Journal::open(
-            device.clone(),
-            self.geo,
-            options(false),
-            self.env.clone(),
-            owner.clone(),
-        )?;
+        let mut dev: Arc<dyn BlockDevice> = device.clone();
+        if self.keeps_what_is_dead {
+            dev = Arc::new(HookedDevice::new(dev).keeping_what_is_dead());
+        }
+        let (journal, recovered) =
+            Journal::open(dev, self.geo, options(false), self.env.clone(), owner.clone())?;
         let mut free = owner.free.lock().unwrap();
         free.retain(|s| *s < DATA_FROM && !recovered.home_segments.contains(s));
         drop(free);

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Volume, credits, device_len, force, geometry, options, put};
-use ferry_device::{AlignedBuf, FileDevice};
+use ferry_device::{AlignedBuf, FileDevice, HookedDevice, MemDevice};
 use ferry_env::Env;
 use ferry_journal::{DataExtent, Geometry, LogOptions, Wake};
 use std::collections::BTreeMap;
@@ -111,6 +111,14 @@ fn many_threads_with(
 #[test]
 fn threads_share_commits() {
     many_threads(&Volume::new(4 << 20), 8, 1000, 3);
+}
+
+#[test]
+fn threads_wait_for_a_tiny_log_whose_old_part_is_discarded() {
+    let geo = geometry(256 * 1024, 256);
+    let memory = Arc::new(MemDevice::new(device_len(&geo)));
+    let device = HookedDevice::new(memory).keeping_what_is_dead();
+    many_threads(&Volume::on(Arc::new(device), geo, Env::real()), 16, 500, 50);
 }
 
 #[test]

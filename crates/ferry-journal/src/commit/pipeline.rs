@@ -67,10 +67,10 @@ pub struct Pipe {
     pub next: Point,
     /// The log is durable up to here.
     pub end: Point,
-    /// Where the newest durable record begins, if there is one.
-    pub newest: Option<u64>,
     /// Position where recovery would start.
     pub tail: u64,
+    /// The log before this position was discarded, or is written over.
+    pub discarded: u64,
     /// Durable point: the newest context that a durable record, or the home store, names as
     /// durable.
     pub durable_point: Seq,
@@ -115,14 +115,13 @@ pub enum Action {
 }
 
 impl Pipe {
-    /// No record in flight; the log is durable up to `end`, where the record at `newest` ends, and
-    /// starts at `tail`.
-    pub fn new(end: Point, newest: Option<u64>, tail: u64, dispatcher: Dispatcher) -> Self {
+    /// No record in flight; the log is durable up to `end` and starts at `tail`.
+    pub fn new(end: Point, tail: u64, dispatcher: Dispatcher) -> Self {
         Self {
             next: end,
             end,
-            newest,
             tail,
+            discarded: 0,
             durable_point: end.seq,
             in_flight: VecDeque::new(),
             first_number: 0,

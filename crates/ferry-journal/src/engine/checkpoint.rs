@@ -6,7 +6,6 @@ use crate::home::Renewal;
 use crate::log::format::LOG_BLOCK;
 use crate::view::layers::{Layer, Merge, View, merged};
 use crate::{JournalError, Seq};
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -46,12 +45,12 @@ impl Core {
         if let Some(error) = self.failure() {
             return Err(error);
         }
-        let (end, tail, newest, layers) = {
+        let (end, tail, layers) = {
             let pipe = self.pipe.lock();
             let mut head = self.head.write();
             head.barrier = pipe.end.seq;
             let layers = head.view.layers.iter().filter(|l| l.last <= pipe.end.seq).cloned();
-            (pipe.end, pipe.tail, pipe.newest, layers.collect::<Vec<_>>())
+            (pipe.end, pipe.tail, layers.collect::<Vec<_>>())
         };
         if end.position == tail && !closing {
             return Ok(());
@@ -75,11 +74,7 @@ impl Core {
             return Err(self.checkpoint_failed(error));
         }
         *starved = None;
-        if let Some(newest) = newest {
-            // When it closes nobody writes any more, and earlier rounds left records behind.
-            let ring = end.position.saturating_sub(self.area().blocks);
-            self.discard_log(if closing { ring } else { tail }..newest);
-        }
+        self.discard_log(tail);
         {
             let mut pipe = self.pipe.lock();
             pipe.tail = end.position;
@@ -99,16 +94,33 @@ impl Core {
         shrunk
     }
 
-    /// Gives back the space of records that the home store has, before anybody may write over them.
-    /// The newest record stays: if the home store is ever found as it was before, that one tells.
-    fn discard_log(&self, positions: Range<u64>) {
+    /// Gives back the space of records before `tail`, which neither the last state of the home store
+    /// needs nor the one before it: a repair may go back to that one, and on by the log from `tail`.
+    ///
+    /// New records lie in the same blocks one turn of the ring later. While the bytes of a range
+    /// are taken from the log's space, no record is given a position there.
+    fn discard_log(&self, tail: u64) {
+        if !self.disk.keeps_what_is_dead() {
+            return;
+        }
         let area = self.area();
-        let mut from = positions.start;
-        while from < positions.end {
-            let blocks = area.run(from).min(positions.end - from);
-            self.disk.discard_dead(area.offset(from), blocks * LOG_BLOCK as u64);
+        let from = {
+            let pipe = self.pipe.lock();
+            pipe.discarded.max(pipe.next.position.saturating_sub(area.blocks))
+        };
+        let blocks = tail.saturating_sub(from).min(self.space.free() / LOG_BLOCK as u64);
+        let bytes = blocks * LOG_BLOCK as u64;
+        if blocks == 0 || !self.space.try_take_for_log(bytes) {
+            return;
+        }
+        let mut from = tail - blocks;
+        while from < tail {
+            let blocks = area.run(from).min(tail - from);
+            self.disk.discard_log(area.offset(from), blocks * LOG_BLOCK as u64);
             from += blocks;
         }
+        self.space.release(bytes);
+        self.pipe.lock().discarded = tail;
     }
 
     /// Gives segments that the home store no longer needs back to the owner. The caller excludes

@@ -121,7 +121,6 @@ impl Core {
             head: RwLock::new(Head::new(Seq(end.seq.0 + 1), view)),
             pipe: Mutex::new(Pipe::new(
                 end,
-                replayed.newest,
                 start.position,
                 Dispatcher::new(options.flush, options.fast_flush)
                     .with_interval_min(options.flush_interval_min),

@@ -379,7 +379,6 @@ impl Core {
     fn complete(&self, pipe: &mut Pipe, flush_at: Option<Duration>) {
         let record = pipe.in_flight.pop_front().expect("in_flight stay until they are durable");
         pipe.first_number += 1;
-        pipe.newest = Some(pipe.end.position);
         pipe.end = record.end;
         pipe.advance_durable_point(record.durable_point);
         if record.kind != RecordKind::DurablePoint {

@@ -112,7 +112,8 @@ impl<'a> Reader<'a> {
     pub fn block(&mut self, position: u64) -> Result<&[u8], JournalError> {
         if !(self.from..self.to).contains(&position) && !self.unreadable.contains_key(&position) {
             let n = (READ_BYTES / LOG_BLOCK) as u64;
-            self.fill(position, n.min(self.area.run(position)).min(self.limit() - position));
+            self.tell_device(position);
+            self.read(position, n.min(self.area.run(position)).min(self.limit() - position));
         }
         if let Some(source) = self.unreadable.get(&position) {
             let offset = self.area.offset(position);
@@ -120,6 +121,14 @@ impl<'a> Reader<'a> {
         }
         let at = (position - self.from) as usize * LOG_BLOCK;
         Ok(&self.chunk[at..at + LOG_BLOCK])
+    }
+
+    /// The block where the next record would begin can be read, and no record begins there. Only
+    /// that block is read.
+    pub fn nothing_follows(&mut self, end: Point) -> bool {
+        self.read(end.position, 1);
+        let header = self.header(end.position);
+        header.is_ok_and(|header| header.is_none_or(|header| header.prev != end.id))
     }
 
     fn tell_device(&mut self, position: u64) {
@@ -133,8 +142,7 @@ impl<'a> Reader<'a> {
         self.told = self.told.max(to);
     }
 
-    fn fill(&mut self, position: u64, blocks: u64) {
-        self.tell_device(position);
+    fn read(&mut self, position: u64, blocks: u64) {
         if self.chunk.len() != blocks as usize * LOG_BLOCK {
             self.chunk = AlignedBuf::zeroed(blocks as usize * LOG_BLOCK);
         }

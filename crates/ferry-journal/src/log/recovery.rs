@@ -59,8 +59,6 @@ pub struct Replay {
     pub changes: Changes,
     /// Where the log goes on.
     pub end: Point,
-    /// Where the newest record begins, if there is one.
-    pub newest: Option<u64>,
     pub contexts: u64,
     /// Records of any kind found.
     pub records: u64,
@@ -91,6 +89,11 @@ pub fn replay(
     progress: Progress<'_>,
 ) -> Result<Replay, JournalError> {
     let mut reader = Reader::new(disk, area, start.position);
+    // There the rest of the ring is not worth what it costs to fetch: each session begins with a
+    // record of its own, so none has written since.
+    if at_rest && disk.keeps_what_is_dead() && reader.nothing_follows(start) {
+        return Ok(Replay::nothing(start));
+    }
     let Chain { mut found, cut } =
         read_chain(&mut reader, area, start, at_rest, accept_damage, progress)?;
     let end = found.last().map_or(start, |record| record.end);
@@ -126,17 +129,7 @@ pub fn replay(
     let offsets =
         |positions: &[u64]| positions.iter().map(|position| area.offset(*position)).collect();
     let (strange, unreadable) = (offsets(&behind.strange), offsets(&behind.unreadable));
-    let mut out = Replay {
-        changes: Changes::new(),
-        end: start,
-        newest: None,
-        contexts: 0,
-        records: 0,
-        bytes: 0,
-        damage,
-        strange,
-        unreadable,
-    };
+    let mut out = Replay { damage, strange, unreadable, ..Replay::nothing(start) };
     out.apply(found, start, progress);
     Ok(out)
 }
@@ -181,6 +174,20 @@ fn read_chain(
 }
 
 impl Replay {
+    /// Nothing was logged after the checkpoint.
+    fn nothing(start: Point) -> Self {
+        Self {
+            changes: Changes::new(),
+            end: start,
+            contexts: 0,
+            records: 0,
+            bytes: 0,
+            damage: None,
+            strange: Vec::new(),
+            unreadable: Vec::new(),
+        }
+    }
+
     /// Merges the changes of these records, in order.
     fn apply(&mut self, found: Vec<ChainRecord>, start: Point, progress: Progress<'_>) {
         let end = found.last().map_or(start, |record| record.end);
@@ -190,7 +197,6 @@ impl Replay {
             self.records += 1;
             self.contexts += u64::from(record.header.kind != RecordKind::DurablePoint);
             self.bytes += record.header.blocks() * LOG_BLOCK as u64;
-            self.newest = Some(self.end.position);
             self.end = record.end;
             if self.changes.is_empty() {
                 self.changes = record.body.changes;

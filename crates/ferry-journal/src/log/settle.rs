@@ -68,7 +68,6 @@ pub fn settle(
         disk.write(offset, &buf).map_err(io_error("log"))?;
     }
     disk.flush_wait().map_err(io_error("log"))?;
-    replayed.newest = Some(end.position);
     replayed.end = Point { seq: end.seq, position: end.position + 1, id: plan.id };
     Ok(())
 }

@@ -408,7 +408,6 @@ pub mod core {
                 head: Lock::new(Head { seq: Seq(1), transactions: 0 }),
                 pipe: Lock::new(Pipe::new(
                     Point { seq: Seq(0), position: 0, id: 0 },
-                    None,
                     0,
                     dispatcher,
                 )),
