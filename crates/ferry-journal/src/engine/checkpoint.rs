@@ -94,8 +94,9 @@ impl Core {
         shrunk
     }
 
-    /// Gives back the space of records before `tail`, which neither the last state of the home store
-    /// needs nor the one before it: a repair may go back to that one, and on by the log from `tail`.
+    /// Gives back the space of records before `tail`, which neither the last state of the home
+    /// store needs nor the one before it: a repair may go back to that one, and on by the log from
+    /// `tail`.
     ///
     /// New records lie in the same blocks one turn of the ring later. While the bytes of a range
     /// are taken from the log's space, no record is given a position there.
