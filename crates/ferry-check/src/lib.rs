@@ -19,6 +19,8 @@ pub mod diff;
 pub mod fsck;
 pub mod inspect;
 mod reader;
+#[cfg(test)]
+mod testing;
 
 pub use diff::{Difference, diff};
 pub use fsck::{Code, FsckOptions, Report, fsck, repair};

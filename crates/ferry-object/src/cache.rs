@@ -80,6 +80,13 @@ struct Slot {
     warming: u32,
 }
 
+impl Slot {
+    /// This warming wanted it last.
+    fn is_of(self, warming: u32) -> bool {
+        self.warming != 0 && self.warming == warming
+    }
+}
+
 /// Collects the slots of parts that the policy evicts.
 #[derive(Clone, Default)]
 struct Evicted {
@@ -91,7 +98,7 @@ impl Lifecycle<Part, Slot> for Evicted {
     type RequestState = Vec<u32>;
 
     fn is_pinned(&self, _part: &Part, slot: &Slot) -> bool {
-        slot.warming != 0 && slot.warming == self.pinned.load(Ordering::Relaxed)
+        slot.is_of(self.pinned.load(Ordering::Relaxed))
     }
 
     fn on_evict(&self, slots: &mut Vec<u32>, _part: Part, slot: Slot) {
@@ -123,6 +130,8 @@ struct Warming {
     last: AtomicU32,
     /// Parts that are pinned for it.
     parts: AtomicU64,
+    /// Parts that are being fetched for it.
+    fetching: AtomicU64,
 }
 
 /// Whether a part is pinned now.
@@ -249,8 +258,7 @@ impl DiskCache {
                     let slot = Slot { number, len, warming };
                     self.parts.insert_with_lifecycle(part, slot, &mut evicted);
                     free.extend(evicted);
-                    let pinned = warming != 0 && warming == newest;
-                    self.warming.parts.fetch_add(pinned.into(), Ordering::Relaxed);
+                    self.warming.parts.fetch_add(slot.is_of(newest).into(), Ordering::Relaxed);
                 }
                 _ => free.push(number),
             }
@@ -407,6 +415,22 @@ impl DiskCache {
         Pinned::Here(slot.len.into())
     }
 
+    /// Reserves room for parts that are to be fetched and pinned, for so many at most. Returns for
+    /// how many; [`DiskCache::fetched`] ends that.
+    pub fn reserve(&self, parts: u64) -> u64 {
+        let _free = self.free.lock();
+        let taken = self.warming.parts.load(Ordering::Relaxed)
+            + self.warming.fetching.load(Ordering::Relaxed);
+        let reserved = parts.min(self.pinned_max().saturating_sub(taken));
+        self.warming.fetching.fetch_add(reserved, Ordering::Relaxed);
+        reserved
+    }
+
+    /// So many parts are being fetched no more.
+    pub fn fetched(&self, parts: u64) {
+        self.warming.fetching.fetch_sub(parts, Ordering::Relaxed);
+    }
+
     /// As [`DiskCache::add`], and pins what it adds. `false`: not all of it is here now.
     pub fn add_pinned(&self, object: ObjectRef, start: u64, bytes: &[u8]) -> bool {
         bytes.chunks(PART as usize).enumerate().all(|(n, bytes)| {
@@ -423,10 +447,15 @@ impl DiskCache {
         })
     }
 
-    /// Whether one more part may be pinned. What is read otherwise, as the tables of the file
-    /// system, has the rest.
+    /// So many parts may be pinned. What is read otherwise, as the tables of the file system, has
+    /// the rest.
+    fn pinned_max(&self) -> u64 {
+        self.slots - self.slots / PINNED_REST
+    }
+
+    /// Whether one more part may be pinned.
     fn may_pin(&self) -> bool {
-        self.warming.parts.load(Ordering::Relaxed) < self.slots - self.slots / PINNED_REST
+        self.warming.parts.load(Ordering::Relaxed) < self.pinned_max()
     }
 
     fn write_entry(&self, slot: u32, entry: &[u8; ENTRY as usize]) -> io::Result<()> {

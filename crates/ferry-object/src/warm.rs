@@ -129,9 +129,21 @@ impl ObjectDevice {
         task: &Task,
         parts: &Range<u64>,
     ) -> Result<(), ObjectError> {
-        let range = parts.start * PART..parts.end * PART;
-        let bytes = self.access.get(&task.object.name(), Some(range.clone()))?;
-        let added = cache.add_pinned(task.object, range.start, &bytes);
+        // Others fetch at the same time: what there will be no room for is not asked for.
+        let wanted = parts.end - parts.start;
+        let reserved = cache.reserve(wanted);
+        if reserved < wanted {
+            task.batch.add(|warmed| warmed.full = true);
+        }
+        if reserved == 0 {
+            return Ok(());
+        }
+        let range = parts.start * PART..(parts.start + reserved) * PART;
+        let fetched = self.access.get(&task.object.name(), Some(range.clone()));
+        let added =
+            fetched.as_ref().is_ok_and(|bytes| cache.add_pinned(task.object, range.start, bytes));
+        cache.fetched(reserved);
+        let bytes = fetched?;
         if !added && cache.is_broken() {
             task.batch.fail(io::Error::from_raw_os_error(libc::ENOSPC));
             return Ok(());

@@ -4,13 +4,14 @@
 
 use super::{Difference, diff};
 use crate::inspect::Inspector;
+use crate::testing::{make_dir, make_file, mount};
 use ferry_device::{AlignedBuf, BlockDevice, MemDevice};
 use ferry_env::Env;
+use ferry_fs::LocalFs;
 use ferry_fs::api::*;
 use ferry_fs::error::FsError;
 use ferry_fs::keys::{self, BLOCK, Extent, InodeRecord};
 use ferry_fs::volume::{MkfsOptions, mkfs, read_superblock};
-use ferry_fs::{FsOptions, InProcess, LocalFs};
 use ferry_journal::{Bystander, Credits, Journal, JournalOptions};
 use std::sync::Arc;
 
@@ -36,33 +37,10 @@ fn copy(device: &Device) -> Device {
 }
 
 fn change(device: &Device, change: impl FnOnce(&Arc<LocalFs>)) {
-    let options = FsOptions { background: false, cache_bytes: 8 << 20, ..FsOptions::default() };
-    let fs = LocalFs::open(device.clone(), options, Env::real()).unwrap();
+    let fs = mount(device, false);
     change(&fs);
     fs.detach();
     fs.close().unwrap();
-}
-
-fn make_file(fs: &Arc<LocalFs>, dir: Ino, name: &[u8], data: &[u8]) -> Ino {
-    let me = InProcess::default();
-    let (entry, opened) = me.call(|cx| fs.create(cx, dir, name, 0o644, libc::O_RDWR)).unwrap();
-    let ino = entry.attr.unwrap().ino;
-    me.call(|cx| fs.write(cx, ino, opened.fh, 0, data, false, false)).unwrap();
-    me.call(|cx| fs.fsync(cx, ino, opened.fh, false)).unwrap();
-    me.call(|cx| {
-        fs.release(cx, ino, opened.fh);
-        Ok(())
-    })
-    .unwrap();
-    fs.forget(ino, 1);
-    ino
-}
-
-fn make_dir(fs: &Arc<LocalFs>, name: &[u8]) -> Ino {
-    let entry = InProcess::default().call(|cx| fs.mkdir(cx, ROOT, name, 0o755)).unwrap();
-    let ino = entry.attr.unwrap().ino;
-    fs.forget(ino, 1);
-    ino
 }
 
 fn differences(old: &Device, new: &Device) -> Result<Vec<String>, FsError> {
@@ -83,25 +61,17 @@ fn differences(old: &Device, new: &Device) -> Result<Vec<String>, FsError> {
 fn inode_numbers_that_a_rollback_gives_anew_are_other_files() {
     let base = made();
     let [old, new] = [copy(&base), copy(&base)];
-    let fill = |device: &Device, name: &[u8], data: &[u8]| {
+    let fill = |device: &Device, name: &str, data: &[u8]| {
         let mut inos = Vec::new();
         change(device, |fs| {
-            let dir = make_dir(fs, name);
-            inos.extend([
-                dir,
-                make_file(fs, dir, b"same", b"x"),
-                make_file(fs, dir, b"other", data),
-            ]);
-            let dir = make_dir(fs, b"both");
-            inos.extend([
-                dir,
-                make_file(fs, dir, b"same", b"x"),
-                make_file(fs, dir, b"other", data),
-            ]);
+            let dir = make_dir(fs, ROOT, name);
+            inos.extend([dir, make_file(fs, dir, "same", b"x"), make_file(fs, dir, "other", data)]);
+            let dir = make_dir(fs, ROOT, "both");
+            inos.extend([dir, make_file(fs, dir, "same", b"x"), make_file(fs, dir, "other", data)]);
         });
         inos
     };
-    assert_eq!(fill(&old, b"old", &[1; 9000]), fill(&new, b"new", &[2; 9000]));
+    assert_eq!(fill(&old, "old", &[1; 9000]), fill(&new, "new", &[2; 9000]));
     let wanted = [
         "M /both/other",
         "+ /new",
@@ -118,7 +88,7 @@ fn inode_numbers_that_a_rollback_gives_anew_are_other_files() {
 fn blocks_that_the_cleaner_moved_are_not_read_and_are_no_change() {
     let old = made();
     let mut ino = 0;
-    change(&old, |fs| ino = make_file(fs, ROOT, b"f", &[7; 40_000]));
+    change(&old, |fs| ino = make_file(fs, ROOT, "f", &[7; 40_000]));
     let record = {
         let inspector = Inspector::open(&old, &Env::real()).unwrap();
         InodeRecord::decode(&inspector.get(&keys::inode(ino)).unwrap().unwrap()).unwrap()

@@ -114,12 +114,8 @@ impl Core {
         if blocks == 0 || !self.space.try_take_for_log(bytes) {
             return;
         }
-        let mut from = tail - blocks;
-        while from < tail {
-            let blocks = area.run(from).min(tail - from);
-            self.disk.discard_log(area.offset(from), blocks * LOG_BLOCK as u64);
-            from += blocks;
-        }
+        let ranges = area.ranges(tail - blocks..tail);
+        ranges.for_each(|(offset, len)| self.disk.discard_log(offset, len));
         self.space.release(bytes);
         self.pipe.lock().discarded = tail;
     }

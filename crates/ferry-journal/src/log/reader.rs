@@ -133,11 +133,9 @@ impl<'a> Reader<'a> {
 
     fn tell_device(&mut self, position: u64) {
         let to = (position + AHEAD_BLOCKS).min(self.limit());
-        let mut from = self.told.max(position);
-        while from < to && self.disk.reads_ahead() {
-            let blocks = self.area.run(from).min(to - from);
-            self.disk.read_ahead(self.area.offset(from), blocks * LOG_BLOCK as u64);
-            from += blocks;
+        if self.disk.reads_ahead() {
+            let ranges = self.area.ranges(self.told.max(position)..to);
+            ranges.for_each(|(offset, len)| self.disk.read_ahead(offset, len));
         }
         self.told = self.told.max(to);
     }

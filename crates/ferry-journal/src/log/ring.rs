@@ -5,6 +5,7 @@ use crate::disk::{Disk, io_error};
 use crate::types::Point;
 use crate::{Geometry, JournalError};
 use ferry_device::AlignedBuf;
+use std::ops::Range;
 
 /// Bytes of the log written at a time when it is laid out.
 const ZERO_CHUNK: u64 = 1 << 20;
@@ -29,6 +30,17 @@ impl LogArea {
     /// Offset of a block on the device, in bytes.
     pub fn offset(&self, position: u64) -> u64 {
         self.offset + position % self.blocks * LOG_BLOCK as u64
+    }
+
+    /// Where blocks at these positions lie: offsets and lengths in bytes.
+    pub fn ranges(&self, positions: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
+        let mut from = positions.start;
+        std::iter::from_fn(move || {
+            let blocks = self.run(from).min(positions.end.saturating_sub(from));
+            let range = (self.offset(from), blocks * LOG_BLOCK as u64);
+            from += blocks;
+            (blocks > 0).then_some(range)
+        })
     }
 
     /// Blocks from `position` on that lie next to each other on the device.

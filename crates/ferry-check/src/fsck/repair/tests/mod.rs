@@ -12,6 +12,7 @@ mod unreadable;
 use super::Segments;
 use crate::fsck::volume::name_hash;
 use crate::fsck::{Code, FsckOptions, Report, fsck, repair};
+use crate::testing::{make_dir, make_file, mount};
 use ferry_device::{AlignedBuf, BlockDevice, MemDevice};
 use ferry_env::Env;
 use ferry_fs::api::*;
@@ -55,40 +56,6 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 
 fn env() -> Env {
     Env::real()
-}
-
-fn mount(dev: &Arc<dyn BlockDevice>, read_only: bool) -> Arc<LocalFs> {
-    let options =
-        FsOptions { background: false, read_only, cache_bytes: 8 << 20, ..FsOptions::default() };
-    LocalFs::open(dev.clone(), options, env()).unwrap()
-}
-
-fn make_file(fs: &Arc<LocalFs>, dir: Ino, name: &str, data: &[u8]) -> Ino {
-    let me = InProcess::default();
-    let (entry, opened) =
-        me.call(|cx| fs.create(cx, dir, name.as_bytes(), 0o644, libc::O_RDWR)).unwrap();
-    let ino = entry.attr.unwrap().ino;
-    let mut at = 0;
-    while at < data.len() {
-        at += me
-            .call(|cx| fs.write(cx, ino, opened.fh, at as u64, &data[at..], false, false))
-            .unwrap() as usize;
-    }
-    me.call(|cx| fs.fsync(cx, ino, opened.fh, false)).unwrap();
-    me.call(|cx| {
-        fs.release(cx, ino, opened.fh);
-        Ok(())
-    })
-    .unwrap();
-    fs.forget(ino, 1);
-    ino
-}
-
-fn make_dir(fs: &Arc<LocalFs>, dir: Ino, name: &str) -> Ino {
-    let entry = InProcess::default().call(|cx| fs.mkdir(cx, dir, name.as_bytes(), 0o755)).unwrap();
-    let ino = entry.attr.unwrap().ino;
-    fs.forget(ino, 1);
-    ino
 }
 
 impl Volume {
