@@ -111,7 +111,7 @@ object_stopped() {
 # that time, after the volume was overwritten and its owner was killed, too.
 object_snapshots() {
   local mount=$scratch/mnt second=$scratch/second writer before name there
-  mkdir -p "$second"
+  mkdir -p "$second" "$scratch/third"
   mount_volume "$1" "$mount"
   cp -r "$repo/docs" "$mount/documents"
   : >"$scratch/acknowledged"
@@ -148,7 +148,49 @@ object_snapshots() {
   "$ferry" mount "$1@busy" "$second" && return 1
   rm -r "$mount/documents" "$mount/appended"
   object_rolled_back "$1"
+  object_cloned "$1"
   object_clean "$1"
+}
+
+# object_cloned URL: the volume, mounted at $scratch/mnt, is cloned and overwritten, its snapshot deleted
+# and its owner killed: the clone, mounted beside it, has what it had. So has a clone of it whose making
+# was killed, if it is there.
+object_cloned() {
+  local mount=$scratch/mnt second=$scratch/second clone=$1-clone pin after
+  mkdir "$mount/cloned"
+  cp -r "$repo/docs" "$mount/cloned/then"
+  "$ferry" snapshot create "$mount" cloned
+  rm -r "$mount/cloned/then"
+  cp -r "$repo/scripts" "$mount/cloned/now"
+  "$ferry" clone "$1@cloned" "$clone"
+  "$ferry" mount "$clone" "$second"
+  "$ferry" snapshot delete "$mount" cloned
+  pin=$("$ferry" snapshot list "$1" --json | sed -n 's/.*"name": "\(.*\)".*/\1/p')
+  "$ferry" snapshot delete "$mount" "$pin" && return 1
+  diff -r "$repo/docs" "$second/cloned/then"
+  cp -r "$repo/docs" "$second/cloned/more"
+  "$ferry" snapshot create "$second" more
+  kill -9 "$(stat_of "$mount" fuse daemon)"
+  mount_volume "$1" "$mount"
+  diff -r "$repo/scripts" "$mount/cloned/now"
+  [ "$(ls "$mount/cloned")" = now ]
+  for after in 0.01 0.03 0.06; do
+    timeout -s KILL "$after" "$ferry" clone "$clone@more" "$clone-$after" || true
+    if "$ferry" mount "$clone-$after" "$scratch/third"; then
+      say "killed after $after s: it is there"
+      diff -r "$repo/docs" "$scratch/third/cloned/more"
+      "$ferry" umount "$scratch/third"
+    fi
+  done
+  "$ferry" umount "$second"
+  timeout 200 "$ferry" fsck "$clone"
+  rm -r "$mount/cloned"
+  # A bucket keeps the clone, and the volume its pin.
+  if [ "${1%%://*}" = dir ]; then
+    rm -r "${clone#dir://}"
+    "$ferry" snapshot delete "$mount" "$pin"
+    [ -z "$("$ferry" snapshot list "$mount")" ]
+  fi
 }
 
 # object_rolled_back URL: the volume, mounted at $scratch/mnt, goes back to a snapshot and forth again,

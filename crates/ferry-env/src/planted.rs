@@ -92,6 +92,8 @@ pub enum Bug {
     /// Object store: the root that goes back to a snapshot has the first number of the log that the
     /// snapshot's root had.
     RolledBackLog,
+    /// Object store: a clone's `super` is created before its pin.
+    PinnedBehindSuper,
     /// Object store: what was repacked takes the place of what was written meanwhile.
     RepackedAnyway,
     /// Object store: an owner answers reads however long ago it looked for a newer claim.

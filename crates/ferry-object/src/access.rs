@@ -3,11 +3,12 @@
 use crate::codec::{Codec, VolumeKey};
 use crate::error::ObjectError;
 use crate::executor::Executor;
-use crate::format::{Front, HEADER_LEN, Header, header};
+use crate::format::{Front, HEADER_LEN, Header, ObjectRef, Super, header};
 pub(crate) use crate::store::Held;
 use crate::store::{Store, exists};
 use ferry_env::{Clock, Env};
 use parking_lot::Mutex;
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -104,6 +105,15 @@ pub(crate) struct Access {
     holding: Arc<Mutex<Holding>>,
     /// How the volume's objects are stored.
     pub codec: Codec,
+    /// Of a clone: the volumes that it refers to, as `super` lists them.
+    pub parents: Arc<[Origin]>,
+}
+
+/// A volume that a clone refers to: where its objects are, and how they are stored.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    pub store: Arc<dyn Store>,
+    pub codec: Codec,
 }
 
 impl Access {
@@ -122,7 +132,22 @@ impl Access {
             patience,
             holding: Arc::default(),
             codec: Codec::default(),
+            parents: Arc::default(),
         }
+    }
+
+    /// Access to the volume that has an object: this one, or one that it refers to.
+    pub fn of(&self, info: &Super, object: ObjectRef) -> Cow<'_, Self> {
+        match info.parent_of(object) {
+            None => Cow::Borrowed(self),
+            Some(parent) => Cow::Owned(self.at(&self.parents[parent])),
+        }
+    }
+
+    /// Access to another volume.
+    pub fn at(&self, origin: &Origin) -> Self {
+        let Origin { store, codec } = origin.clone();
+        Self { store, codec, parents: Arc::default(), ..self.clone() }
     }
 
     /// The same, to an encrypted volume.

@@ -42,6 +42,7 @@ use ferry_device::{
 use ferry_env::Env;
 use ferry_env::planted::{Bug, is_planted};
 use parking_lot::Mutex;
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
@@ -403,6 +404,11 @@ impl ObjectDevice {
 
     pub(crate) fn me(&self) -> Arc<Self> {
         self.me.upgrade().expect("a method runs, so a reference exists")
+    }
+
+    /// Access to the volume that has an object: this one, or one that it refers to.
+    pub(crate) fn access_of(&self, object: ObjectRef) -> Cow<'_, Access> {
+        self.access.of(&self.volume.info, object)
     }
 
     pub(crate) fn next_object(&self) -> ObjectRef {

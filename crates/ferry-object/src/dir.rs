@@ -9,7 +9,10 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+/// What a new file system has in its root directory.
+const LOST_AND_FOUND: &str = "lost+found";
 /// Where objects are written before they have their names.
 const TEMPORARY: &str = "tmp";
 /// Digits of the number that ends the name of such a file.
@@ -29,6 +32,9 @@ pub struct DirStore {
 impl DirStore {
     /// The directory of the lock files, in the store's own.
     pub(crate) const LOCKS: &str = "lock";
+    /// Directories that a store makes in its own.
+    pub(crate) const DIRECTORIES: [&str; 8] =
+        [TEMPORARY, Self::LOCKS, "e", "w", "s", "m", "c", "k"];
 
     /// The store in a directory that exists.
     pub fn open(root: &Path, env: Env) -> Result<Self, ObjectError> {
@@ -44,10 +50,14 @@ impl DirStore {
         }
     }
 
+    fn canonical(&self) -> Result<PathBuf, ObjectError> {
+        fs::canonicalize(&self.root).map_err(|error| failed(&self.root, &error))
+    }
+
     /// Whether a name in the store's directory is one that a store makes there.
     pub(crate) fn is_ours(name: &OsStr) -> bool {
-        let names = [SUPER, TEMPORARY, Self::LOCKS, "e", "w", "s", "m", "c", "k", "lost+found"];
-        names.iter().any(|ours| name == *ours)
+        let others = [SUPER, LOST_AND_FOUND];
+        Self::DIRECTORIES.iter().chain(&others).any(|ours| name == *ours)
     }
 
     /// Removes what processes of this host left when they were killed. Files that another host
@@ -199,6 +209,23 @@ impl Store for DirStore {
         }
     }
 
+    /// The last name of its path, in which nothing is a symbolic link.
+    fn name(&self) -> Result<String, ObjectError> {
+        let path = self.canonical()?;
+        let name = path.file_name().and_then(OsStr::to_str).map(str::to_owned);
+        name.ok_or_else(|| ObjectError::Setup(format!("{}: its name is not UTF-8", path.display())))
+    }
+
+    fn beside(&self, name: &str) -> Result<Arc<dyn Store>, ObjectError> {
+        let path = self.canonical()?;
+        // A name is one component: nothing else of the machine is read.
+        if name.contains('/') || matches!(name, "" | "." | "..") {
+            return Err(ObjectError::Setup(format!("{name:?} is no name of a directory")));
+        }
+        let beside = path.parent().unwrap_or(&path).join(name);
+        Ok(Arc::new(Self::open(&beside, self.env.clone())?))
+    }
+
     fn settle(&self) {
         self.clear_temporary();
     }
@@ -217,8 +244,9 @@ impl Store for DirStore {
                 let entry = entry.map_err(|error| failed(&path, &error))?;
                 let name = directory.join(entry.file_name());
                 if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    let own = [TEMPORARY, Self::LOCKS].iter().any(|own| name == Path::new(own));
-                    todo.extend((!own).then_some(name));
+                    let others = [TEMPORARY, Self::LOCKS, LOST_AND_FOUND];
+                    let is_other = others.iter().any(|other| name == Path::new(other));
+                    todo.extend((!is_other).then_some(name));
                 } else if let Some(name) = name.to_str().filter(|name| name.starts_with(prefix)) {
                     names.push(name.to_owned());
                 }

@@ -109,6 +109,9 @@ pub enum ObjectError {
     /// The volume has as many snapshots as it may have.
     #[error("the volume has {0} snapshots, which is the most: delete some first")]
     TooManySnapshots(usize),
+    /// It is the pin of a clone, which is there or may still be made.
+    #[error("the clone {0:?} needs this snapshot: remove that volume first, with all its objects")]
+    NeededByClone(String),
     /// A snapshot cannot have this name.
     #[error("{0:?} is no name for a snapshot: {1}")]
     SnapshotName(String, &'static str),
@@ -159,6 +162,7 @@ impl From<ObjectError> for io::Error {
             ObjectError::SnapshotExists(_) => libc::EEXIST,
             ObjectError::TooManySnapshots(_) => libc::EMLINK,
             ObjectError::SnapshotName(..) => libc::EINVAL,
+            ObjectError::NeededByClone(_) => libc::EBUSY,
             _ => libc::EIO,
         })
     }

@@ -29,6 +29,11 @@ const MAGIC: &[u8; 8] = b"FERRYOBJ";
 const VERSION: u16 = 1;
 /// The version of a root with pins: a program that does not know pins would delete what they need.
 const VERSION_PINS: u16 = 2;
+/// The version of a clone's `super`, and of a root with the pin of a clone: a program that does not
+/// know clones would look for all objects in one volume, and delete such a pin unasked.
+const VERSION_CLONES: u16 = 3;
+/// Volumes that a clone may refer to: its source, the source's source, and so on.
+pub(crate) const PARENTS_MAX: usize = 16;
 /// Bytes of a header.
 pub(crate) const HEADER_LEN: usize = 128;
 /// Bytes of an entry of the frame index.
@@ -319,8 +324,18 @@ pub(crate) fn encode(codec: &Codec, header: &Header, table: &[u8], contents: &[u
 
 /// The object of a root.
 pub(crate) fn encode_root(codec: &Codec, header: &Header, root: &Root) -> Vec<u8> {
-    let version = if root.pins.is_empty() { VERSION } else { VERSION_PINS };
+    let version = match &root.pins[..] {
+        [] => VERSION,
+        pins if pins.iter().any(Pin::is_of_clone) => VERSION_CLONES,
+        _ => VERSION_PINS,
+    };
     encode_as(version, codec, header, &root.encode(), &[])
+}
+
+/// The object that says what volume this is.
+pub(crate) fn encode_super(header: &Header, info: &Super) -> Vec<u8> {
+    let version = if info.parents.is_empty() { VERSION } else { VERSION_CLONES };
+    encode_as(version, &Codec::default(), header, &info.encode(), &[])
 }
 
 fn encode_as(
@@ -428,7 +443,12 @@ fn decode_header(name: &str, bytes: &[u8]) -> Result<(Header, Lengths), ObjectEr
     };
     let parsed = parse(&mut fields).ok_or_else(|| damaged(name, "it is too short"))?;
     let (version, kind, flags, header, lengths) = parsed;
-    let known = version == VERSION || (version == VERSION_PINS && kind == Some(Kind::Root));
+    let known = match version {
+        VERSION => true,
+        VERSION_PINS => kind == Some(Kind::Root),
+        VERSION_CLONES => matches!(kind, Some(Kind::Root | Kind::Super)),
+        _ => false,
+    };
     if !known || !matches!(flags, 0 | SEALED) {
         return Err(ObjectError::Version { name: name.into(), version });
     }
@@ -709,8 +729,33 @@ pub(crate) fn decode_shard(
     runs.ok_or_else(|| damaged(name, "a run says what cannot be"))
 }
 
-/// The contents of `super`.
+/// A volume that a clone refers to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Parent {
+    /// How the bucket, or the directory, calls it.
+    pub name: String,
+    pub volume: Id,
+    /// The names that were free when the snapshot was made that the clone began as.
+    pub free: FreeNames,
+}
+
+/// The first names that are free at some time: the number of a log object, and of a data object or
+/// shard. An object of a later name is made later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FreeNames {
+    pub log: u64,
+    pub object: ObjectRef,
+}
+
+impl FreeNames {
+    /// Whether this object was made before.
+    pub fn are_behind(self, object: ObjectRef) -> bool {
+        if object.is_log() { object.number < self.log } else { object < self.object }
+    }
+}
+
+/// The contents of `super`.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Super {
     /// Bytes of the device.
     pub capacity: u64,
@@ -724,9 +769,22 @@ pub(crate) struct Super {
     pub encrypted: bool,
     /// When it was made, in seconds since the Unix epoch.
     pub made_secs: u64,
+    /// The volumes that it refers to, if it is a clone: the oldest first, its source last.
+    pub parents: Vec<Parent>,
 }
 
 impl Super {
+    /// The volume that wrote this object, if it was not this one. Names tell: a clone's own names
+    /// go on where those of its source ended.
+    pub fn parent_of(&self, object: ObjectRef) -> Option<usize> {
+        self.parents.iter().position(|parent| parent.free.are_behind(object))
+    }
+
+    /// The epoch before the first one of this volume.
+    pub fn epoch_before(&self) -> u64 {
+        self.parents.last().map_or(0, |source| source.free.object.epoch)
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer(Vec::new());
         out.u64(self.capacity);
@@ -739,6 +797,13 @@ impl Super {
         out.u64(self.boundary.0);
         out.u64(self.boundary.1);
         out.u64(self.made_secs);
+        for Parent { name, volume, free } in &self.parents {
+            out.bytes(volume);
+            out.u64(free.log);
+            out.u64(free.object.epoch);
+            out.u64(free.object.number);
+            out.text(name);
+        }
         out.0
     }
 
@@ -756,14 +821,33 @@ impl Super {
                 1 => Compression::Zstd,
                 _ => return None,
             };
-            let found = Self {
+            let mut found = Self {
                 capacity,
                 window,
                 encrypted,
                 compression,
                 boundary: (fields.u64()?, fields.u64()?),
                 made_secs: fields.u64()?,
+                parents: Vec::new(),
             };
+            while !fields.0.is_empty() {
+                let parent = Parent {
+                    volume: fields.array()?,
+                    free: FreeNames {
+                        log: fields.u64()?,
+                        object: ObjectRef { epoch: fields.u64()?, number: fields.u64()? },
+                    },
+                    name: fields.text()?,
+                };
+                let FreeNames { log, object } = parent.free;
+                let follows = |before: &Parent| {
+                    before.free.log <= log && before.free.object.epoch < object.epoch
+                };
+                if object.epoch == 0 || !found.parents.last().is_none_or(follows) {
+                    return None;
+                }
+                found.parents.push(parent);
+            }
             let block = BLOCK as u64;
             let whole = |bytes: u64| bytes.is_multiple_of(block);
             let sane = window > 0
@@ -928,11 +1012,9 @@ pub(crate) struct Pin {
     pub name: String,
     /// The number of its root, which is the first one that has the pin.
     pub root: u64,
-    /// The first log object that the root lacks.
-    pub first: u64,
-    /// The epoch of the root, and the first number of a data object or shard of that epoch that
-    /// was free when the root was made.
-    pub behind: ObjectRef,
+    /// The first log object that the root lacks; the epoch of the root, and the first number of a
+    /// data object or shard of that epoch that was free when the root was made.
+    pub free: FreeNames,
     /// When it was made, in seconds since the Unix epoch.
     pub made_secs: u64,
 }
@@ -940,7 +1022,12 @@ pub(crate) struct Pin {
 impl Pin {
     /// Whether its root may need this object. An object of a later name was made later.
     pub fn may_need(&self, object: ObjectRef) -> bool {
-        if object.is_log() { object.number < self.first } else { object < self.behind }
+        self.free.are_behind(object)
+    }
+
+    /// Whether a clone needs it. The name of a snapshot has no such character.
+    pub fn is_of_clone(&self) -> bool {
+        self.name.contains('@')
     }
 }
 
@@ -958,9 +1045,9 @@ impl Root {
         }
         for pin in &self.pins {
             out.u64(pin.root);
-            out.u64(pin.first);
-            out.u64(pin.behind.epoch);
-            out.u64(pin.behind.number);
+            out.u64(pin.free.log);
+            out.u64(pin.free.object.epoch);
+            out.u64(pin.free.object.number);
             out.u64(pin.made_secs);
             out.text(&pin.name);
         }
@@ -982,12 +1069,16 @@ impl Root {
             while !fields.0.is_empty() {
                 let pin = Pin {
                     root: fields.u64()?,
-                    first: fields.u64()?,
-                    behind: ObjectRef { epoch: fields.u64()?, number: fields.u64()? },
+                    free: FreeNames {
+                        log: fields.u64()?,
+                        object: ObjectRef { epoch: fields.u64()?, number: fields.u64()? },
+                    },
                     made_secs: fields.u64()?,
                     name: fields.text()?,
                 };
-                if pins.last().is_some_and(|before| before.root >= pin.root) {
+                // The pin of a clone has the root of the snapshot that the clone began as.
+                let may_be_equal = u64::from(!pin.is_of_clone());
+                if pins.last().is_some_and(|before| before.root + may_be_equal > pin.root) {
                     return None;
                 }
                 pins.push(pin);
@@ -1019,6 +1110,30 @@ mod tests {
 
     fn contents(len: usize) -> Vec<u8> {
         (0..len).map(|n| (n / 7 + n / 4096) as u8).collect()
+    }
+
+    fn a_clone_names_the_volumes_that_it_refers_to(volume: &Super) {
+        let parent = |epoch, log| Parent {
+            name: "a/b".into(),
+            volume: [epoch as u8; 16],
+            free: FreeNames { log, object: ObjectRef { epoch, number: 5 } },
+        };
+        let with = |parents| Super { parents, ..volume.clone() };
+        let clone = with(vec![parent(2, 10), parent(4, 20)]);
+        assert_eq!(Super::decode(&clone.encode()), Ok(clone.clone()));
+        let of = |epoch, number| clone.parent_of(ObjectRef { epoch, number });
+        assert_eq!([of(0, 9), of(0, 10), of(0, 19), of(0, 20)], [Some(0), Some(1), Some(1), None]);
+        assert_eq!([of(2, 4), of(2, 5), of(4, 4), of(4, 5)], [Some(0), Some(1), Some(1), None]);
+        assert_eq!((clone.epoch_before(), volume.epoch_before()), (4, 0));
+        for wrong in [vec![parent(4, 20), parent(4, 20)], vec![parent(2, 20), parent(4, 10)]] {
+            assert!(Super::decode(&with(wrong).encode()).is_err());
+        }
+        let version = |info| {
+            let bytes = encode_super(&header(Kind::Super), info);
+            assert!(decode_header("x", &bytes).is_ok());
+            u16::from_le_bytes([bytes[8], bytes[9]])
+        };
+        assert_eq!((version(volume), version(&clone)), (1, 3));
     }
 
     #[test]
@@ -1158,8 +1273,10 @@ mod tests {
             compression: Compression::Zstd,
             encrypted: true,
             made_secs: 9,
+            parents: vec![],
         };
-        assert_eq!(Super::decode(&found.encode()), Ok(found));
+        assert_eq!(Super::decode(&found.encode()), Ok(found.clone()));
+        a_clone_names_the_volumes_that_it_refers_to(&found);
         let wrapped = WrappedKey { kdf: Kdf::default(), salt: [3; 16], sealed: [4; 48] };
         assert_eq!(WrappedKey::decode("x", &wrapped.encode()), Ok(wrapped));
         let owner = Owner { host: "a".into(), machine: "b".into(), boot: "c".into(), pid: 4 };
@@ -1178,7 +1295,8 @@ mod tests {
         let old = root.encode();
         assert_eq!(old.len(), 32 + 24, "without pins it is what it was before there were any");
         assert_eq!(Root::decode("x", &old), Ok(root.clone()));
-        let pin = |root| Pin { name: "näme".into(), root, first: 2, behind: at, made_secs: 3 };
+        let free = FreeNames { log: 2, object: at };
+        let pin = |root| Pin { name: "näme".into(), root, free, made_secs: 3 };
         let pinned = Root { pins: vec![pin(4), pin(9)], ..root.clone() };
         assert_eq!(Root::decode("x", &pinned.encode()), Ok(pinned.clone()));
         let disordered = Root { pins: vec![pin(9), pin(4)], ..root.clone() };
@@ -1189,11 +1307,17 @@ mod tests {
             assert!(decode_header("x", &bytes).is_ok());
             u16::from_le_bytes([bytes[8], bytes[9]])
         };
-        assert_eq!((version(&root), version(&pinned)), (1, 2));
+        let of_clone = Pin { name: "näme@0@x".into(), ..pin(4) };
+        let cloned =
+            Root { pins: vec![pin(4), of_clone.clone(), of_clone, pin(9)], ..root.clone() };
+        assert_eq!(Root::decode("x", &cloned.encode()), Ok(cloned.clone()));
+        let twice = Root { pins: vec![pin(4), pin(4)], ..root.clone() };
+        assert!(Root::decode("x", &twice.encode()).is_err());
+        assert_eq!((version(&root), version(&pinned), version(&cloned)), (1, 2, 3));
         let mut shard = encode_as(2, &Codec::default(), &header(Kind::Shard), &[], &[]);
         assert!(matches!(decode_header("x", &shard), Err(ObjectError::Version { version: 2, .. })));
-        shard = encode_as(3, &Codec::default(), &header(Kind::Root), &[], &[]);
-        assert!(matches!(decode_header("x", &shard), Err(ObjectError::Version { version: 3, .. })));
+        shard = encode_as(4, &Codec::default(), &header(Kind::Root), &[], &[]);
+        assert!(matches!(decode_header("x", &shard), Err(ObjectError::Version { version: 4, .. })));
         let runs =
             vec![Run { start: SHARD_BLOCKS + 1, len: 2, value: Location { object: at, block: 3 } }];
         assert_eq!(decode_shard("x", 1, &encode_shard(&runs)), Ok(runs.clone()));

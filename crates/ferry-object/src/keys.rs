@@ -6,7 +6,7 @@
 //! open the volume.
 
 use crate::access::{Access, Created, LIST_AGAIN, LISTS_MAX};
-use crate::codec::{KEY_LEN, VolumeKey};
+use crate::codec::KEY_LEN;
 use crate::error::ObjectError;
 use crate::format::{
     Id, KEYS, Kdf, Kind, Super, WrappedKey, encode, key_name, new_header, number_of, random_id,
@@ -51,7 +51,7 @@ pub(crate) struct Of<'a> {
     pub info: &'a Super,
 }
 
-type Secret = Zeroizing<[u8; KEY_LEN]>;
+pub(crate) type Secret = Zeroizing<[u8; KEY_LEN]>;
 
 /// The key that wraps, from a passphrase.
 fn wrapping(passphrase: &Passphrase, kdf: Kdf, salt: &[u8]) -> Result<LessSafeKey, ObjectError> {
@@ -123,13 +123,18 @@ fn numbers(access: &Access) -> Result<Vec<u64>, ObjectError> {
     Ok(numbers)
 }
 
-/// The volume's key, and the number of the newest object that wraps it. One that is deleted
-/// meanwhile is passed over; a list may lag, so one that names none is asked for again.
-fn find(
-    access: &Access,
-    volume: Of<'_>,
-    passphrase: &Passphrase,
-) -> Result<(Secret, u64), ObjectError> {
+/// A volume's key that was unwrapped.
+struct Found {
+    key: Secret,
+    /// What it cost.
+    kdf: Kdf,
+    /// The number of the newest object that wraps it.
+    newest: u64,
+}
+
+/// The volume's key. An object that is deleted meanwhile is passed over; a list may lag, so one
+/// that names none is asked for again.
+fn find(access: &Access, volume: Of<'_>, passphrase: &Passphrase) -> Result<Found, ObjectError> {
     for _ in 0..LISTS_MAX {
         let numbers = numbers(access)?;
         let mut is_wrong = false;
@@ -140,8 +145,9 @@ fn find(
                 other => other?,
             };
             front.expect(Kind::Key, volume.id, *number)?;
-            if let Some(key) = unwrap(volume, &WrappedKey::decode(&name, &table)?, passphrase)? {
-                return Ok((key, numbers[0]));
+            let wrapped = WrappedKey::decode(&name, &table)?;
+            if let Some(key) = unwrap(volume, &wrapped, passphrase)? {
+                return Ok(Found { key, kdf: wrapped.kdf, newest: numbers[0] });
             }
             is_wrong = true;
         }
@@ -155,7 +161,7 @@ fn find(
 }
 
 /// Writes the wrapped key as object `number`.
-fn write(
+pub(crate) fn write(
     access: &Access,
     volume: Of<'_>,
     number: u64,
@@ -166,32 +172,45 @@ fn write(
     access.create(&key_name(number), &encode(&access.codec, &header, &wrapped.encode(), &[]))
 }
 
-/// The access to an encrypted volume with its key.
+/// The key of an encrypted volume.
 pub(crate) fn unlock(
-    access: Access,
+    access: &Access,
     volume: Of<'_>,
     passphrase: Option<&Passphrase>,
-) -> Result<Access, ObjectError> {
+) -> Result<Secret, ObjectError> {
     let passphrase = passphrase.ok_or(ObjectError::PassphraseWanted)?;
-    let (key, _) = find(&access, volume, passphrase)?;
-    Ok(access.with_key(VolumeKey::new(&key, volume.id)))
+    Ok(find(access, volume, passphrase)?.key)
+}
+
+/// The key of an encrypted volume, and what wraps it for a clone, by the same passphrase.
+pub(crate) fn rewrap(
+    access: &Access,
+    volume: Of<'_>,
+    clone: Of<'_>,
+    passphrase: &Passphrase,
+    env: &Env,
+) -> Result<(Secret, WrappedKey), ObjectError> {
+    let Found { key, kdf, .. } = find(access, volume, passphrase)?;
+    let passphrase = passphrase.clone();
+    let wrapped = wrap(clone, &key, &Encryption { passphrase, kdf }, env)?;
+    Ok((key, wrapped))
 }
 
 /// Gives a new volume its key. One that a process made before it ended is used if the passphrase is
 /// the same.
 pub(crate) fn make_key(
-    access: Access,
+    access: &Access,
     volume: Of<'_>,
     encryption: &Encryption,
     env: &Env,
-) -> Result<Access, ObjectError> {
+) -> Result<Secret, ObjectError> {
     let mut key = Secret::default();
     for part in key.chunks_exact_mut(size_of::<u64>()) {
         part.copy_from_slice(&env.entropy.next_u64().to_le_bytes());
     }
     let wrapped = wrap(volume, &key, encryption, env)?;
-    match write(&access, volume, 0, &wrapped, env)? {
-        Created::Ours => Ok(access.with_key(VolumeKey::new(&key, volume.id))),
+    match write(access, volume, 0, &wrapped, env)? {
+        Created::Ours => Ok(key),
         _ => unlock(access, volume, Some(&encryption.passphrase)),
     }
 }
@@ -204,7 +223,7 @@ pub(crate) fn change(
     new: &Encryption,
     env: &Env,
 ) -> Result<(), ObjectError> {
-    let (key, newest) = find(access, volume, old)?;
+    let Found { key, newest, .. } = find(access, volume, old)?;
     let wrapped = wrap(volume, &key, new, env)?;
     if write(access, volume, newest + 1, &wrapped, env)? != Created::Ours {
         return Err(ObjectError::Setup(

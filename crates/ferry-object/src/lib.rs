@@ -14,6 +14,7 @@
 //! roots      roots of an ObjectDevice, and what is deleted; reads: its reads, also ahead;
 //!            sweep: what nothing names; repack: what is mostly dead; warm: fills the cache
 //! rollback   going back to one of the snapshots
+//! clone      volumes that begin as a snapshot of another one
 //! snapshots  roots that stay
 //! device     ObjectDevice
 //! state      what it knows; victims: which objects are mostly dead; inherited: what older owners
@@ -41,6 +42,7 @@ mod access;
 mod ahead;
 mod batch;
 mod cache;
+mod clone;
 mod codec;
 mod device;
 mod dir;
@@ -75,6 +77,7 @@ mod warm;
 mod warming;
 
 pub use cache::{CacheOptions, CacheStats};
+pub use clone::Cloned;
 pub use codec::Compression;
 pub use device::{Limits, ObjectDevice, ObjectStats};
 pub use dir::DirStore;
@@ -87,9 +90,10 @@ pub use local::{LocalStore, Lost, NotTaken};
 pub use local_dir::Tell;
 pub use locks::{DirLocks, Locks};
 pub use open::{
-    Made, OnDisk, Opening, change_passphrase, has_volume, is_encrypted, lock_files, make_volume,
-    open_volume, owner_here, remove_volume, snapshots_of,
+    Made, NewClone, OnDisk, Opening, change_passphrase, has_volume, is_encrypted, lock_files,
+    make_volume, open_volume, owner_here, prepare_clone, remove_volume, snapshots_of,
 };
+pub use pins::CloneName;
 pub use prove::prove;
 pub use rollback::{Replaced, RolledBack};
 pub use s3::{Endpoint, S3Location, S3Settings, S3Store, TimeLimits};

@@ -618,6 +618,14 @@ impl Store for LocalStore {
         self.access.store.delete(name)
     }
 
+    fn name(&self) -> Result<String, ObjectError> {
+        self.access.store.name()
+    }
+
+    fn beside(&self, name: &str) -> Result<Arc<dyn Store>, ObjectError> {
+        self.access.store.beside(name)
+    }
+
     fn settle(&self) {
         self.access.store.settle();
     }

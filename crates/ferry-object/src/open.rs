@@ -2,6 +2,7 @@
 
 use crate::access::{Access, Patience};
 use crate::cache::{CacheOptions, DiskCache};
+use crate::clone::Cloned;
 use crate::device::{Limits, ObjectDevice};
 use crate::dir::DirStore;
 use crate::error::ObjectError;
@@ -242,8 +243,10 @@ pub fn make_volume(
     let mut is_new = prepare(url)?;
     let Connected { store, executor } = connect(url, env)?;
     let mut warnings = Vec::new();
+    // What is left of a volume, or of a clone that was not made, is no place for one.
+    let nothing_there = is_free(url, &*store, &executor)?;
     if let StoreUrl::S3(_) = url {
-        is_new = is_free(url, &*store, &executor)?;
+        is_new = nothing_there;
         if is_new {
             warnings = prove(&*store, &*executor, env)?;
         }
@@ -261,6 +264,70 @@ pub fn make_volume(
     let limits = Limits { holds: false, ..limits() };
     let device = ObjectDevice::open(store, executor, &claimant, limits, env)?;
     Ok(Made { device, is_new, warnings })
+}
+
+/// A free place for a clone.
+pub struct NewClone {
+    source: StoreUrl,
+    name: String,
+    /// A directory that was made for it.
+    made: Option<PathBuf>,
+    env: Env,
+}
+
+/// Finds out whether a clone of the volume at `source` can be at `new`. A directory for it is made.
+pub fn prepare_clone(
+    source: &StoreUrl,
+    new: &StoreUrl,
+    env: &Env,
+) -> Result<NewClone, ObjectError> {
+    let name = source.name_beside(new)?;
+    let is_new = prepare(new)?;
+    let made = match new {
+        StoreUrl::Dir(path) if is_new => Some(path.clone()),
+        StoreUrl::Dir(_) | StoreUrl::S3(_) => None,
+    };
+    let target = NewClone { source: source.clone(), name, made, env: env.clone() };
+    let is_free = connect(new, env)
+        .and_then(|Connected { store, executor }| is_free(new, &*store, &executor));
+    match is_free {
+        Ok(true) => Ok(target),
+        Ok(false) => Err(ObjectError::VolumeExists),
+        Err(error) => {
+            target.remove_directories();
+            Err(error)
+        }
+    }
+}
+
+impl NewClone {
+    /// Makes the clone, of a snapshot. `pin` has the owner of the source make the snapshot of the
+    /// name that it is given.
+    pub fn make<E: From<ObjectError>>(
+        self,
+        snapshot: &str,
+        passphrase: Option<&Passphrase>,
+        pin: impl FnOnce(&str) -> Result<(), E>,
+    ) -> Result<Cloned, E> {
+        let Self { source, name, made: _, env } = &self;
+        let made = connect(source, env).map_err(E::from).and_then(|connected| {
+            let Connected { store, executor } = connected;
+            let names = (snapshot, name.as_str());
+            ObjectDevice::make_clone((store, executor), names, passphrase, PATIENCE, env, pin)
+        });
+        made.inspect_err(|_| self.remove_directories())
+    }
+
+    /// Removes the directory that was made. Directories that are not empty stay.
+    fn remove_directories(&self) {
+        let Some(path) = &self.made else { return };
+        let below = DirStore::DIRECTORIES.iter().map(|name| path.join(name));
+        for directory in below.chain([path.clone()]) {
+            if let Err(error) = fs::remove_dir(&directory) {
+                tracing::debug!(%error, "{} stays", directory.display());
+            }
+        }
+    }
 }
 
 /// Removes what was made of a volume by a process that owns it, and that could not make it whole.
@@ -307,7 +374,7 @@ fn is_free(
         if is_object_name(&name) {
             return Err(ObjectError::Setup(format!(
                 "there are objects of a volume here ({name}), but its object {SUPER} is missing: \
-                 bring that back, remove the others, or choose another prefix"
+                 bring that back, remove the others, or choose another place"
             )));
         }
     }

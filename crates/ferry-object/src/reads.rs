@@ -113,7 +113,7 @@ impl ObjectDevice {
         }
         let is_wide = cache.is_some() || self.ahead.is_near_another(object, &range);
         let wide = if is_wide { DiskCache::widened(&range) } else { range.clone() };
-        let bytes = self.access.get(&object.name(), Some(wide.clone()))?;
+        let bytes = self.access_of(object).get(&object.name(), Some(wide.clone()))?;
         let at = |offset: u64| bytes.len().min((offset - wide.start) as usize);
         let verified = verify(&bytes[at(range.start)..at(range.end)])?;
         match cache {
@@ -132,8 +132,8 @@ impl ObjectDevice {
         }
         let name = object.name();
         let decode = |bytes: &[u8]| {
-            let front = Front::decode(&self.access.codec, &name, bytes)?;
-            front.expect_object(object, &self.volume.id)
+            let front = Front::decode(&self.access_of(object).codec, &name, bytes)?;
+            front.expect_object(object, self.volume.id_of(object))
         };
         let front = Arc::new(self.verified(object, 0..FRONT_LEN, decode)?);
         self.add_front(object, Arc::clone(&front));
@@ -229,7 +229,8 @@ impl ObjectDevice {
 
     /// Tried once: a reader insists.
     fn fetch_span(&self, fetch: &Fetch) -> Option<Vec<u8>> {
-        let fetched = self.access.get_once(&fetch.object.name(), fetch.range.clone());
+        let access = self.access_of(fetch.object);
+        let fetched = access.get_once(&fetch.object.name(), fetch.range.clone());
         fetched.inspect_err(|error| tracing::debug!(%error, "not read ahead")).ok()
     }
 

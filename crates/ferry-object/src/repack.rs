@@ -37,7 +37,13 @@ impl ObjectDevice {
             return;
         }
         let dead_min = (self.limits.repack_bytes_min / BLOCK) as u64;
-        let Some(pass) = state.map.pass(&state.ring, dead_min, state.roots.pins.last()) else {
+        let newest = state.roots.pins.last();
+        // An object of a volume that a clone refers to is not its own.
+        let stays = |object: ObjectRef| {
+            self.volume.info.parent_of(object).is_some()
+                || newest.is_some_and(|pin| pin.may_need(object))
+        };
+        let Some(pass) = state.map.pass(&state.ring, dead_min, stays) else {
             state.repack_due = now + self.limits.root_delay;
             return;
         };

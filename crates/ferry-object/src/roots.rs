@@ -10,7 +10,8 @@
 //!   needs. What waited for a snapshot (DELETE-7) comes later;
 //! * DELETE-4: never a claim, never a fence. Their names must not become free: an old owner that
 //!   slept would create its log object there;
-//! * DELETE-7: what a snapshot may need only when that is deleted, and then as DELETE-1 says.
+//! * DELETE-7: what a snapshot may need only when that is deleted, and then as DELETE-1 says;
+//! * DELETE-9: of a clone, nothing that is of the volumes that it refers to.
 
 use crate::device::{DELETES_PER_LOOK, ObjectDevice, ShardRuns, Then};
 use crate::error::ObjectError;
@@ -152,8 +153,9 @@ impl ObjectDevice {
     /// What the map says now.
     fn compose(&self, state: &mut State) -> Composed {
         let mut shards = state.roots.shards.clone();
-        let mut dead: Vec<String> =
-            state.map.take_dead(state.committed).into_iter().map(ObjectRef::name).collect();
+        let is_own = |object: &ObjectRef| self.volume.info.parent_of(*object).is_none();
+        let dead = state.map.take_dead(state.committed).into_iter().filter(is_own);
+        let mut dead: Vec<String> = dead.map(ObjectRef::name).collect();
         let mut changed = Vec::new();
         for (shard, runs) in state.map.take_changed() {
             let old = if runs.is_empty() {
@@ -163,7 +165,7 @@ impl ObjectDevice {
                 changed.push((shard, at, runs));
                 shards.insert(shard, at)
             };
-            dead.extend(old.map(|old| shard_name(shard, old)));
+            dead.extend(old.filter(is_own).map(|old| shard_name(shard, old)));
         }
         Composed { shards, changed, dead }
     }

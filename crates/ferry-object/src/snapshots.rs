@@ -8,10 +8,14 @@
 //! was made. So the owner knows of an object that dies whether a snapshot may need it. It retains
 //! the name until no snapshot may. What older owners retained a sweep finds.
 
+use crate::access::{Origin, Patience};
+use crate::codec::Codec;
 use crate::device::ObjectDevice;
 use crate::error::ObjectError;
-use crate::format::{ObjectRef, Pin, ROOTS, Root, RootState, root_name};
-use crate::pins::{for_people, no_snapshot};
+use crate::format::{
+    FreeNames, HEADER_LEN, ObjectRef, Pin, ROOTS, Root, RootState, SUPER, header, root_name,
+};
+use crate::pins::{CloneName, NAME_MAX, for_people, no_snapshot};
 use crate::retained::Retained;
 use crate::state::{Roots, State};
 use crate::volume::{load_shard, read_root};
@@ -24,8 +28,8 @@ use std::time::Duration;
 
 /// Snapshots that a volume may have: each root names all of them.
 pub const SNAPSHOTS_MAX: usize = 1000;
-/// Bytes of a snapshot's name, at most.
-const NAME_MAX: usize = 255;
+/// For how long an owner asks again whether a clone is there.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Refuses what cannot be the name of a snapshot.
 pub fn check_snapshot_name(name: &str) -> Result<(), ObjectError> {
@@ -49,6 +53,11 @@ pub(crate) enum RootChange<'a> {
     None,
     /// It makes a snapshot.
     Add(&'a str),
+    /// It makes the pin of a clone, which has the root of a snapshot.
+    Share {
+        name: &'a str,
+        of: &'a str,
+    },
     /// It deletes one.
     Remove(&'a str),
     /// The volume is again what `to` has, the root of this snapshot.
@@ -110,15 +119,50 @@ pub(crate) struct Pinned {
 
 impl ObjectDevice {
     /// Makes a snapshot of all that was written before this was called. It is durable when this
-    /// returns.
+    /// returns. The name may be that of a clone's pin: then it has what the named snapshot has.
     pub fn create_snapshot(&self, name: &str) -> Result<(), ObjectError> {
-        check_snapshot_name(name)?;
-        self.change_pins(RootChange::Add(name))
+        self.change_pins(match CloneName::parse(name) {
+            Some(_) if name.len() > NAME_MAX => {
+                return Err(ObjectError::SnapshotName(name.into(), "it has more than 255 bytes"));
+            }
+            Some(clone) => RootChange::Share { name, of: clone.snapshot },
+            None => {
+                check_snapshot_name(name)?;
+                RootChange::Add(name)
+            }
+        })
     }
 
-    /// Deletes a snapshot. What only it needs is deleted after the grace.
+    /// Deletes a snapshot. What only it needs is deleted after the grace. The pin of a clone is
+    /// deleted only if that is not there any more.
     pub fn delete_snapshot(&self, name: &str) -> Result<(), ObjectError> {
+        let pinned = self.state.lock().roots.pins.iter().any(|pin| pin.name == name);
+        if let (true, Some(clone)) = (pinned, CloneName::parse(name)) {
+            self.refuse_if_there(&clone)?;
+        }
         self.change_pins(RootChange::Remove(name))
+    }
+
+    /// Refuses to delete the pin of a clone that is there, or may still be made (CLONE-3).
+    pub(crate) fn refuse_if_there(&self, name: &CloneName<'_>) -> Result<(), ObjectError> {
+        let store = match self.access.store.beside(name.clone) {
+            // Its directory was there before the pin.
+            Err(ObjectError::NoStore(_)) => return Ok(()),
+            other => other?,
+        };
+        let mut access = self.access.at(&Origin { store, codec: Codec::default() });
+        access.patience = Patience::Opening(PATIENCE);
+        for object in [root_name(0), SUPER.into()] {
+            let found = match access.get(&object, Some(0..HEADER_LEN as u64)) {
+                Err(ObjectError::NotFound(_)) => continue,
+                found => found?,
+            };
+            // Another one is of a volume that took the clone's place.
+            if header(&object, &found)?.volume == name.id {
+                return Err(ObjectError::NeededByClone(name.clone.into()));
+            }
+        }
+        Ok(())
     }
 
     /// The snapshots, in the order in which they were made.
@@ -185,13 +229,21 @@ impl ObjectDevice {
             RootChange::Add(name) => pins.push(Pin {
                 name: name.into(),
                 root: state.roots.number + 1,
-                first: state.committed,
-                behind: ObjectRef {
-                    epoch: self.volume.epoch,
-                    number: self.next_object.load(Ordering::Relaxed),
+                free: FreeNames {
+                    log: state.committed,
+                    object: ObjectRef {
+                        epoch: self.volume.epoch,
+                        number: self.next_object.load(Ordering::Relaxed),
+                    },
                 },
                 made_secs: self.env.clock.wall().as_secs(),
             }),
+            RootChange::Share { name, of } => {
+                if let Some(shared) = pins.iter().find(|pin| pin.name == of) {
+                    let pin = Pin { name: name.into(), ..shared.clone() };
+                    pins.insert(pins.partition_point(|other| other.root <= pin.root), pin);
+                }
+            }
             RootChange::Remove(name) => pins.retain(|pin| pin.name != name),
         }
         pins
@@ -229,10 +281,13 @@ pub(crate) fn refuse(state: &State, change: &RootChange<'_>) -> Result<(), Objec
     let pins = &state.roots.pins;
     let has = |name: &str| pins.iter().any(|pin| pin.name == name);
     match change {
-        RootChange::Add(name) if has(name) => Err(ObjectError::SnapshotExists((*name).into())),
-        RootChange::Add(_) if pins.len() >= SNAPSHOTS_MAX => {
+        RootChange::Add(name) | RootChange::Share { name, .. } if has(name) => {
+            Err(ObjectError::SnapshotExists((*name).into()))
+        }
+        RootChange::Add(_) | RootChange::Share { .. } if pins.len() >= SNAPSHOTS_MAX => {
             Err(ObjectError::TooManySnapshots(pins.len()))
         }
+        RootChange::Share { of, .. } if !has(of) => Err(no_snapshot(of, pins)),
         RootChange::Remove(name) if !has(name) => Err(no_snapshot(name, pins)),
         RootChange::RollBack { pin, .. } if !pins.contains(pin) => {
             Err(no_snapshot(&pin.name, pins))

@@ -120,11 +120,15 @@ impl Map {
         }
     }
 
-    /// What repacking may do next, where the file system's log is in `ring`. What `newest`, the
-    /// newest snapshot, may need is left: the old object would stay.
-    pub fn pass(&self, ring: &Range<u64>, dead_min: u64, newest: Option<&Pin>) -> Option<Pass> {
-        let is_pinned = |object: ObjectRef| newest.is_some_and(|pin| pin.may_need(object));
-        let live = self.live.iter().filter(|(object, _)| !is_pinned(**object));
+    /// What repacking may do next, where the file system's log is in `ring`. An object that would
+    /// stay anyhow is left.
+    pub fn pass(
+        &self,
+        ring: &Range<u64>,
+        dead_min: u64,
+        stays: impl Fn(ObjectRef) -> bool + Clone,
+    ) -> Option<Pass> {
+        let live = self.live.iter().filter(|(object, _)| !stays(**object));
         choose(live, &self.lengths, &objects_in(&self.runs, ring), dead_min)
     }
 

@@ -2,6 +2,7 @@
 
 use crate::error::ObjectError;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Objects that were acknowledged and that the store does not have yet: this machine has them.
@@ -72,6 +73,15 @@ pub trait Store: Send + Sync {
     /// Some of the names that exist; none if none does.
     fn sample(&self) -> Result<Vec<String>, ObjectError> {
         self.list("")
+    }
+    /// How its bucket, or the directory that it is in, calls it.
+    fn name(&self) -> Result<String, ObjectError> {
+        Err(ObjectError::Setup("this store is beside no others".into()))
+    }
+    /// The store of another volume in the same bucket or directory, by its name. It need not be
+    /// there.
+    fn beside(&self, _name: &str) -> Result<Arc<dyn Store>, ObjectError> {
+        Err(ObjectError::Setup("this store is beside no others".into()))
     }
     /// What its requests cost, for an estimate; `None`: nothing.
     fn request_costs(&self) -> Option<RequestCosts> {

@@ -1,6 +1,7 @@
 //! [`StoreUrl`]: where a store is, as users write it.
 
 use crate::error::ObjectError;
+use crate::format::is_object_name;
 use crate::s3::{Endpoint, S3Location, S3Settings, closing_slash};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -110,6 +111,58 @@ impl StoreUrl {
         match self {
             Self::Dir(path) => format!("{DIR}{}", path.display()),
             Self::S3(url) => url.name(),
+        }
+    }
+
+    /// How the bucket, or the directory, of this volume calls the one at `other`, which need not be
+    /// there. The error is for the user.
+    pub(crate) fn name_beside(&self, other: &Self) -> Result<String, ObjectError> {
+        let elsewhere = |what: &str| {
+            Err(ObjectError::Setup(format!(
+                "a clone lies {what} {self}: name a place there, or make a volume and copy"
+            )))
+        };
+        let failed = |error: io::Error| ObjectError::Setup(format!("{self}: {error}"));
+        match (self, other) {
+            (Self::Dir(path), Self::Dir(new)) => {
+                let path = path.canonicalize().map_err(failed)?;
+                // It may be a symbolic link that is there.
+                let there = new.canonicalize().ok();
+                let parent = match &there {
+                    Some(there) => there.parent().map(PathBuf::from),
+                    None => new.parent().and_then(|parent| parent.canonicalize().ok()),
+                };
+                if parent.is_none() || parent.as_deref() != path.parent() {
+                    return elsewhere("in the same directory as");
+                }
+                let name = there.as_ref().unwrap_or(new);
+                let name = name
+                    .file_name()
+                    .and_then(OsStr::to_str)
+                    .ok_or_else(|| ObjectError::Setup(format!("{other}: its name is not UTF-8")))?;
+                if path.file_name() == Some(name.as_ref()) {
+                    return Err(ObjectError::VolumeExists);
+                }
+                Ok(name.into())
+            }
+            (Self::S3(url), Self::S3(new)) => {
+                let (url, new) = (url.resolved()?, new.resolved()?);
+                let (source, prefix) = (&url.location.prefix, &new.location.prefix);
+                if url.endpoint != new.endpoint || url.location.bucket != new.location.bucket {
+                    return elsewhere("in the same bucket as");
+                }
+                if source == prefix {
+                    return Err(ObjectError::VolumeExists);
+                }
+                if prefix.strip_prefix(source.as_str()).is_some_and(is_object_name) {
+                    return Err(ObjectError::Setup(format!(
+                        "that is among the objects of {self}: choose another prefix"
+                    )));
+                }
+                Ok(prefix.strip_suffix('/').unwrap_or_default().into())
+            }
+            (Self::Dir(_), Self::S3(_)) => elsewhere("in the same directory as"),
+            (Self::S3(_), Self::Dir(_)) => elsewhere("in the same bucket as"),
         }
     }
 

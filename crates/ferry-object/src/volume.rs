@@ -11,13 +11,13 @@
 //! 4. a look for a newer claim, when the fences are in. A claimant may have slept for so long that
 //!    the fence, which it created now, took the name of a log object that a later owner deleted.
 
-use crate::access::{Access, Created, LIST_AGAIN, LISTS_MAX};
-use crate::codec::{Codec, Compression};
+use crate::access::{Access, Created, LIST_AGAIN, LISTS_MAX, Origin};
+use crate::codec::{Codec, Compression, VolumeKey};
 use crate::error::ObjectError;
 use crate::format::{
-    self, CLAIMS, Claim, Entry, Header, Id, Kind, Location, ObjectRef, Owner, ROOTS, Root,
-    RootState, SUPER, Super, claim_name, decode_entries, decode_shard, encode, log_name,
-    new_header, number_of, random_id, root_name, shard_name,
+    self, CLAIMS, Claim, Entry, Header, Id, Kind, Location, ObjectRef, Owner, Parent, ROOTS, Root,
+    RootState, SUPER, Super, claim_name, decode_entries, decode_shard, encode, encode_super,
+    log_name, new_header, number_of, random_id, root_name, shard_name,
 };
 use crate::keys::{Encryption, Of, Passphrase, make_key, unlock};
 use crate::locks::Locks;
@@ -56,7 +56,7 @@ impl VolumeOptions {
 }
 
 /// What an open volume is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Volume {
     pub id: Id,
     pub info: Super,
@@ -68,6 +68,12 @@ impl Volume {
     /// What its key belongs to.
     pub fn key_of(&self) -> Of<'_> {
         Of { id: &self.id, info: &self.info }
+    }
+
+    /// The number of the volume that has an object: this one, or one that it refers to.
+    pub fn id_of(&self, object: ObjectRef) -> &Id {
+        let parent = self.info.parent_of(object);
+        parent.map_or(&self.id, |parent| &self.info.parents[parent].volume)
     }
 }
 
@@ -94,10 +100,11 @@ pub(crate) fn make(access: Access, options: &VolumeOptions, env: &Env) -> Result
         compression: options.compression,
         encrypted: options.encryption.is_some(),
         made_secs: env.clock.wall().as_secs(),
+        parents: Vec::new(),
     };
     Super::decode(&info.encode())?;
     let header = new_header(Kind::Super, random_id(env), 0, 0, env);
-    match access.create(SUPER, &encode(&access.codec, &header, &info.encode(), &[]))? {
+    match access.create(SUPER, &encode_super(&header, &info))? {
         Created::Ours => {}
         // Left by a process that ended before it wrote the first root, if nobody has opened it.
         Created::Foreign(_)
@@ -107,7 +114,10 @@ pub(crate) fn make(access: Access, options: &VolumeOptions, env: &Env) -> Result
     let volume = read_super(&access)?;
     let access = match &options.encryption {
         _ if volume.info.encrypted != info.encrypted => return Err(ObjectError::VolumeExists),
-        Some(encryption) => make_key(access, volume.key_of(), encryption, env)?,
+        Some(encryption) => {
+            let key = make_key(&access, volume.key_of(), encryption, env)?;
+            access.with_key(VolumeKey::new(&key, &volume.id))
+        }
         None => access,
     };
     let root = Root {
@@ -138,21 +148,54 @@ pub(crate) fn identify(
     passphrase: Option<&Passphrase>,
 ) -> Result<(Access, Volume), ObjectError> {
     let volume = read_super(&access)?;
-    access.codec.compression = volume.info.compression;
-    let access =
-        if volume.info.encrypted { unlock(access, volume.key_of(), passphrase)? } else { access };
+    let secret = match volume.info.encrypted {
+        true => Some(unlock(&access, volume.key_of(), passphrase)?),
+        false => None,
+    };
+    let codec_of = |id: &Id| Codec {
+        compression: volume.info.compression,
+        key: secret.as_ref().map(|secret| Arc::new(VolumeKey::new(secret, id))),
+    };
+    access.codec = codec_of(&volume.id);
+    let parents = volume.info.parents.iter().map(|parent| {
+        let origin = Origin {
+            store: access.store.beside(&parent.name).map_err(|error| missing(parent, error))?,
+            codec: codec_of(&parent.volume),
+        };
+        match read_super(&access.at(&origin)) {
+            Ok(found) if found.id == parent.volume => Ok(origin),
+            Ok(_) => Err(missing(parent, ObjectError::NoVolume)),
+            Err(error) => Err(missing(parent, error)),
+        }
+    });
+    access.parents = parents.collect::<Result<_, _>>()?;
     Ok((access, volume))
+}
+
+/// The error of a clone that refers to a volume which is not there.
+fn missing(parent: &Parent, error: ObjectError) -> ObjectError {
+    match error {
+        ObjectError::NoVolume | ObjectError::NoStore(_) | ObjectError::NotFound(_) => {
+            ObjectError::Setup(format!(
+                "this is a clone, and the volume {:?} beside it, which has a part of its data, is \
+                 not there: bring it back",
+                parent.name
+            ))
+        }
+        error => error,
+    }
 }
 
 /// The newest claim, and its number; `None`: nobody has claimed the volume yet. Claims are never
 /// deleted, so a list that lags costs only looks.
 fn newest_claim(access: &Access, volume: &Volume) -> Result<Option<(u64, Claim)>, ObjectError> {
     let listed = access.insist(|store| store.list(CLAIMS))?;
-    let mut epoch = listed.iter().filter_map(|name| number_of(name)).max().unwrap_or(0);
+    let before = volume.info.epoch_before();
+    let mut epoch = listed.iter().filter_map(|name| number_of(name)).max().unwrap_or(before);
     while access.exists(&claim_name(epoch + 1))? {
         epoch += 1;
     }
-    if epoch == 0 {
+    if epoch == before {
         return Ok(None);
     }
     let name = claim_name(epoch);
@@ -195,7 +238,7 @@ pub(crate) fn read_root(
 /// The newest root. The newest two are never deleted, and roots are deleted in ascending order. So
 /// a root without the one before it is none: a claimant wrote it that a list had told of an old
 /// root.
-fn newest_root(access: &Access, volume: &Volume) -> Result<FoundRoot, ObjectError> {
+pub(crate) fn newest_root(access: &Access, volume: &Volume) -> Result<FoundRoot, ObjectError> {
     for _ in 0..LISTS_MAX {
         let listed = access.insist(|store| store.list(ROOTS))?;
         let mut number = listed.iter().filter_map(|name| number_of(name)).max().unwrap_or(0);
@@ -386,7 +429,7 @@ impl Claimant {
 /// What is known before anything is changed: the newest root, the newest claim.
 struct Found {
     root: FoundRoot,
-    /// Number of the newest claim; 0: there is none.
+    /// Number of the newest claim; without one the number before the first.
     epoch: u64,
     before: Before,
 }
@@ -400,7 +443,8 @@ fn look(
 ) -> Result<Found, ObjectError> {
     let root = newest_root(access, volume)?;
     let Some((epoch, claim)) = newest_claim(access, volume)? else {
-        return Ok(Found { root, epoch: 0, before: Before::Closed });
+        let epoch = volume.info.epoch_before();
+        return Ok(Found { root, epoch, before: Before::Closed });
     };
     let closed = root.root.state == RootState::Closed && root.header.epoch == epoch;
     let before = if closed {
@@ -483,9 +527,12 @@ pub(crate) fn claim(
         let chain = take_over()?;
         let same = chain.root.root.shards == found.root.shards;
         let shards = if same { shards } else { load_shards(access, &volume, &chain.root.root)? };
-        Ok((volume, chain, shards))
+        Ok((chain, shards))
     };
-    take_over().map_err(|error| explained(access, &volume, error))
+    match take_over() {
+        Ok((chain, shards)) => Ok((volume, chain, shards)),
+        Err(error) => Err(explained(access, &volume, error)),
+    }
 }
 
 /// Runs of the map that a root has.
@@ -506,8 +553,8 @@ pub(crate) fn load_shard(
     at: ObjectRef,
 ) -> Result<Vec<Run<Location>>, ObjectError> {
     let name = shard_name(shard, at);
-    let (front, table) = access.table(&name)?;
-    front.expect(Kind::Shard, &volume.id, at.number)?;
+    let (front, table) = access.of(&volume.info, at).table(&name)?;
+    front.expect(Kind::Shard, volume.id_of(at), at.number)?;
     decode_shard(&name, shard, &table)
 }
 

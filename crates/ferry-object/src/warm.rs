@@ -139,7 +139,7 @@ impl ObjectDevice {
             return Ok(());
         }
         let range = parts.start * PART..(parts.start + reserved) * PART;
-        let fetched = self.access.get(&task.object.name(), Some(range.clone()));
+        let fetched = self.access_of(task.object).get(&task.object.name(), Some(range.clone()));
         let added =
             fetched.as_ref().is_ok_and(|bytes| cache.add_pinned(task.object, range.start, bytes));
         cache.fetched(reserved);

@@ -6,8 +6,8 @@ use common::TestStore;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, FileRead, Io, ReadRing};
 use ferry_env::Env;
 use ferry_object::{
-    Claimant, Limits, ObjectDevice, ObjectError, Replaced, SNAPSHOTS_MAX, Store, ThreadExecutor,
-    VolumeOptions,
+    Claimant, Cloned, Encryption, Executor, Kdf, Limits, ObjectDevice, ObjectError, Passphrase,
+    Replaced, SNAPSHOTS_MAX, Store, ThreadExecutor, VolumeOptions,
 };
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,9 +28,21 @@ struct Volume {
 impl Volume {
     /// A store with a new volume.
     fn new() -> Self {
+        Self::encrypted(None)
+    }
+
+    /// The same, perhaps encrypted.
+    fn encrypted(passphrase: Option<&Passphrase>) -> Self {
         let volume = Self { objects: TestStore::new(), env: Env::real() };
-        let options =
-            VolumeOptions { window: WINDOW, ..VolumeOptions::new(BLOCKS * BLOCK, (0, 1 << 20)) };
+        let encryption = passphrase.map(|passphrase| Encryption {
+            passphrase: passphrase.clone(),
+            kdf: Kdf { memory_kib: 8, passes: 1 },
+        });
+        let options = VolumeOptions {
+            window: WINDOW,
+            encryption,
+            ..VolumeOptions::new(BLOCKS * BLOCK, (0, 1 << 20))
+        };
         let (store, threads) = (volume.store(), volume.threads());
         ObjectDevice::make(store, threads, &options, &volume.env).expect("a new volume");
         volume
@@ -46,7 +58,29 @@ impl Volume {
 
     fn open(&self, take_over: bool, limits: Limits) -> Result<Arc<ObjectDevice>, ObjectError> {
         let claimant = Claimant { take_over, ..Claimant::default() };
-        ObjectDevice::open(self.store(), self.threads(), &claimant, limits, &self.env)
+        self.open_in(self.store(), &claimant, limits)
+    }
+
+    /// The same of a volume beside it.
+    fn open_in(
+        &self,
+        store: Arc<dyn Store>,
+        claimant: &Claimant,
+        limits: Limits,
+    ) -> Result<Arc<ObjectDevice>, ObjectError> {
+        ObjectDevice::open(store, self.threads(), claimant, limits, &self.env)
+    }
+
+    /// Makes a clone of a snapshot of the volume in `store`, which `owner` has.
+    fn make_clone(
+        &self,
+        (store, owner): (Arc<dyn Store>, &ObjectDevice),
+        names: (&str, &str),
+        passphrase: Option<&Passphrase>,
+    ) -> Result<Cloned, ObjectError> {
+        let pin = |name: &str| owner.create_snapshot(name);
+        let from = (store, self.threads() as Arc<dyn Executor>);
+        ObjectDevice::make_clone(from, names, passphrase, Duration::MAX, &self.env, pin)
     }
 }
 
@@ -679,4 +713,235 @@ fn what_a_rollback_discards_leaves_the_store_and_what_it_brings_back_stays() {
     assert_eq!(read(&device, 0, 64), *filled(64, 1));
     assert_eq!(read(&device, 100, 40), *filled(40, 50));
     assert_eq!(read(&device, 200, 9), *filled(9, 51));
+}
+
+/// All that a store has.
+fn objects(store: &dyn Store) -> Vec<(String, usize)> {
+    let names = store.list("").expect("it can be listed");
+    // An owner may delete one meanwhile.
+    let found = names.into_iter().filter_map(|name| {
+        let len = store.get(&name, None).ok()?.len();
+        Some((name, len))
+    });
+    found.collect()
+}
+
+/// Closes a volume, and waits until nothing that its owner asked for is under way.
+fn end(device: Arc<ObjectDevice>) {
+    device.close().expect("it can be closed");
+    while Arc::strong_count(&device) > 1 {
+        std::thread::yield_now();
+    }
+}
+
+fn bytes(store: &dyn Store) -> usize {
+    objects(store).iter().map(|(_, len)| len).sum()
+}
+
+/// Removes a volume.
+fn remove(store: &dyn Store) {
+    for (name, _) in objects(store) {
+        store.delete(&name).expect("it can be deleted");
+    }
+}
+
+/// What `clones` have at the beginning.
+fn holds_then(device: &ObjectDevice, what: &str) {
+    assert_eq!(read(device, 0, 64), *noise(64, 1), "{what}");
+    assert_eq!(read(device, 100, 40), *noise(40, 50), "{what}");
+    assert_eq!(read(device, 200, 9), vec![0; 9 * BLOCK_SIZE], "{what}");
+}
+
+/// Overwrites what [`holds_then`] asks for.
+fn write_noise(device: &ObjectDevice, seeds: Range<u8>) {
+    device.discard(100 * BLOCK, 40 * BLOCK).expect("it can be discarded");
+    for seed in seeds {
+        device.write(0, &noise(64, seed)).expect("it can be written");
+        device.write(200 * BLOCK, &noise(9, seed)).expect("it can be written");
+        device.flush().expect("it can be flushed");
+        device.tick();
+    }
+}
+
+#[test]
+fn a_clone_holds_each_byte_of_its_snapshot_whatever_becomes_of_its_source() {
+    let passphrase = Passphrase::new(b"open sesame".to_vec().into());
+    for passphrase in [None, passphrase] {
+        clone_and_overwrite(passphrase.as_ref());
+    }
+}
+
+fn clone_and_overwrite(passphrase: Option<&Passphrase>) {
+    let volume = Volume::encrypted(passphrase);
+    let claimant = Claimant { passphrase: passphrase.cloned(), ..Claimant::default() };
+    let open = |store: &Arc<dyn Store>| {
+        let opened = volume.open_in(Arc::clone(store), &claimant, small());
+        opened.unwrap_or_else(|error| panic!("nobody has it: {error}"))
+    };
+    let source = volume.store();
+    let device = open(&source);
+    device.write(100 * BLOCK, &noise(40, 50)).expect("it can be written");
+    device.write(0, &noise(64, 1)).expect("it can be written");
+    device.create_snapshot("one").expect("it can be made");
+    write_noise(&device, 2..9);
+    device.create_snapshot("two").expect("it can be made");
+
+    let (name, store) = volume.objects.beside("clone");
+    let data = || {
+        let mut all = objects(&*source);
+        all.retain(|(name, _)| name.starts_with("s/") || name.starts_with("w/"));
+        all
+    };
+    let (gets, held) = (device.stats().gets, data());
+    let from = (Arc::clone(&source), &*device);
+    let cloned = volume.make_clone(from, ("one", &name), passphrase).expect("it can be cloned");
+    let made: Vec<String> = objects(&*store).into_iter().map(|(name, _)| name).collect();
+    let expected = ["c/0000000000000000", "k/0000000000000000", "super"];
+    let expected: Vec<_> = expected
+        .into_iter()
+        .filter(|name| passphrase.is_some() || !name.starts_with('k'))
+        .collect();
+    assert_eq!(made, expected, "nothing is copied");
+    assert!(device.stats().gets - gets < 9, "the owner writes a root");
+    assert!(data().iter().all(|object| held.contains(object)), "nor is data written anew");
+    assert_eq!(names(&device), ["one", &cloned.pin, "two"]);
+    // All snapshots of the source go, and what they had.
+    device.delete_snapshot("one").expect("the pin has the same root");
+    device.delete_snapshot("two").expect("it can be deleted");
+    write_noise(&device, 10..30);
+    tick_until(&device, "what nobody needs is deleted", || device.stats().deletes > 20);
+
+    let clone = open(&store);
+    holds_then(&clone, "the source was overwritten and collected");
+    drop((device, clone));
+    // Other owners sweep. That of the source was killed.
+    let device = volume
+        .open_in(source.clone(), &Claimant { take_over: true, ..claimant.clone() }, small())
+        .expect("it can be taken over");
+    let clone = volume
+        .open_in(store.clone(), &Claimant { take_over: true, ..claimant.clone() }, small())
+        .expect("it can be taken over");
+    write_noise(&device, 30..40);
+    holds_then(&clone, "the next owner of the source has it");
+    let before = bytes(&*store);
+    clone.write(300 * BLOCK, &noise(1, 7)).expect("it can be written");
+    clone.flush().expect("it can be flushed");
+    clone.create_snapshot("of the clone").expect("it can be made");
+    let grown = bytes(&*store) - before;
+    assert!(grown < 16 << 10, "{grown} bytes for a block: what differs is stored");
+    assert_eq!(read(&device, 300, 1), vec![0; BLOCK_SIZE], "the source has no such block");
+    assert_eq!(read(&device, 0, 64), *noise(64, 39));
+
+    // The clone is overwritten, repacked and swept, and its source has what it had.
+    end(device);
+    let before = objects(&*source);
+    write_noise(&clone, 60..90);
+    tick_until(&clone, "what nobody needs is deleted", || clone.stats().deletes > 20);
+    clone.close().expect("it can be closed");
+    drop(clone);
+    let clone = open(&store);
+    write_noise(&clone, 90..95);
+    tick_until(&clone, "the next owner has swept", || clone.stats().deletes > 5);
+    assert_eq!(read(&clone, 0, 64), *noise(64, 94));
+    assert_eq!(objects(&*source), before, "a clone changes nothing of its source");
+
+    // A clone of the clone, which goes back itself.
+    let (second, third) = (volume.objects.beside("second"), volume.objects.beside("third"));
+    let from = (Arc::clone(&store), &*clone);
+    let cloned = volume.make_clone(from, ("of the clone", &second.0), passphrase);
+    let of_clone = cloned.expect("it can be cloned").pin;
+    let too_late = clone.delete_snapshot(&of_clone);
+    assert_eq!(too_late, Err(ObjectError::NeededByClone(second.0.clone())));
+    clone.roll_back("of the clone", Replaced::Discarded).expect("it can go back");
+    drop(clone);
+    let (clone, again) = (open(&store), open(&second.1));
+    for device in [&clone, &again] {
+        holds_then(device, "the clone of the clone, and the clone that went back");
+        assert_eq!(read(device, 300, 1), *noise(1, 7));
+    }
+    write_noise(&again, 100..110);
+    holds_then(&clone, "its clone was overwritten");
+
+    // What ends a clone's pin.
+    let device = open(&source);
+    let pin = names(&device).remove(0);
+    assert_eq!(names(&device), [&*pin]);
+    let refused = device.delete_snapshot(&pin).expect_err("the clone is there");
+    assert_eq!(refused, ObjectError::NeededByClone(name.clone()));
+    let from = (Arc::clone(&source), &*device);
+    let absent = volume.make_clone(from, ("one", &third.0), passphrase).expect_err("it is deleted");
+    assert!(matches!(absent, ObjectError::NoSnapshot { .. }), "{absent}");
+    assert_eq!(objects(&*third.1), [], "nothing is left");
+    drop((clone, again));
+    remove(&*store);
+    let missing = volume.open_in(second.1.clone(), &claimant, small()).err().expect("it is gone");
+    assert!(missing.to_string().contains("bring it back"), "{missing}");
+    device.delete_snapshot(&pin).expect("the clone was removed");
+    let needed = objects(&*source).len();
+    write_noise(&device, 40..60);
+    device.close().expect("it can be closed");
+    drop(device);
+    let device = open(&source);
+    tick_until(&device, "what the clone needed is deleted", || objects(&*source).len() < needed);
+    assert_eq!(read(&device, 0, 64), *noise(64, 59));
+}
+
+/// A store that refuses to create some object, and all that comes behind.
+struct Broken {
+    inner: Arc<dyn Store>,
+    at: &'static str,
+}
+
+impl Store for Broken {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
+        self.inner.get(name, range)
+    }
+    fn create(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        match name.starts_with(self.at) {
+            true => Err(ObjectError::Refused("simulated".into())),
+            false => self.inner.create(name, bytes),
+        }
+    }
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        self.inner.put(name, bytes)
+    }
+    fn delete(&self, name: &str) -> Result<(), ObjectError> {
+        self.inner.delete(name)
+    }
+    fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
+        self.inner.list(prefix)
+    }
+    fn name(&self) -> Result<String, ObjectError> {
+        self.inner.name()
+    }
+    fn beside(&self, name: &str) -> Result<Arc<dyn Store>, ObjectError> {
+        Ok(Arc::new(Self { inner: self.inner.beside(name)?, at: self.at }))
+    }
+}
+
+#[test]
+fn a_clone_that_was_not_made_is_no_volume_and_its_pin_can_be_deleted() {
+    let volume = Volume::new();
+    let device = volume.open(false, small()).expect("nobody has it");
+    device.write(0, &noise(64, 1)).expect("it can be written");
+    device.create_snapshot("one").expect("it can be made");
+    let (name, store) = volume.objects.beside("clone");
+    for (at, pins) in [("c/", 0), ("super", 1)] {
+        let broken = Arc::new(Broken { inner: volume.store(), at });
+        let failed = volume.make_clone((broken, &device), ("one", &name), None);
+        assert!(matches!(failed, Err(ObjectError::Refused(_))), "{failed:?}");
+        let opened = volume.open_in(store.clone(), &Claimant::default(), small()).err();
+        assert_eq!(opened, Some(ObjectError::NoVolume), "{at}");
+        assert_eq!(names(&device).len(), 1 + pins, "{at}");
+    }
+    // Nobody knows whether the other process will still end it.
+    let pin = names(&device).remove(1);
+    assert_eq!(device.delete_snapshot(&pin), Err(ObjectError::NeededByClone(name)));
+    remove(&*store);
+    device.delete_snapshot(&pin).expect("there is nothing of the clone");
+    device.delete_snapshot("one").expect("it can be deleted");
+    let refused = |name: &str| device.create_snapshot(name).expect_err("it is refused");
+    let pin = format!("one@{}@clone", "0".repeat(32));
+    assert!(matches!(refused(&pin), ObjectError::NoSnapshot { .. }));
+    assert!(matches!(refused("one@clone"), ObjectError::SnapshotName(..)));
 }

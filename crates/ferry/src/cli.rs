@@ -87,6 +87,12 @@ pub enum Command {
     /// before-rollback-2 and so on. All snapshots stay. If the command is killed, the volume is as
     /// it was, or rolled back as a whole.
     Rollback(RollbackArgs),
+    /// Make a new volume, which can be written at once, of a snapshot of a volume in a store
+    ///
+    /// It lies beside the volume: in the same bucket, or in the same directory. No data is copied:
+    /// what is the same in both is stored once. The volume has a pin for it, which `ferry snapshot
+    /// list` shows as NAME@ID@NEW. If the command is killed, there is no clone, or a whole one.
+    Clone(CloneArgs),
     /// Show which paths differ between two snapshots of a volume, or a snapshot and the volume:
     /// exit 0 none, 1 some, 2 could not compare
     Diff(DiffArgs),
@@ -558,6 +564,20 @@ pub struct RollbackArgs {
     pub force: bool,
 }
 
+/// The arguments of `ferry clone`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It has the same passphrase, if the volume is encrypted, and none of its snapshots. The volume must stay as long as the clone is there. To
+remove a clone, remove all its objects, then delete its pin: `ferry snapshot delete VOLUME NAME@ID@NEW`.
+  ferry clone s3://bucket/data@monday s3://bucket/trial")]
+pub struct CloneArgs {
+    /// The volume, and the snapshot behind an @ (in front of the ?)
+    #[arg(value_name = "VOLUME@NAME")]
+    pub snapshot: Location,
+    /// The new volume: an empty place beside that
+    pub new: Location,
+}
+
 /// The arguments of `ferry diff`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -814,6 +834,7 @@ mod tests {
             "ferry snapshot create /mnt before",
             "ferry snapshot list s3://bucket/a --json",
             "ferry snapshot delete dir:///srv/store before",
+            "ferry clone s3://bucket/a@before?endpoint=https://s3.example.org s3://bucket/b",
             "ferry rollback s3://bucket/a@before --take-over --force",
             "ferry rollback dir:///srv/store@before --discard",
             "ferry mount s3://bucket/a@before?endpoint=https://s3.example.org /mnt",
@@ -842,6 +863,7 @@ mod tests {
             "ferry fsck dir:///srv/store@",
             "ferry snapshot create /mnt",
             "ferry snapshot list /mnt before",
+            "ferry clone dir:///srv/store@before",
             "ferry rollback dir:///srv/store before",
             "ferry rollback dir:///srv/store@before --force",
             "ferry fsck s3://bucket/a?secret=b",

@@ -15,8 +15,8 @@ use crate::error::CliError;
 use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
-    cert, clients, control, debug, diff, fsck, logging, mkfs, mount, pages, passphrase, rekey,
-    replace, rollback, scrub, serve, snapshot, sync, top, umount, warm,
+    cert, clients, clone, control, debug, diff, fsck, logging, mkfs, mount, pages, passphrase,
+    rekey, replace, rollback, scrub, serve, snapshot, sync, top, umount, warm,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -109,6 +109,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Passphrase(args) => quietly().and_then(|()| rekey::run(args))?,
         Command::Replace(args) => quietly().and_then(|()| replace::run(args))?,
         Command::Snapshot(command) => quietly().and_then(|()| snapshot::run(command))?,
+        Command::Clone(args) => quietly().and_then(|()| clone::run(args))?,
         Command::Rollback(args) => quietly().and_then(|()| rollback::run(args))?,
         Command::Umount(args) => quietly().and_then(|()| umount::run(args))?,
         Command::Stats(args) => quietly().and_then(|()| control::stats(args))?,

@@ -42,6 +42,7 @@ mod cache_size;
 mod cert;
 mod cli;
 mod clients;
+mod clone;
 #[doc(hidden)]
 pub mod command;
 mod control;

@@ -14,7 +14,7 @@ use crate::socket::printable;
 
 /// Runs the command.
 pub fn run(args: &RollbackArgs) -> Result<(), CliError> {
-    let (volume, name) = volume_and_name(&args.snapshot)?;
+    let (volume, name) = volume_and_name(&args.snapshot, "rollback", "unmount it, and ")?;
     let how = How::new(&volume, false, args.take_over, args.force)?;
     let replaced = if args.discard { Replaced::Discarded } else { Replaced::Snapshot };
     let opened = open_when_free(&volume, how, &Env::real()).map_err(|e| explain(&volume, &e))?;
@@ -34,8 +34,13 @@ pub fn run(args: &RollbackArgs) -> Result<(), CliError> {
     print(&format!("ferry: {volume} is what it was in {name} (made {made}); {before}\n"))
 }
 
-/// The volume that goes back, and the name of the snapshot.
-fn volume_and_name(snapshot: &Location) -> Result<(Location, &str), CliError> {
+/// The volume, and the name of the snapshot, that a command is given. `first`: what it wants of a
+/// volume that is mounted.
+pub fn volume_and_name<'a>(
+    snapshot: &'a Location,
+    command: &str,
+    first: &str,
+) -> Result<(Location, &'a str), CliError> {
     match snapshot {
         Location::Snapshot(url, name) => Ok((Location::Store(url.clone()), name)),
         Location::Store(_) => Err(CliError::Usage(format!(
@@ -43,7 +48,7 @@ fn volume_and_name(snapshot: &Location) -> Result<(Location, &str), CliError> {
         ))),
         Location::Path(_) => match mounts::of(snapshot).filter(Mount::is_ferry) {
             Some(mount) if mount.volume().store().is_some() => Err(CliError::Usage(format!(
-                "{snapshot}: that is a mount: unmount it, and name the snapshot by the volume: `ferry rollback {}@NAME`",
+                "{snapshot}: that is a mount: {first}name the snapshot by the volume: `ferry {command} {}@NAME`",
                 mount.volume()
             ))),
             _ => Err(snapshot.no_snapshots()),

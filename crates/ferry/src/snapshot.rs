@@ -4,7 +4,9 @@
 use std::io;
 
 use ferry_env::{Env, Utc};
-use ferry_object::{ObjectDevice, ObjectError, SNAPSHOTS_MAX, Snapshot, check_snapshot_name};
+use ferry_object::{
+    CloneName, ObjectDevice, ObjectError, SNAPSHOTS_MAX, Snapshot, check_snapshot_name,
+};
 use serde_json::Value;
 
 use crate::cli::{SnapshotArgs, SnapshotCommand};
@@ -30,15 +32,24 @@ fn create(args: &SnapshotArgs) -> Result<(), CliError> {
     let SnapshotArgs { target, name } = args;
     let volume = volume_of(target)?;
     check_snapshot_name(name).map_err(|error| CliError::Usage(error.to_string()))?;
-    match Control::find(target)? {
-        Some(control) => {
-            control.sync_volume()?;
-            let made = ferry_fuse::control::snapshot_create(&control, name);
-            made.map_err(|error| refused(&control, &volume, "cannot make a snapshot", name, error))
-        }
-        None => alone(&volume, |device| device.create_snapshot(name)),
-    }?;
+    let control = Control::find(target)?;
+    control.as_ref().map_or(Ok(()), Control::sync_volume)?;
+    make(control, &volume, name)?;
     print(&format!("{volume}: made the snapshot {name}\n"))
+}
+
+/// Has the owner of a volume make the pin of a clone. If there is none, this process opens the
+/// volume.
+pub fn pin(volume: &Location, name: &str) -> Result<(), CliError> {
+    make(Control::find(volume)?, volume, name)
+}
+
+fn make(control: Option<Control>, volume: &Location, name: &str) -> Result<(), CliError> {
+    let Some(control) = control else {
+        return alone(volume, |device| device.create_snapshot(name));
+    };
+    let made = ferry_fuse::control::snapshot_create(&control, name);
+    made.map_err(|error| refused(&control, volume, "cannot make a snapshot", name, error))
 }
 
 fn delete(args: &SnapshotArgs) -> Result<(), CliError> {
@@ -144,6 +155,10 @@ fn refused(
         Some(libc::EOPNOTSUPP) => return volume.no_snapshots(),
         Some(libc::EEXIST) => ObjectError::SnapshotExists(name.into()),
         Some(libc::EMLINK) => ObjectError::TooManySnapshots(SNAPSHOTS_MAX),
+        Some(libc::EBUSY) => {
+            let name = CloneName::parse(name).map_or(name, |name| name.clone);
+            ObjectError::NeededByClone(name.into())
+        }
         Some(libc::ENOENT) => {
             let names = list_of(control).unwrap_or_default();
             let names = names.into_iter().map(|one| one.name).collect();

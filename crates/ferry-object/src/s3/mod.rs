@@ -40,7 +40,7 @@ use std::sync::Arc;
 
 /// A prefix in a bucket.
 pub struct S3Store {
-    client: Client,
+    client: Arc<Client>,
     prefix: String,
 }
 
@@ -58,7 +58,7 @@ impl S3Store {
         env: &Env,
     ) -> Result<Self, ObjectError> {
         let client = Client::new(&location.bucket, settings, Arc::clone(&env.clock))?;
-        Ok(Self { client, prefix: location.prefix.clone() })
+        Ok(Self { client: Arc::new(client), prefix: location.prefix.clone() })
     }
 
     fn key(&self, name: &str) -> String {
@@ -297,6 +297,16 @@ impl Store for S3Store {
         }
         names.sort_unstable();
         Ok(names)
+    }
+
+    /// The prefix, without the slash at its end.
+    fn name(&self) -> Result<String, ObjectError> {
+        Ok(self.prefix.strip_suffix('/').unwrap_or_default().into())
+    }
+
+    fn beside(&self, name: &str) -> Result<Arc<dyn Store>, ObjectError> {
+        let prefix = if name.is_empty() { String::new() } else { format!("{name}/") };
+        Ok(Arc::new(Self { client: Arc::clone(&self.client), prefix }))
     }
 
     fn sample(&self) -> Result<Vec<String>, ObjectError> {

@@ -17,11 +17,18 @@ enum Kind {
     Bucket(String),
 }
 
+/// The name of the volume in the directory, or below the prefix.
+const VOLUME: &str = "volume";
+
 impl TestStore {
     pub fn new() -> Self {
         let env = Env::real();
         let kind = match std::env::var("FERRY_TEST_STORE") {
-            Err(_) => Kind::Directory(tempfile::tempdir().expect("a directory")),
+            Err(_) => {
+                let directory = tempfile::tempdir().expect("a directory");
+                std::fs::create_dir(directory.path().join(VOLUME)).expect("a directory");
+                Kind::Directory(directory)
+            }
             Ok(bucket) => Kind::Bucket(format!("{bucket}/{:016x}", env.entropy.next_u64())),
         };
         Self { env, kind }
@@ -35,16 +42,31 @@ impl TestStore {
     /// What [`open`] takes.
     pub fn url(&self) -> String {
         match &self.kind {
-            Kind::Directory(directory) => directory.path().to_str().expect("it is text").to_owned(),
-            Kind::Bucket(url) => url.clone(),
+            Kind::Directory(directory) => {
+                directory.path().join(VOLUME).to_str().expect("it is text").to_owned()
+            }
+            Kind::Bucket(url) => format!("{url}/{VOLUME}"),
         }
+    }
+
+    /// The place of another volume beside this one, and how the directory or the bucket calls it.
+    #[allow(dead_code, reason = "not all tests have clones")]
+    pub fn beside(&self, name: &str) -> (String, Arc<dyn Store>) {
+        if let Kind::Directory(directory) = &self.kind {
+            std::fs::create_dir_all(directory.path().join(name)).expect("a directory");
+        }
+        let own = self.store().name().expect("it has a name");
+        let parent = own.strip_suffix(VOLUME).expect("that is the last part of it");
+        let name = format!("{parent}{name}");
+        let store = self.store().beside(&name).expect("it is there");
+        (name, store)
     }
 }
 
 impl Drop for TestStore {
     fn drop(&mut self) {
-        if let Kind::Bucket(_) = self.kind {
-            let store = self.store();
+        if let Kind::Bucket(url) = &self.kind {
+            let store = open(url, &self.env);
             for name in store.list("").unwrap_or_default() {
                 store.delete(&name).ok();
             }

@@ -7,7 +7,9 @@
 //!
 //! ```text
 //! volume    a whole file system whose machine crashes at every request
+//! cloning   owners that make and read clones
 //! run       owners that write, flush, read, sleep, crash and take over
+//! clones    what each clone must hold
 //! snapshots what each snapshot must hold
 //! history   what each owner wrote and was told, and what the next one may find
 //! disk      the disk of a machine, for its local log
@@ -18,6 +20,8 @@
 //! turns     whose turn it is; virtual time; what happens late
 //! ```
 
+mod clones;
+mod cloning;
 mod disk;
 mod executor;
 mod history;

@@ -6,6 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What the names of clones begin with.
+pub(super) const CLONES: &str = "clone-";
+
 /// A change of the store.
 #[derive(Clone)]
 pub(super) enum Effect {
@@ -75,10 +78,16 @@ impl Objects {
             let of = u64::from_le_bytes(bytes[32..40].try_into().expect("eight bytes"));
             matches!(kind, 3 | 5 | 6 | 7) && of < epoch
         };
-        let there = self.objects.iter().filter_map(|(name, object)| {
+        let own = self.objects.iter().filter(|(name, _)| !name.starts_with(CLONES));
+        let there = own.filter_map(|(name, object)| {
             object.bytes.as_ref().filter(|bytes| is_older(bytes)).map(|_| name.clone())
         });
         there.collect()
+    }
+
+    /// Removes all objects whose names begin with `prefix`, as a user does with a volume.
+    pub fn remove(&mut self, prefix: &str) {
+        self.objects.retain(|name, _| !name.starts_with(prefix));
     }
 
     /// The number of the volume, once it was made.

@@ -1,5 +1,6 @@
 //! A run: owners that write, flush, read, sleep, crash and take the volume over.
 
+use super::clones::{Clones, is_pin};
 use super::disk::SimDisk;
 use super::executor::SimExecutor;
 use super::history::{BLOCKS, Change, History, Image};
@@ -12,7 +13,7 @@ use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Io, LockHolder};
 use ferry_env::{Clock, Entropy, Env};
 use ferry_object::{
     Claimant, Executor, Limits, LocalStore, Locks, ObjectDevice, ObjectError, Owner, Replaced,
-    Store, VolumeOptions,
+    Snapshot, Store, VolumeOptions,
 };
 use parking_lot::Mutex;
 use std::io;
@@ -25,15 +26,15 @@ use std::time::Duration;
 /// What a seed stands for.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    seed: u64,
+    pub(super) seed: u64,
     owners: usize,
     /// Lives of each owner: each ends with a crash, with a close, or when another one took over.
     lives: u32,
     /// Operations in a life, at most.
     ops_max: u64,
-    limits: Limits,
+    pub(super) limits: Limits,
     window: u32,
-    faults: Faults,
+    pub(super) faults: Faults,
     /// How long an owner thinks between two operations, at most, in milliseconds.
     think_max: u64,
     /// Machines crash early and are back at once, and the store answers soon: many owners come
@@ -45,6 +46,8 @@ pub struct Plan {
     snapshots: bool,
     /// Owners go back to snapshots.
     rollbacks: bool,
+    /// Owners clone snapshots.
+    clones: bool,
 }
 
 /// How a run ended.
@@ -67,6 +70,8 @@ pub struct Outcome {
     pub snapshots: (u64, u64),
     /// Times that the volume went back to a snapshot.
     pub rollbacks: u64,
+    /// Clones that were made, and that were read as a whole.
+    pub clones: (u64, u64),
     /// Local logs that had objects when they were opened, and that had some which were lost to
     /// another machine.
     pub replayed: (u64, u64),
@@ -107,8 +112,8 @@ impl Entropy for SimEntropy {
     }
 }
 
-struct Run {
-    plan: Plan,
+pub(super) struct Run {
+    pub(super) plan: Plan,
     turns: Arc<Turns>,
     history: Mutex<History>,
     /// The number of the last write.
@@ -118,7 +123,8 @@ struct Run {
     swept: AtomicU64,
     repacked: AtomicU64,
     replayed: [AtomicU64; 2],
-    snapshots: Mutex<Snapshots>,
+    pub(super) snapshots: Mutex<Snapshots>,
+    pub(super) clones: Mutex<Clones>,
     rollbacks: AtomicU64,
     /// The disks of the machines, where they have local logs.
     disks: Vec<Mutex<Arc<SimDevice>>>,
@@ -170,6 +176,7 @@ impl Plan {
             disks: Vec::new(),
             snapshots: SimRng::new(seed ^ 0x5a_a95).chance(1, 2),
             rollbacks: SimRng::new(seed ^ 0xb_acc0).chance(1, 2),
+            clones: SimRng::new(seed ^ 0xc_10e5).chance(1, 2),
         };
         // Numbers of their own: seeds without local logs stay what they were.
         let disks = &mut SimRng::new(seed ^ 0x10ca1);
@@ -200,6 +207,7 @@ impl Plan {
             repacked: AtomicU64::new(0),
             replayed: Default::default(),
             snapshots: Mutex::default(),
+            clones: Mutex::default(),
             rollbacks: AtomicU64::new(0),
             disks,
         });
@@ -223,6 +231,7 @@ impl Plan {
             repacked: run.repacked.load(Ordering::Relaxed),
             snapshots: run.snapshots.lock().counts(),
             rollbacks: run.rollbacks.load(Ordering::Relaxed),
+            clones: run.clones.lock().counts(),
             replayed: (
                 run.replayed[0].load(Ordering::Relaxed),
                 run.replayed[1].load(Ordering::Relaxed),
@@ -234,15 +243,15 @@ impl Plan {
 }
 
 impl Run {
-    fn world<T>(&self, look: impl FnOnce(&mut World) -> T) -> T {
+    pub(super) fn world<T>(&self, look: impl FnOnce(&mut World) -> T) -> T {
         look(&mut self.turns.world())
     }
 
-    fn below(&self, bound: u64) -> u64 {
+    pub(super) fn below(&self, bound: u64) -> u64 {
         self.world(|world| world.rng.below(bound))
     }
 
-    fn fail(&self, what: String) {
+    pub(super) fn fail(&self, what: String) {
         self.world(|world| world.fail(what));
     }
 
@@ -258,18 +267,19 @@ impl Run {
         self.check(allowed);
     }
 
-    fn env(&self) -> Env {
+    pub(super) fn env(&self) -> Env {
         Env {
             clock: Arc::new(SimClock(Arc::clone(&self.turns))),
             entropy: Arc::new(SimEntropy(Arc::clone(&self.turns))),
         }
     }
 
-    fn store(&self, owner: usize, faults: Faults) -> Arc<SimStore> {
-        Arc::new(SimStore { turns: Arc::clone(&self.turns), owner, faults })
+    pub(super) fn store(&self, owner: usize, faults: Faults) -> Arc<SimStore> {
+        let prefix = String::new();
+        Arc::new(SimStore { turns: Arc::clone(&self.turns), owner, faults, prefix })
     }
 
-    fn quiet(&self) -> Faults {
+    pub(super) fn quiet(&self) -> Faults {
         Faults { per_1000: 0, sleep_one_in: u64::MAX, list_lag: Duration::ZERO, ..self.plan.faults }
     }
 
@@ -341,7 +351,12 @@ impl Run {
             Ok(device) => match self.look_at_all(owner, &device, false) {
                 Some(_) => {
                     self.end_snapshots(owner, &device, executor);
+                    if self.plan.clones {
+                        self.rewrite(&device, executor);
+                        self.end_clones(owner, &device, executor);
+                    }
                     self.rewrite(&device, executor);
+                    self.look_at_rest(&device);
                 }
                 None => self.fail("the volume cannot be read at the end".into()),
             },
@@ -349,11 +364,9 @@ impl Run {
         }
     }
 
-    /// The last owner writes all blocks again: then nothing of the older ones is left but what is
-    /// never deleted.
+    /// The last owner writes all blocks again, and deletes what the volume needs no more.
     fn rewrite(&self, device: &Arc<ObjectDevice>, executor: &Arc<SimExecutor>) {
         let Limits { root_delay, grace, sweep, .. } = self.plan.limits;
-        let epoch = device.stats().epoch;
         let mut buf = AlignedBuf::zeroed(BLOCKS * BLOCK_SIZE);
         // The first root lacks what died, the second one has it deleted, the third one the second.
         for round in 0..6 {
@@ -367,6 +380,11 @@ impl Run {
                 while executor.run_one() {}
             }
         }
+    }
+
+    /// Nothing of the older owners is left but what is never deleted.
+    fn look_at_rest(&self, device: &Arc<ObjectDevice>) {
+        let epoch = device.stats().epoch;
         let left = self.world(|world| world.objects.older_than(epoch));
         if !left.is_empty() {
             self.fail(format!("nothing needs {left:?}, and it is there for ever"));
@@ -384,8 +402,11 @@ impl Run {
         if !lost.is_empty() {
             return self.fail(format!("the snapshots {lost:?} are lost"));
         }
+        let snapshots = || {
+            device.snapshots().into_iter().filter(|found| !is_pin(&found.name)).collect::<Vec<_>>()
+        };
         for round in 1..=2 {
-            for found in device.snapshots() {
+            for found in snapshots() {
                 self.read_snapshot(owner, self.quiet(), &found.name, executor);
             }
             let mut buf = AlignedBuf::zeroed(BLOCKS * BLOCK_SIZE);
@@ -399,7 +420,7 @@ impl Run {
                 while executor.run_one() {}
             }
         }
-        for found in device.snapshots() {
+        for found in snapshots() {
             self.read_snapshot(owner, self.quiet(), &found.name, executor);
             self.snapshots.lock().ends(&found.name);
             if let Err(error) = device.delete_snapshot(&found.name) {
@@ -654,13 +675,13 @@ impl Run {
         }
     }
 
-    fn is_claimed_beyond(&self, epoch: u64) -> bool {
+    pub(super) fn is_claimed_beyond(&self, epoch: u64) -> bool {
         self.world(|world| world.objects.has_claim_beyond(epoch))
     }
 }
 
 /// The number of the write that a block holds.
-fn value(block: &[u8]) -> u64 {
+pub(super) fn value(block: &[u8]) -> u64 {
     let number = u64::from_le_bytes(block[..8].try_into().expect("eight bytes"));
     assert!(
         block.chunks_exact(8).all(|part| part == &block[..8]),
@@ -670,12 +691,12 @@ fn value(block: &[u8]) -> u64 {
 }
 
 /// An owner at work.
-struct Life<'r> {
-    run: &'r Arc<Run>,
-    owner: usize,
-    epoch: u64,
-    device: Arc<ObjectDevice>,
-    executor: &'r Arc<SimExecutor>,
+pub(super) struct Life<'r> {
+    pub(super) run: &'r Arc<Run>,
+    pub(super) owner: usize,
+    pub(super) epoch: u64,
+    pub(super) device: Arc<ObjectDevice>,
+    pub(super) executor: &'r Arc<SimExecutor>,
     /// Of its local log.
     uploads: &'r Arc<SimExecutor>,
     /// What it wrote, on what it found.
@@ -707,6 +728,9 @@ impl Life<'_> {
             if run.plan.snapshots && run.below(8) == 0 {
                 self.snapshots();
             }
+            if run.plan.snapshots && run.plan.clones && run.below(16) == 0 {
+                self.clones();
+            }
             if let Some(error) = self.device.failure() {
                 if !run.is_claimed_beyond(self.epoch) {
                     let (owner, epoch) = (self.owner, self.epoch);
@@ -733,7 +757,7 @@ impl Life<'_> {
     /// Makes, deletes or reads a snapshot.
     fn snapshots(&mut self) {
         let run = self.run;
-        let there = self.device.snapshots();
+        let there = self.no_pins();
         let drawn = there.get(run.below(there.len().max(1) as u64) as usize);
         match (run.below(4), drawn) {
             (0..=1, _) if there.len() < 6 => {
@@ -755,11 +779,16 @@ impl Life<'_> {
         }
     }
 
+    /// The snapshots, without the pins of clones.
+    fn no_pins(&self) -> Vec<Snapshot> {
+        self.device.snapshots().into_iter().filter(|found| !is_pin(&found.name)).collect()
+    }
+
     /// Goes back to a snapshot, if there is one. That is one change of all blocks, which is durable
     /// when the owner is told so.
     fn roll_back(&mut self) {
         let run = self.run;
-        let there = self.device.snapshots();
+        let there = self.no_pins();
         let Some(drawn) = there.get(run.below(there.len().max(1) as u64) as usize) else { return };
         self.settle();
         self.image = run.snapshots.lock().image(&drawn.name);

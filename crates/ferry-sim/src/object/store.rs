@@ -27,6 +27,8 @@ pub(super) struct SimStore {
     pub turns: Arc<Turns>,
     pub owner: usize,
     pub faults: Faults,
+    /// What the names of its volume's objects begin with: nothing, or a name and a slash.
+    pub prefix: String,
 }
 
 enum Fault {
@@ -122,6 +124,10 @@ impl SimStore {
         result
     }
 
+    fn key(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
     fn change(&self, effect: &Effect) -> Result<(), ObjectError> {
         self.request(effect.name(), Some(effect), |world| {
             let now = world.now;
@@ -132,6 +138,7 @@ impl SimStore {
 
 impl Store for SimStore {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
+        let name = &self.key(name);
         self.request(name, None, |world| world.objects.read(name, range.clone()))
     }
 
@@ -140,22 +147,33 @@ impl Store for SimStore {
             let sleep = self.turns.world().sleep_at_log[self.owner].take();
             sleep.into_iter().for_each(|time| self.turns.pass(self.owner, time));
         }
-        self.change(&Effect::Create(name.to_owned(), Arc::new(bytes.to_vec())))
+        self.change(&Effect::Create(self.key(name), Arc::new(bytes.to_vec())))
     }
 
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
-        self.change(&Effect::Put(name.to_owned(), Arc::new(bytes.to_vec())))
+        self.change(&Effect::Put(self.key(name), Arc::new(bytes.to_vec())))
     }
 
     fn delete(&self, name: &str) -> Result<(), ObjectError> {
-        self.change(&Effect::Delete(name.to_owned()))
+        self.change(&Effect::Delete(self.key(name)))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
-        let lag = self.faults.list_lag;
-        self.request(prefix, None, |world| {
+        let (lag, prefix) = (self.faults.list_lag, &self.key(prefix));
+        let found = self.request(prefix, None, |world| {
             let World { now, rng, objects, .. } = world;
             Ok(objects.names(prefix, |changed| *now < changed + lag && rng.below(2) == 0))
-        })
+        })?;
+        let own = found.iter().filter_map(|key| key.strip_prefix(&self.prefix));
+        Ok(own.map(str::to_owned).collect())
+    }
+
+    fn name(&self) -> Result<String, ObjectError> {
+        Ok(self.prefix.strip_suffix('/').unwrap_or_default().into())
+    }
+
+    fn beside(&self, name: &str) -> Result<Arc<dyn Store>, ObjectError> {
+        let prefix = if name.is_empty() { String::new() } else { format!("{name}/") };
+        Ok(Arc::new(Self { turns: Arc::clone(&self.turns), prefix, ..*self }))
     }
 }

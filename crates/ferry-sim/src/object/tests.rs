@@ -23,6 +23,8 @@ struct Sum {
     snapshots: (u64, u64),
     /// Times that a volume went back to a snapshot.
     rollbacks: u64,
+    /// Clones that were made, and read.
+    clones: (u64, u64),
     /// Local logs that were uploaded by the next owner, and those that had lost flushes.
     replayed: (u64, u64),
 }
@@ -43,6 +45,8 @@ fn run(seed: u64, sum: &mut Sum) {
     sum.snapshots.0 += outcome.snapshots.0;
     sum.snapshots.1 += outcome.snapshots.1;
     sum.rollbacks += outcome.rollbacks;
+    sum.clones.0 += outcome.clones.0;
+    sum.clones.1 += outcome.clones.1;
     sum.replayed.0 += outcome.replayed.0;
     sum.replayed.1 += outcome.replayed.1;
 }
@@ -66,6 +70,8 @@ fn nothing_flushed_is_lost_whatever_owners_and_store_do() {
     let (read, deleted) = sum.snapshots;
     assert!(read > 1000 && deleted > 1000, "{read} snapshots read, {deleted} deleted");
     assert!(sum.rollbacks > 50, "{} rollbacks", sum.rollbacks);
+    let (cloned, read) = sum.clones;
+    assert!(cloned > 100 && read > 200, "{cloned} clones, {read} read");
     let (replayed, lost) = sum.replayed;
     assert!(replayed > 100 && lost > 10, "{replayed} local logs, {lost} of them lost flushes");
     let ([opening, serving], opened) = (sum.crashes, sum.opened);
@@ -97,10 +103,12 @@ fn for_so_many_seconds() {
         run(seed, &mut sum);
         seed += 1;
     }
-    let Sum { requests, crashes, opened, swept, repacked, snapshots, rollbacks, replayed } = sum;
+    let Sum { requests, crashes, opened, swept, repacked, snapshots, rollbacks, .. } = sum;
+    let Sum { clones, replayed, .. } = sum;
     println!(
         "{} seeds: {requests} requests, {crashes:?} crashes before and behind {opened} openings, {swept} orphans, \
          {repacked} bytes repacked, {snapshots:?} snapshots read and deleted, {rollbacks} rollbacks, \
+         {clones:?} clones made and read, \
          {replayed:?} local logs",
         seed - first
     );
@@ -123,6 +131,7 @@ fn each_planted_bug_of_an_owner_is_found() {
         Bug::SweptPinned,
         Bug::SnapshotFollowsLog,
         Bug::RolledBackLog,
+        Bug::PinnedBehindSuper,
         Bug::AcknowledgedBeforeLocalFlush,
         Bug::UploadedOverAnother,
         Bug::UploadedBeforeData,
@@ -141,7 +150,7 @@ fn each_planted_bug_of_an_owner_is_found() {
 #[test]
 fn a_file_system_survives_a_crash_at_each_request_to_the_store() {
     let _planted = plant(Bug::None);
-    let (mut points, mut deletes, mut rolled_back) = (0, 0, [0; 2]);
+    let (mut points, mut deletes, mut rolled_back, mut cloned) = (0, 0, [0; 2], [0; 2]);
     for seed in 0..12 {
         let plan = VolumePlan { seed, ops: 150, points_max: 60 };
         let tally = plan.run().unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
@@ -149,8 +158,13 @@ fn a_file_system_survives_a_crash_at_each_request_to_the_store() {
         deletes += tally.deletes;
         rolled_back[0] += tally.rolled_back[0];
         rolled_back[1] += tally.rolled_back[1];
+        cloned[0] += tally.cloned[0];
+        cloned[1] += tally.cloned[1];
     }
     let [before, behind] = rolled_back;
-    println!("{points} crash points, {before} and {behind} of a rollback, {deletes} deletions");
+    println!(
+        "{points} crash points, {before} and {behind} of a rollback, {cloned:?} of a clone, {deletes} deletions"
+    );
     assert!(points > 400 && deletes > 0 && before > 24 && behind >= 12);
+    assert!(cloned[0] > 60 && cloned[1] >= 12, "{cloned:?}");
 }

@@ -31,6 +31,9 @@ const OP_TIME: Duration = Duration::from_secs(3);
 /// The snapshot that is made in the middle of a run.
 const SNAPSHOT: &str = "middle";
 
+/// What the names of a clone of it begin with.
+const CLONE: &str = "clone-0/";
+
 /// A run that follows from a seed.
 #[derive(Clone, Debug)]
 pub struct VolumePlan {
@@ -54,13 +57,18 @@ pub struct VolumeTally {
     /// Points at which a machine crashed that went back to a snapshot, where the volume is as it
     /// was, and where it is what the snapshot has.
     pub rolled_back: [usize; 2],
+    /// The same of a machine that made a clone of the snapshot: where there is none, and where
+    /// there is a whole one.
+    pub cloned: [usize; 2],
 }
 
 /// A store that notes each change, so that it can be had as it was after any of them.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct NotedStore {
-    objects: Mutex<Objects>,
-    changes: Mutex<Vec<Effect>>,
+    objects: Arc<Mutex<Objects>>,
+    changes: Arc<Mutex<Vec<Effect>>>,
+    /// What the names of its volume's objects begin with.
+    prefix: String,
 }
 
 impl NotedStore {
@@ -70,7 +78,16 @@ impl NotedStore {
         for change in &self.changes.lock()[..changes] {
             drop(objects.apply(change, Duration::ZERO));
         }
-        Self { objects: Mutex::new(objects), changes: Mutex::default() }
+        Self { objects: Arc::new(Mutex::new(objects)), ..Self::default() }
+    }
+
+    /// The place of another volume in it.
+    fn at(&self, prefix: &str) -> Self {
+        Self { prefix: prefix.to_owned(), ..self.clone() }
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
     }
 
     fn change(&self, effect: Effect) -> Result<(), ObjectError> {
@@ -82,23 +99,33 @@ impl NotedStore {
 
 impl Store for NotedStore {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
-        self.objects.lock().read(name, range)
+        self.objects.lock().read(&self.key(name), range)
     }
 
     fn create(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
-        self.change(Effect::Create(name.to_owned(), Arc::new(bytes.to_vec())))
+        self.change(Effect::Create(self.key(name), Arc::new(bytes.to_vec())))
     }
 
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
-        self.change(Effect::Put(name.to_owned(), Arc::new(bytes.to_vec())))
+        self.change(Effect::Put(self.key(name), Arc::new(bytes.to_vec())))
     }
 
     fn delete(&self, name: &str) -> Result<(), ObjectError> {
-        self.change(Effect::Delete(name.to_owned()))
+        self.change(Effect::Delete(self.key(name)))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
-        Ok(self.objects.lock().names(prefix, |_| false))
+        let found = self.objects.lock().names(&self.key(prefix), |_| false);
+        Ok(found.iter().filter_map(|key| Some(key.strip_prefix(&self.prefix)?.into())).collect())
+    }
+
+    fn name(&self) -> Result<String, ObjectError> {
+        Ok(self.prefix.strip_suffix('/').unwrap_or_default().into())
+    }
+
+    fn beside(&self, name: &str) -> Result<Arc<dyn Store>, ObjectError> {
+        let prefix = if name.is_empty() { String::new() } else { format!("{name}/") };
+        Ok(Arc::new(self.at(&prefix)))
     }
 }
 
@@ -227,10 +254,9 @@ impl VolumePlan {
         while points.len() > self.points_max {
             points.swap_remove(rng.index(points.len()));
         }
-        // What is there after a crash behind `point` changes of the store.
-        let mut found_at = |point: usize, stage: &str| {
-            let copy = Arc::new(store.after(point));
-            let next = self.owner(&copy, stage, rng.next_u64())?;
+        // What is there in a store that a crash has left.
+        let mut found_in = |copy: &Arc<NotedStore>, stage: &str| {
+            let next = self.owner(copy, stage, rng.next_u64())?;
             life.check(&next.device, stage, false)?;
             let time = Duration::from_secs(100_000);
             let world = World::open(&next.device, opening(rng.next_u64(), time))
@@ -239,16 +265,16 @@ impl VolumePlan {
         };
         for point in &points {
             let stage = format!("crash at {point} of {changes}");
-            let found = found_at(*point, &stage)?;
+            let found = found_in(&Arc::new(store.after(*point)), &stage)?;
             history.explain(*point, &found).or_else(|what| Self::fail(&*stage, what))?;
         }
-        let mut rolled_back = [0; 2];
+        let (mut rolled_back, mut cloned) = ([0; 2], [0; 2]);
         if let Some(made_at) = made_at {
             self.roll_back(&store)?;
             let ended = store.trace_len();
             for point in changes..=ended {
                 let stage = format!("crash at {point} of a rollback, {changes} to {ended}");
-                let found = found_at(point, &stage)?;
+                let found = found_in(&Arc::new(store.after(point)), &stage)?;
                 let as_it_was = history.explain(changes, &found);
                 let behind = as_it_was.is_err() || point == ended;
                 if behind {
@@ -256,8 +282,41 @@ impl VolumePlan {
                 }
                 rolled_back[usize::from(behind)] += 1;
             }
+            self.make_clone(&store)?;
+            let (begun, ended) = (ended, store.trace_len());
+            for point in begun..=ended {
+                let stage = format!("crash at {point} of a clone, {begun} to {ended}");
+                let left = Arc::new(store.after(point));
+                let clone = Arc::new(left.at(CLONE));
+                let is_there = clone.get("super", None).is_ok();
+                let volumes = [left].into_iter().chain(is_there.then_some(clone));
+                for volume in volumes {
+                    let found = found_in(&volume, &stage)?;
+                    history.explain(made_at, &found).or_else(|what| Self::fail(&*stage, what))?;
+                }
+                if point == ended && !is_there {
+                    return Self::fail(stage, "the clone was made, and is not there");
+                }
+                cloned[usize::from(is_there)] += 1;
+            }
         }
-        Ok(VolumeTally { changes: changes - made, points: points.len(), deletes, rolled_back })
+        let changes = changes - made;
+        Ok(VolumeTally { changes, points: points.len(), deletes, rolled_back, cloned })
+    }
+
+    /// The next owner makes a clone of the snapshot.
+    fn make_clone(&self, store: &Arc<NotedStore>) -> Result<(), Failure> {
+        let Owner { device, clock, env } =
+            self.owner(store, "the opening before a clone", self.seed)?;
+        let made = ObjectDevice::make_clone(
+            (store.clone(), Arc::new(InlineExecutor(clock))),
+            (SNAPSHOT, CLONE.trim_end_matches('/')),
+            stored::passphrase(self.seed).as_ref(),
+            Duration::MAX,
+            &env,
+            |pin| device.create_snapshot(pin),
+        );
+        made.map(drop).or_else(|error: ObjectError| Self::fail("the clone", error.to_string()))
     }
 
     /// The next owner goes back to the snapshot.

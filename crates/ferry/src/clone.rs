@@ -1,0 +1,68 @@
+//! `ferry clone`: a new volume that begins as a snapshot of another one, in the same store. The
+//! process that has the volume open pins what the clone needs; if there is none, this one opens the
+//! volume.
+
+use ferry_env::{Env, Utc};
+use ferry_object::{Cloned, ObjectError, StoreUrl, is_encrypted, prepare_clone};
+
+use crate::cli::CloneArgs;
+use crate::control::print;
+use crate::error::CliError;
+use crate::location::{Location, resolved_url};
+use crate::open::explain;
+use crate::rollback::volume_and_name;
+use crate::socket::printable;
+use crate::{passphrase, snapshot};
+
+/// Why a clone could not be made.
+enum Failure {
+    /// What the store or the volume in it says.
+    Store(ObjectError),
+    /// The source could not get its pin.
+    NotPinned(CliError),
+}
+
+impl From<ObjectError> for Failure {
+    fn from(error: ObjectError) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &CloneArgs) -> Result<(), CliError> {
+    let (volume, name) = volume_and_name(&args.snapshot, "clone", "")?;
+    let (Location::Store(source), Location::Store(new)) = (&volume, &args.new) else {
+        return Err(not_there(&volume, &args.new));
+    };
+    let env = Env::real();
+    let failed = |error: ObjectError| explain(&volume, &error.into());
+    let passphrase = match is_encrypted(source, &env).map_err(failed)? {
+        true => Some(passphrase::get(&volume, false)?),
+        false => None,
+    };
+    passphrase.iter().for_each(|_| passphrase::protect_memory());
+    let target = prepare_clone(source, new, &env);
+    let target = target.map_err(|error| explain(&args.new, &error.into()))?;
+    let pin = |pin: &str| snapshot::pin(&volume, pin).map_err(Failure::NotPinned);
+    let made = target.make(name, passphrase.as_ref(), pin).map_err(|failure| match failure {
+        Failure::Store(error) => failed(error),
+        Failure::NotPinned(error) => error,
+    })?;
+    let Cloned { made_secs, pin } = made;
+    let (name, made, pin) = (printable(name), Utc::from_secs(made_secs), printable(&pin));
+    let new: StoreUrl = resolved_url(new);
+    print(&format!(
+        "ferry: {new} is a clone of {name} (made {made}); {volume} has the pin {pin} for it\n"
+    ))
+}
+
+/// The error for a place where no clone can be.
+fn not_there(volume: &Location, new: &Location) -> CliError {
+    match new {
+        Location::Path(_) => CliError::Usage(format!(
+            "{new}: a clone lies beside its volume in the store ({volume}): name a place there; to have it in a file or on a device, make a \
+             volume there and copy from a mount of the snapshot"
+        )),
+        _ => new.not_the_volume(),
+    }
+}
