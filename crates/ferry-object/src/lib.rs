@@ -13,6 +13,7 @@
 //! prove      whether a store keeps what a volume relies on
 //! roots      roots of an ObjectDevice, and what is deleted; reads: its reads, also ahead;
 //!            sweep: what nothing names; repack: what is mostly dead; warm: fills the cache
+//! backup     a volume that has snapshots of another one
 //! rollback   going back to one of the snapshots
 //! snapshots  roots that stay
 //! device     ObjectDevice
@@ -39,6 +40,7 @@
 
 mod access;
 mod ahead;
+mod backup;
 mod batch;
 mod cache;
 mod codec;
@@ -74,6 +76,7 @@ mod volume;
 mod warm;
 mod warming;
 
+pub use backup::{BackedUp, BackupError, BackupSource, Copying};
 pub use cache::{CacheOptions, CacheStats};
 pub use codec::Compression;
 pub use device::{Limits, ObjectDevice, ObjectStats};
@@ -87,8 +90,8 @@ pub use local::{LocalStore, Lost, NotTaken};
 pub use local_dir::Tell;
 pub use locks::{DirLocks, Locks};
 pub use open::{
-    Made, OnDisk, Opening, change_passphrase, has_volume, is_encrypted, lock_files, make_volume,
-    open_volume, owner_here, remove_volume, snapshots_of,
+    Made, OnDisk, Opening, backup_source, change_passphrase, has_volume, is_encrypted, lock_files,
+    make_volume, open_backup, open_volume, owner_here, remove_volume, snapshots_of,
 };
 pub use prove::prove;
 pub use rollback::{Replaced, RolledBack};

@@ -145,20 +145,40 @@ pub(crate) fn identify(
 }
 
 /// The newest claim, and its number; `None`: nobody has claimed the volume yet. Claims are never
-/// deleted, so a list that lags costs only looks.
-fn newest_claim(access: &Access, volume: &Volume) -> Result<Option<(u64, Claim)>, ObjectError> {
+/// deleted, so a list that lags costs only looks. Of a volume that is a backup the first claim is
+/// that behind the epoch of its first root, so it is looked for from `newest`, the newest root, on.
+fn newest_claim(
+    access: &Access,
+    volume: &Volume,
+    newest: &FoundRoot,
+) -> Result<Option<(u64, Claim)>, ObjectError> {
     let listed = access.insist(|store| store.list(CLAIMS))?;
-    let mut epoch = listed.iter().filter_map(|name| number_of(name)).max().unwrap_or(0);
+    let numbers = listed.iter().filter_map(|name| number_of(name));
+    let least = newest.header.epoch;
+    let mut epoch = numbers.max().unwrap_or(0).max(least);
     while access.exists(&claim_name(epoch + 1))? {
         epoch += 1;
     }
     if epoch == 0 {
         return Ok(None);
     }
+    match claim_of(access, volume, epoch) {
+        // The first root of a backup has an epoch that nobody claimed.
+        Err(ObjectError::NotFound(_))
+            if epoch == least && newest.root.state == RootState::Closed =>
+        {
+            Ok(None)
+        }
+        claim => Ok(Some((epoch, claim?))),
+    }
+}
+
+/// The claim of an epoch.
+pub(crate) fn claim_of(access: &Access, volume: &Volume, epoch: u64) -> Result<Claim, ObjectError> {
     let name = claim_name(epoch);
     let (front, table) = access.table(&name)?;
     front.expect(Kind::Claim, &volume.id, epoch)?;
-    Ok(Some((epoch, Claim::decode(&name, &table)?)))
+    Claim::decode(&name, &table)
 }
 
 /// Who claimed an epoch, for people.
@@ -167,10 +187,7 @@ pub(crate) fn owner_of(
     volume: &Volume,
     epoch: u64,
 ) -> Result<String, ObjectError> {
-    let name = claim_name(epoch);
-    let (front, table) = access.table(&name)?;
-    front.expect(Kind::Claim, &volume.id, epoch)?;
-    Ok(Claim::decode(&name, &table)?.owner.to_string())
+    Ok(claim_of(access, volume, epoch)?.owner.to_string())
 }
 
 /// A root that was read.
@@ -195,7 +212,7 @@ pub(crate) fn read_root(
 /// The newest root. The newest two are never deleted, and roots are deleted in ascending order. So
 /// a root without the one before it is none: a claimant wrote it that a list had told of an old
 /// root.
-fn newest_root(access: &Access, volume: &Volume) -> Result<FoundRoot, ObjectError> {
+pub(crate) fn newest_root(access: &Access, volume: &Volume) -> Result<FoundRoot, ObjectError> {
     for _ in 0..LISTS_MAX {
         let listed = access.insist(|store| store.list(ROOTS))?;
         let mut number = listed.iter().filter_map(|name| number_of(name)).max().unwrap_or(0);
@@ -386,7 +403,7 @@ impl Claimant {
 /// What is known before anything is changed: the newest root, the newest claim.
 struct Found {
     root: FoundRoot,
-    /// Number of the newest claim; 0: there is none.
+    /// The next claim has the number behind this one: that of the newest claim.
     epoch: u64,
     before: Before,
 }
@@ -399,8 +416,9 @@ fn look(
     env: &Env,
 ) -> Result<Found, ObjectError> {
     let root = newest_root(access, volume)?;
-    let Some((epoch, claim)) = newest_claim(access, volume)? else {
-        return Ok(Found { root, epoch: 0, before: Before::Closed });
+    let Some((epoch, claim)) = newest_claim(access, volume, &root)? else {
+        let epoch = root.header.epoch;
+        return Ok(Found { root, epoch, before: Before::Closed });
     };
     let closed = root.root.state == RootState::Closed && root.header.epoch == epoch;
     let before = if closed {

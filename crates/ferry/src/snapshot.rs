@@ -30,15 +30,20 @@ fn create(args: &SnapshotArgs) -> Result<(), CliError> {
     let SnapshotArgs { target, name } = args;
     let volume = volume_of(target)?;
     check_snapshot_name(name).map_err(|error| CliError::Usage(error.to_string()))?;
+    make(target, &volume, name)?;
+    print(&format!("{volume}: made the snapshot {name}\n"))
+}
+
+/// Makes a snapshot of a volume, which `target` names as the user does.
+pub fn make(target: &Location, volume: &Location, name: &str) -> Result<(), CliError> {
     match Control::find(target)? {
         Some(control) => {
             control.sync_volume()?;
             let made = ferry_fuse::control::snapshot_create(&control, name);
-            made.map_err(|error| refused(&control, &volume, "cannot make a snapshot", name, error))
+            made.map_err(|error| refused(&control, volume, "cannot make a snapshot", name, error))
         }
-        None => alone(&volume, |device| device.create_snapshot(name)),
-    }?;
-    print(&format!("{volume}: made the snapshot {name}\n"))
+        None => alone(volume, |device| device.create_snapshot(name)),
+    }
 }
 
 fn delete(args: &SnapshotArgs) -> Result<(), CliError> {
@@ -90,7 +95,7 @@ fn list(target: &Location, json: bool) -> Result<(), CliError> {
 }
 
 /// The volume that is mounted at `target`, or that `target` is.
-fn volume_of(target: &Location) -> Result<Location, CliError> {
+pub fn volume_of(target: &Location) -> Result<Location, CliError> {
     let mount = mounts::of(target).filter(Mount::is_ferry);
     let volume = mount.map_or_else(|| target.clone(), |mount| mount.volume());
     match volume {

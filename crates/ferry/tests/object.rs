@@ -1,6 +1,8 @@
 //! Volumes in a store that is a directory: made, mounted, killed, taken over, refused (these need
 //! root and /dev/fuse).
 
+#[path = "object/backup.rs"]
+mod backup;
 #[path = "object/diff.rs"]
 mod diff;
 
@@ -42,7 +44,12 @@ impl Store {
     }
 
     fn url(&self) -> String {
-        format!("dir://{}", self.directory().display())
+        self.url_of("store")
+    }
+
+    /// Another store beside it.
+    fn url_of(&self, name: &str) -> String {
+        format!("dir://{}", self.at(name).display())
     }
 
     fn at(&self, mount: &str) -> PathBuf {
