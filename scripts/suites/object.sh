@@ -134,6 +134,7 @@ object_snapshots() {
   "$ferry" umount "$second"
   "$ferry" fsck "$1@busy"
   object_snapshots_diff "$1"
+  object_backed_up "$1"
   object_snapshots_killed "$1"
   # Its writer has ended: the mount was killed.
   wait "$writer"
@@ -227,6 +228,41 @@ object_rolled_back() {
   rm -r "$mount/rolled-back"
   "$ferry" snapshot delete "$mount" then
   "$ferry" snapshot delete "$mount" before-rollback
+}
+
+# object_backed_up URL: the volume, mounted at $scratch/mnt, is backed up to another store, twice, while
+# it is used, and the command is killed. Each backup is what the snapshot was, and is restored.
+object_backed_up() {
+  local mount=$scratch/mnt second=$scratch/second to=${1%%\?*}-backup again=${1%%\?*}-restored after
+  mkdir "$mount/backed-up"
+  cp -r "$repo/docs" "$mount/backed-up/docs"
+  "$ferry" snapshot create "$mount" night-1
+  "$ferry" backup "$1@night-1" "$to"
+  rm -r "$mount/backed-up/docs"
+  cp -r "$repo/scripts" "$mount/backed-up/scripts"
+  head -c 16M /dev/urandom >"$mount/backed-up/noise"
+  "$ferry" snapshot create "$mount" night-2
+  for after in 0.02 0.06 0.12; do
+    timeout -s KILL "$after" "$ferry" backup "$1@night-2" "$to" || true
+    say "killed after $after s: $("$ferry" snapshot list "$to" | wc -l) backups"
+  done
+  "$ferry" backup "$1@night-2" "$to"
+  "$ferry" snapshot list "$to"
+  timeout 200 "$ferry" fsck "$to"
+  "$ferry" mount "$to@night-1" "$second"
+  diff -r "$repo/docs" "$second/backed-up/docs"
+  "$ferry" umount "$second"
+  "$ferry" snapshot delete "$to" night-1
+  "$ferry" backup "$mount" "$to"
+  "$ferry" backup "$to@night-2" "$again"
+  mount_volume "$again" "$second"
+  diff -r "$repo/scripts" "$second/backed-up/scripts"
+  cmp "$mount/backed-up/noise" "$second/backed-up/noise"
+  echo more >"$second/more"
+  unmount_volume "$second"
+  timeout 200 "$ferry" fsck "$again"
+  "$ferry" backup "$1@night-2" "$again" && return 1
+  rm -r "$mount/backed-up"
 }
 
 # object_snapshots_diff URL: what was removed, moved and changed since the snapshot is told by paths.

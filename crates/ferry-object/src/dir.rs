@@ -231,8 +231,37 @@ impl Store for DirStore {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
-        let (directory, _) = prefix.rsplit_once('/').unwrap_or(("", prefix));
         let mut names = Vec::new();
+        self.walk(prefix, |name, _| {
+            names.push(name);
+            Ok(())
+        })?;
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn list_sizes(&self, prefix: &str) -> Result<Vec<(String, u64)>, ObjectError> {
+        let mut sizes = Vec::new();
+        self.walk(prefix, |name, entry| {
+            match entry.metadata() {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                found => sizes.push((name, found?.len())),
+            }
+            Ok(())
+        })?;
+        sizes.sort_unstable();
+        Ok(sizes)
+    }
+}
+
+impl DirStore {
+    /// Tells `found` each name that begins with `prefix`.
+    fn walk(
+        &self,
+        prefix: &str,
+        mut found: impl FnMut(String, &fs::DirEntry) -> io::Result<()>,
+    ) -> Result<(), ObjectError> {
+        let (directory, _) = prefix.rsplit_once('/').unwrap_or(("", prefix));
         let mut todo = vec![PathBuf::from(directory)];
         while let Some(directory) = todo.pop() {
             let path = self.root.join(&directory);
@@ -248,12 +277,11 @@ impl Store for DirStore {
                     let is_other = others.iter().any(|other| name == Path::new(other));
                     todo.extend((!is_other).then_some(name));
                 } else if let Some(name) = name.to_str().filter(|name| name.starts_with(prefix)) {
-                    names.push(name.to_owned());
+                    found(name.to_owned(), &entry).map_err(|error| failed(&path, &error))?;
                 }
             }
         }
-        names.sort_unstable();
-        Ok(names)
+        Ok(())
     }
 }
 
@@ -281,6 +309,8 @@ mod tests {
         assert_eq!(store.get("a/x/1", Some(1..3)), Ok(b"23".to_vec()));
         assert_eq!(store.get("a/x/1", Some(4..9)), Ok(b"5".to_vec()));
         assert_eq!(store.list("a/"), Ok(vec!["a/b".into(), "a/x/1".into()]));
+        let sizes = [("a/b".to_owned(), 0), ("a/x/1".to_owned(), 5)];
+        assert_eq!(store.list_sizes("a/"), Ok(sizes.to_vec()));
         store.delete("a/b").expect("delete");
         store.delete("a/b").expect("delete again");
         assert_eq!(store.list("a/"), Ok(vec!["a/x/1".into()]));

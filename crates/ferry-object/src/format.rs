@@ -576,6 +576,25 @@ impl Front {
         self.open(table_part(&self.identity, plain_len), table).map(Cow::into_owned)
     }
 
+    /// Refuses an object that is not whole: all its bytes, from the first to the last, are those
+    /// that its checksums, and in an encrypted volume its key, are of.
+    pub fn verify(&self, object: &[u8]) -> Result<(), ObjectError> {
+        self.table(object)?;
+        let end_of = |frame: &Frame| u64::from(frame.stored_offset) + u64::from(frame.stored_len);
+        if object.len() as u64 != self.frames.last().map_or(self.table_end(), end_of) {
+            return Err(damaged(&self.name, "it has another length than its header says"));
+        }
+        let mut contents = vec![0; FRAME_MAX];
+        for frame in &self.frames {
+            let plain = u64::from(frame.plain_offset);
+            let bytes = plain..plain + u64::from(frame.plain_len);
+            let stored = frame.stored_offset as usize..end_of(frame) as usize;
+            let contents = &mut contents[..frame.plain_len as usize];
+            self.extract(&bytes, &object[stored], contents)?;
+        }
+        Ok(())
+    }
+
     /// The bytes of a part, as they were before it was sealed.
     fn open<'a>(&self, part: Part<'_>, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, ObjectError> {
         match &self.key {

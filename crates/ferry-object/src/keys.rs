@@ -215,6 +215,35 @@ pub(crate) fn make_key(
     }
 }
 
+/// The objects with the wrapped key, the newest first, as they are in the store.
+pub(crate) fn wrapped_keys(access: &Access) -> Result<Vec<(u64, Vec<u8>)>, ObjectError> {
+    let mut found = Vec::new();
+    for number in numbers(access)? {
+        match access.get(&key_name(number), None) {
+            // The passphrase is changed at this moment.
+            Err(ObjectError::NotFound(_)) => {}
+            bytes => found.push((number, bytes?)),
+        }
+    }
+    Ok(found)
+}
+
+/// Takes over the wrapped keys of the volume that this one is a copy of, where they are newer:
+/// what opens that one opens this one, unless the passphrase was changed here alone.
+pub(crate) fn take_keys(access: &Access, keys: &[(u64, Vec<u8>)]) -> Result<(), ObjectError> {
+    let there = numbers(access)?;
+    let newest = there.first();
+    let mut has_newer = false;
+    for (number, bytes) in keys.iter().filter(|(number, _)| newest.is_none_or(|old| number > old)) {
+        access.create(&key_name(*number), bytes)?;
+        has_newer = true;
+    }
+    for number in there.iter().filter(|_| has_newer) {
+        access.insist(|store| store.delete(&key_name(*number)))?;
+    }
+    Ok(())
+}
+
 /// From now on another passphrase opens the volume, and the old one does not.
 pub(crate) fn change(
     access: &Access,

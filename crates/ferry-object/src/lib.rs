@@ -13,6 +13,7 @@
 //! prove      whether a store keeps what a volume relies on
 //! roots      roots of an ObjectDevice, and what is deleted; reads: its reads, also ahead;
 //!            sweep: what nothing names; repack: what is mostly dead; warm: fills the cache
+//! backup     a volume that has snapshots of another one
 //! rollback   going back to one of the snapshots
 //! clone      volumes that begin as a snapshot of another one
 //! snapshots  roots that stay
@@ -40,6 +41,7 @@
 
 mod access;
 mod ahead;
+mod backup;
 mod batch;
 mod cache;
 mod clone;
@@ -76,6 +78,7 @@ mod volume;
 mod warm;
 mod warming;
 
+pub use backup::{BackedUp, BackupError, BackupSource, Copying};
 pub use cache::{CacheOptions, CacheStats};
 pub use clone::Cloned;
 pub use codec::Compression;
@@ -90,8 +93,9 @@ pub use local::{LocalStore, Lost, NotTaken};
 pub use local_dir::Tell;
 pub use locks::{DirLocks, Locks};
 pub use open::{
-    Made, NewClone, OnDisk, Opening, change_passphrase, has_volume, is_encrypted, lock_files,
-    make_volume, open_volume, owner_here, prepare_clone, remove_volume, snapshots_of,
+    Made, NewClone, OnDisk, Opening, backup_source, change_passphrase, has_volume, is_encrypted,
+    lock_files, make_volume, open_backup, open_volume, owner_here, prepare_clone, remove_volume,
+    snapshots_of,
 };
 pub use pins::CloneName;
 pub use prove::prove;

@@ -634,6 +634,10 @@ impl Store for LocalStore {
         self.access.store.list(prefix)
     }
 
+    fn list_sizes(&self, prefix: &str) -> Result<Vec<(String, u64)>, ObjectError> {
+        self.access.store.list_sizes(prefix)
+    }
+
     fn sample(&self) -> Result<Vec<String>, ObjectError> {
         self.access.store.sample()
     }

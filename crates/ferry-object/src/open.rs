@@ -1,6 +1,7 @@
 //! A volume by the URL of its store: connecting, opening, making.
 
 use crate::access::{Access, Patience};
+use crate::backup::{BackupError, BackupSource};
 use crate::cache::{CacheOptions, DiskCache};
 use crate::clone::Cloned;
 use crate::device::{Limits, ObjectDevice};
@@ -328,6 +329,43 @@ impl NewClone {
             }
         }
     }
+}
+
+/// The volume in a store, whose snapshots are to be backed up. It may be in use.
+pub fn backup_source(
+    url: &StoreUrl,
+    passphrase: Option<&Passphrase>,
+    env: &Env,
+) -> Result<BackupSource, ObjectError> {
+    BackupSource::identified(identify(access(url, env)?, passphrase)?)
+}
+
+/// Opens the backup of a volume to own it, or makes it in a store that has none: a directory is
+/// made, if its parent exists; an S3 store is proven first. A store that is something else is
+/// refused, and left as it is. `take_over`: from an owner that may be alive, too.
+pub fn open_backup(
+    url: &StoreUrl,
+    source: &BackupSource,
+    take_over: bool,
+    env: &Env,
+) -> Result<Made, BackupError> {
+    let target = BackupError::Target;
+    let mut is_new = prepare(url).map_err(target)?;
+    let Connected { store, executor } = connect(url, env).map_err(target)?;
+    let limits = Limits { holds: false, ..limits() };
+    let access = Access::new(store.clone(), executor.clone(), Patience::Opening(PATIENCE), env);
+    let mut warnings = Vec::new();
+    if let StoreUrl::S3(_) = url
+        && !source.has_begun(&access)?
+    {
+        is_new = is_free(url, &*store, &executor).map_err(target)?;
+        if is_new {
+            warnings = prove(&*store, &*executor, env).map_err(target)?;
+        }
+    }
+    let claimant = claimant(url, &Opening::Own { take_over, force: false }, None, env);
+    let device = source.open_target(store, executor, &claimant.map_err(target)?, limits, env)?;
+    Ok(Made { device, is_new, warnings })
 }
 
 /// Removes what was made of a volume by a process that owns it, and that could not make it whole.

@@ -122,7 +122,9 @@ impl ObjectDevice {
     ) {
         assert!(state.roots.writing.is_none(), "one root is written at a time");
         let Composed { shards, changed, dead } = match change {
-            RootChange::RollBack { to, .. } => Composed::of(to),
+            RootChange::RollBack { to, .. } | RootChange::Receive { of: to, .. } => {
+                Composed::of(to)
+            }
             _ => self.compose(state),
         };
         let (first, last_id) = match change {

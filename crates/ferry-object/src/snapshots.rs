@@ -65,6 +65,12 @@ pub(crate) enum RootChange<'a> {
         pin: &'a Pin,
         to: &'a Root,
     },
+    /// The volume, a backup, is what `of` has, the root of this snapshot in the volume that is
+    /// backed up. It becomes a snapshot here, too.
+    Receive {
+        pin: &'a Pin,
+        of: &'a Root,
+    },
 }
 
 impl Roots {
@@ -224,20 +230,22 @@ impl ObjectDevice {
     /// The pins of the root that is composed now.
     pub(crate) fn changed_pins(&self, state: &State, change: RootChange<'_>) -> Vec<Pin> {
         let mut pins = state.roots.pins.clone();
+        let pin = |name: &str, made_secs| Pin {
+            name: name.into(),
+            root: state.roots.number + 1,
+            free: FreeNames {
+                log: state.committed,
+                object: ObjectRef {
+                    epoch: self.volume.epoch,
+                    number: self.next_object.load(Ordering::Relaxed),
+                },
+            },
+            made_secs,
+        };
         match change {
             RootChange::None | RootChange::RollBack { .. } => {}
-            RootChange::Add(name) => pins.push(Pin {
-                name: name.into(),
-                root: state.roots.number + 1,
-                free: FreeNames {
-                    log: state.committed,
-                    object: ObjectRef {
-                        epoch: self.volume.epoch,
-                        number: self.next_object.load(Ordering::Relaxed),
-                    },
-                },
-                made_secs: self.env.clock.wall().as_secs(),
-            }),
+            RootChange::Add(name) => pins.push(pin(name, self.env.clock.wall().as_secs())),
+            RootChange::Receive { pin: of, .. } => pins.push(pin(&of.name, of.made_secs)),
             RootChange::Share { name, of } => {
                 if let Some(shared) = pins.iter().find(|pin| pin.name == of) {
                     let pin = Pin { name: name.into(), ..shared.clone() };
@@ -280,14 +288,18 @@ fn is_behind_pin(roots: &Roots, change: Option<&RootChange<'_>>) -> bool {
 pub(crate) fn refuse(state: &State, change: &RootChange<'_>) -> Result<(), ObjectError> {
     let pins = &state.roots.pins;
     let has = |name: &str| pins.iter().any(|pin| pin.name == name);
+    let may_add = |name: &str| match pins.len() {
+        _ if has(name) => Err(ObjectError::SnapshotExists(name.into())),
+        count if count >= SNAPSHOTS_MAX => Err(ObjectError::TooManySnapshots(count)),
+        _ => Ok(()),
+    };
     match change {
-        RootChange::Add(name) | RootChange::Share { name, .. } if has(name) => {
-            Err(ObjectError::SnapshotExists((*name).into()))
-        }
-        RootChange::Add(_) | RootChange::Share { .. } if pins.len() >= SNAPSHOTS_MAX => {
-            Err(ObjectError::TooManySnapshots(pins.len()))
-        }
-        RootChange::Share { of, .. } if !has(of) => Err(no_snapshot(of, pins)),
+        RootChange::Add(name) => may_add(name),
+        RootChange::Receive { pin, .. } => may_add(&pin.name),
+        RootChange::Share { name, of } => may_add(name).and_then(|()| match has(of) {
+            true => Ok(()),
+            false => Err(no_snapshot(of, pins)),
+        }),
         RootChange::Remove(name) if !has(name) => Err(no_snapshot(name, pins)),
         RootChange::RollBack { pin, .. } if !pins.contains(pin) => {
             Err(no_snapshot(&pin.name, pins))

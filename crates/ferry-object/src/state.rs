@@ -202,6 +202,11 @@ impl Map {
         self.emptied || !self.dead.is_empty()
     }
 
+    /// Whether the newest root lacks a change.
+    pub fn has_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
     /// Blocks in use, and runs.
     pub fn size(&self) -> (u64, usize) {
         (self.live.values().sum(), self.runs.len())

@@ -70,6 +70,17 @@ pub trait Store: Send + Sync {
     /// Names that begin with `prefix`, ascending. Names created or deleted a short time ago may be
     /// wrong in it.
     fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError>;
+    /// The same, each with the bytes of its object.
+    fn list_sizes(&self, prefix: &str) -> Result<Vec<(String, u64)>, ObjectError> {
+        let mut sizes = Vec::new();
+        for name in self.list(prefix)? {
+            match self.get(&name, None) {
+                Err(ObjectError::NotFound(_)) => {}
+                found => sizes.push((name, found?.len() as u64)),
+            }
+        }
+        Ok(sizes)
+    }
     /// Some of the names that exist; none if none does.
     fn sample(&self) -> Result<Vec<String>, ObjectError> {
         self.list("")

@@ -18,9 +18,10 @@ use crate::device::{DELETES_PER_LOOK, ObjectDevice};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Job};
 use crate::format::{
-    HEADER_LEN, Kind, LOGS, ObjectRef, Pin, ROOTS, SHARDS, header, number_of, object_of_shard,
+    HEADER_LEN, Kind, LOGS, ObjectRef, ROOTS, SHARDS, header, number_of, object_of_shard,
 };
 use crate::inherited::Inherited;
+use crate::snapshots::Pinned;
 use crate::state::{Effects, State};
 use ferry_env::planted::{Bug, is_planted};
 use std::collections::BTreeSet;
@@ -39,7 +40,7 @@ impl ObjectDevice {
         // for the grace.
         let (me, pins) = (self.me(), roots.pins.clone());
         let run = move || -> Answer {
-            let swept = me.sweep(pins);
+            let swept = me.pinned(pins).and_then(|needed| me.sweep(&needed));
             Box::new(move || {
                 if let Err(error) = swept {
                     tracing::warn!(%error, "objects that nothing needs stay until the next sweep");
@@ -50,12 +51,13 @@ impl ObjectDevice {
         fx.jobs.push(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
     }
 
-    fn sweep(&self, pins: Vec<Pin>) -> Result<(), ObjectError> {
+    /// Deletes what no snapshot needs, and nothing else names. `needed`: what the snapshots need.
+    pub(crate) fn sweep(&self, needed: &Pinned) -> Result<(), ObjectError> {
         let looks_first = is_planted(Bug::SweptAfterLook);
         if looks_first {
             self.look()?;
         }
-        let orphans = self.orphans(pins)?;
+        let orphans = self.orphans(needed)?;
         for names in orphans.chunks(DELETES_PER_LOOK) {
             if self.failure().is_some() {
                 return Ok(());
@@ -73,9 +75,8 @@ impl ObjectDevice {
     }
 
     /// Objects of older owners that nothing names, roots first.
-    fn orphans(&self, pins: Vec<Pin>) -> Result<Vec<String>, ObjectError> {
+    fn orphans(&self, pinned: &Pinned) -> Result<Vec<String>, ObjectError> {
         let Inherited { objects, shards, root, next } = &self.inherited;
-        let pinned = self.pinned(pins)?;
         let list = |prefix: &str| self.access.insist(|store| store.list(prefix));
         let mut orphans = list(ROOTS)?;
         orphans.retain(|name| {

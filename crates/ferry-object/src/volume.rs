@@ -187,21 +187,41 @@ fn missing(parent: &Parent, error: ObjectError) -> ObjectError {
 }
 
 /// The newest claim, and its number; `None`: nobody has claimed the volume yet. Claims are never
-/// deleted, so a list that lags costs only looks.
-fn newest_claim(access: &Access, volume: &Volume) -> Result<Option<(u64, Claim)>, ObjectError> {
+/// deleted, so a list that lags costs only looks. Of a volume that is a backup the first claim is
+/// that behind the epoch of its first root, so it is looked for from `newest`, the newest root, on.
+fn newest_claim(
+    access: &Access,
+    volume: &Volume,
+    newest: &FoundRoot,
+) -> Result<Option<(u64, Claim)>, ObjectError> {
     let listed = access.insist(|store| store.list(CLAIMS))?;
+    let numbers = listed.iter().filter_map(|name| number_of(name));
     let before = volume.info.epoch_before();
-    let mut epoch = listed.iter().filter_map(|name| number_of(name)).max().unwrap_or(before);
+    let least = newest.header.epoch.max(before);
+    let mut epoch = numbers.max().unwrap_or(0).max(least);
     while access.exists(&claim_name(epoch + 1))? {
         epoch += 1;
     }
     if epoch == before {
         return Ok(None);
     }
+    match claim_of(access, volume, epoch) {
+        // The first root of a backup has an epoch that nobody claimed.
+        Err(ObjectError::NotFound(_))
+            if epoch == least && newest.root.state == RootState::Closed =>
+        {
+            Ok(None)
+        }
+        claim => Ok(Some((epoch, claim?))),
+    }
+}
+
+/// The claim of an epoch.
+pub(crate) fn claim_of(access: &Access, volume: &Volume, epoch: u64) -> Result<Claim, ObjectError> {
     let name = claim_name(epoch);
     let (front, table) = access.table(&name)?;
     front.expect(Kind::Claim, &volume.id, epoch)?;
-    Ok(Some((epoch, Claim::decode(&name, &table)?)))
+    Claim::decode(&name, &table)
 }
 
 /// Who claimed an epoch, for people.
@@ -210,10 +230,7 @@ pub(crate) fn owner_of(
     volume: &Volume,
     epoch: u64,
 ) -> Result<String, ObjectError> {
-    let name = claim_name(epoch);
-    let (front, table) = access.table(&name)?;
-    front.expect(Kind::Claim, &volume.id, epoch)?;
-    Ok(Claim::decode(&name, &table)?.owner.to_string())
+    Ok(claim_of(access, volume, epoch)?.owner.to_string())
 }
 
 /// A root that was read.
@@ -429,7 +446,8 @@ impl Claimant {
 /// What is known before anything is changed: the newest root, the newest claim.
 struct Found {
     root: FoundRoot,
-    /// Number of the newest claim; without one the number before the first.
+    /// The next claim has the number behind this one: that of the newest claim; without one the
+    /// number before the first.
     epoch: u64,
     before: Before,
 }
@@ -442,8 +460,8 @@ fn look(
     env: &Env,
 ) -> Result<Found, ObjectError> {
     let root = newest_root(access, volume)?;
-    let Some((epoch, claim)) = newest_claim(access, volume)? else {
-        let epoch = volume.info.epoch_before();
+    let Some((epoch, claim)) = newest_claim(access, volume, &root)? else {
+        let epoch = root.header.epoch.max(volume.info.epoch_before());
         return Ok(Found { root, epoch, before: Before::Closed });
     };
     let closed = root.root.state == RootState::Closed && root.header.epoch == epoch;

@@ -93,6 +93,14 @@ pub enum Command {
     /// what is the same in both is stored once. The volume has a pin for it, which `ferry snapshot
     /// list` shows as NAME@ID@NEW. If the command is killed, there is no clone, or a whole one.
     Clone(CloneArgs),
+    /// Copy a snapshot of a volume in a store, mounted or not, to another store; later only what
+    /// that one lacks
+    ///
+    /// Without @NAME it makes the snapshot backup-DATE-TIME first. The target is a volume with the
+    /// snapshots that were backed up: `ferry mount TARGET@NAME` shows one of them, and
+    /// `ferry backup TARGET@NAME STORE` restores it. A backup that is cut off is not there; run
+    /// again with @NAME, it goes on with what it had copied.
+    Backup(BackupArgs),
     /// Show which paths differ between two snapshots of a volume, or a snapshot and the volume:
     /// exit 0 none, 1 some, 2 could not compare
     Diff(DiffArgs),
@@ -576,6 +584,21 @@ pub struct CloneArgs {
     pub snapshot: Location,
     /// The new volume: an empty place beside that
     pub new: Location,
+}
+
+/// The arguments of `ferry backup`.
+#[derive(Args, Debug)]
+pub struct BackupArgs {
+    /// The mount point, or any directory in it; or the volume; a snapshot has its name behind an @
+    /// (in front of the ?)
+    #[arg(value_name = "VOLUME[@NAME]")]
+    pub volume: Location,
+    /// The store that gets the backup, dir:///PATH or s3://BUCKET/PREFIX: empty, or with older
+    /// backups of the same volume
+    pub target: Location,
+    /// Take the target from a process that may be alive, as a backup of a machine that died
+    #[arg(long)]
+    pub take_over: bool,
 }
 
 /// The arguments of `ferry diff`.

@@ -37,6 +37,7 @@
 //! other modules serve the command.
 
 mod asked;
+mod backup;
 mod bdi;
 mod cache_size;
 mod cert;

@@ -11,8 +11,8 @@ use ferry_device::{
 };
 use ferry_env::Env;
 use ferry_object::{
-    CacheOptions, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase, Snapshot, StoreUrl,
-    open_volume, snapshots_of,
+    BackupSource, CacheOptions, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase, Snapshot,
+    StoreUrl, backup_source, open_volume, snapshots_of,
 };
 
 use crate::error::CliError;
@@ -297,6 +297,15 @@ fn open_in_store<T>(
         passphrase::protect_memory();
     }
     Ok(opened)
+}
+
+/// The volume in a store, whose snapshots are to be backed up. It may be in use.
+pub fn backup_source_in_store(
+    volume: &Location,
+    url: &StoreUrl,
+    env: &Env,
+) -> Result<BackupSource, OpenError> {
+    open_in_store(volume, &OnceCell::new(), |passphrase| backup_source(url, passphrase, env))
 }
 
 /// The snapshots of the volume in a store, which may be in use.

@@ -32,19 +32,24 @@ fn create(args: &SnapshotArgs) -> Result<(), CliError> {
     let SnapshotArgs { target, name } = args;
     let volume = volume_of(target)?;
     check_snapshot_name(name).map_err(|error| CliError::Usage(error.to_string()))?;
+    make(target, &volume, name)?;
+    print(&format!("{volume}: made the snapshot {name}\n"))
+}
+
+/// Makes a snapshot of a volume, which `target` names as the user does.
+pub fn make(target: &Location, volume: &Location, name: &str) -> Result<(), CliError> {
     let control = Control::find(target)?;
     control.as_ref().map_or(Ok(()), Control::sync_volume)?;
-    make(control, &volume, name)?;
-    print(&format!("{volume}: made the snapshot {name}\n"))
+    add(control, volume, name)
 }
 
 /// Has the owner of a volume make the pin of a clone. If there is none, this process opens the
 /// volume.
 pub fn pin(volume: &Location, name: &str) -> Result<(), CliError> {
-    make(Control::find(volume)?, volume, name)
+    add(Control::find(volume)?, volume, name)
 }
 
-fn make(control: Option<Control>, volume: &Location, name: &str) -> Result<(), CliError> {
+fn add(control: Option<Control>, volume: &Location, name: &str) -> Result<(), CliError> {
     let Some(control) = control else {
         return alone(volume, |device| device.create_snapshot(name));
     };
@@ -101,7 +106,7 @@ fn list(target: &Location, json: bool) -> Result<(), CliError> {
 }
 
 /// The volume that is mounted at `target`, or that `target` is.
-fn volume_of(target: &Location) -> Result<Location, CliError> {
+pub fn volume_of(target: &Location) -> Result<Location, CliError> {
     let mount = mounts::of(target).filter(Mount::is_ferry);
     let volume = mount.map_or_else(|| target.clone(), |mount| mount.volume());
     match volume {

@@ -3,6 +3,8 @@
 
 #[path = "object/clone.rs"]
 mod clone;
+#[path = "object/backup.rs"]
+mod backup;
 #[path = "object/diff.rs"]
 mod diff;
 
@@ -44,7 +46,12 @@ impl Store {
     }
 
     fn url(&self) -> String {
-        format!("dir://{}", self.directory().display())
+        self.url_of("store")
+    }
+
+    /// Another store beside it.
+    fn url_of(&self, name: &str) -> String {
+        format!("dir://{}", self.at(name).display())
     }
 
     fn at(&self, mount: &str) -> PathBuf {

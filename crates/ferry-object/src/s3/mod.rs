@@ -96,12 +96,12 @@ impl S3Store {
         }
     }
 
-    /// One part of a list: names are added, and the token of the next part is returned.
+    /// One part of a list: names and sizes are added, and the token of the next part is returned.
     fn list_part(
         &self,
         prefix: &str,
         token: Option<&str>,
-        names: &mut Vec<String>,
+        found: &mut Vec<Listed>,
     ) -> Result<Option<String>, ObjectError> {
         let mut query = vec![("list-type", "2"), ("prefix", prefix), ("encoding-type", "url")];
         query.extend(token.map(|token| ("continuation-token", token)));
@@ -117,8 +117,26 @@ impl S3Store {
         if answer.status != 200 {
             return Err(self.client.error(&request, prefix, &answer));
         }
-        parse_list(&answer, &self.prefix, names)
+        parse_list(&answer, &self.prefix, found)
             .ok_or_else(|| ObjectError::Unavailable("the answer is no list of objects".into()))
+    }
+
+    /// All parts of a list, ascending.
+    fn list_all(&self, prefix: &str) -> Result<Vec<Listed>, ObjectError> {
+        let prefix = self.key(prefix);
+        let (mut found, mut token) = (Vec::new(), None);
+        loop {
+            let next = self.list_part(&prefix, token.as_deref(), &mut found)?;
+            if next.is_none() {
+                break;
+            }
+            if next == token {
+                return Err(ObjectError::Unavailable("the list of objects does not end".into()));
+            }
+            token = next;
+        }
+        found.sort_unstable();
+        Ok(found)
     }
 
     /// What the bucket says about versions or lifecycle rules; `None` if it does not say.
@@ -140,9 +158,12 @@ impl S3Store {
     }
 }
 
-/// Adds the names of an answer, without the prefix. The result is the token of the next part, if
-/// there is one. `None`: the answer is not whole.
-fn parse_list(answer: &Answer, prefix: &str, names: &mut Vec<String>) -> Option<Option<String>> {
+/// A name, and the size of its object if the store tells it.
+type Listed = (String, Option<u64>);
+
+/// Adds the names of an answer, without the prefix, and the sizes of their objects. The result is
+/// the token of the next part, if there is one. `None`: the answer is not whole.
+fn parse_list(answer: &Answer, prefix: &str, found: &mut Vec<Listed>) -> Option<Option<String>> {
     let text = std::str::from_utf8(&answer.body).ok()?;
     let document = roxmltree::Document::parse(text).ok()?;
     let root = document.root_element();
@@ -159,7 +180,8 @@ fn parse_list(answer: &Answer, prefix: &str, names: &mut Vec<String>) -> Option<
         let key = if encoded { decode(&key)? } else { key };
         // The prefix alone is a "directory" that a browser of buckets made.
         if let Some(name) = key.strip_prefix(prefix).filter(|name| !name.is_empty()) {
-            names.push(name.to_owned());
+            let size = text_of(entry, "Size").and_then(|size| size.parse().ok());
+            found.push((name.to_owned(), size));
         }
     }
     match text_of(root, "IsTruncated").as_deref() {
@@ -283,20 +305,13 @@ impl Store for S3Store {
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
-        let prefix = self.key(prefix);
-        let (mut names, mut token) = (Vec::new(), None);
-        loop {
-            let next = self.list_part(&prefix, token.as_deref(), &mut names)?;
-            if next.is_none() {
-                break;
-            }
-            if next == token {
-                return Err(ObjectError::Unavailable("the list of objects does not end".into()));
-            }
-            token = next;
-        }
-        names.sort_unstable();
-        Ok(names)
+        Ok(self.list_all(prefix)?.into_iter().map(|(name, _)| name).collect())
+    }
+
+    fn list_sizes(&self, prefix: &str) -> Result<Vec<(String, u64)>, ObjectError> {
+        let unknown = || ObjectError::Refused("a list of objects has no sizes".into());
+        let sized = |(name, size): Listed| Ok((name, size.ok_or_else(unknown)?));
+        self.list_all(prefix)?.into_iter().map(sized).collect()
     }
 
     /// The prefix, without the slash at its end.
@@ -310,9 +325,9 @@ impl Store for S3Store {
     }
 
     fn sample(&self) -> Result<Vec<String>, ObjectError> {
-        let mut names = Vec::new();
-        self.list_part(&self.prefix, None, &mut names)?;
-        Ok(names)
+        let mut found = Vec::new();
+        self.list_part(&self.prefix, None, &mut found)?;
+        Ok(found.into_iter().map(|(name, _)| name).collect())
     }
 
     fn check_rules(&self) -> Result<Vec<String>, ObjectError> {

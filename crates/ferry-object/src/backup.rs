@@ -1,0 +1,580 @@
+//! A backup: a volume that has snapshots of another one.
+//!
+//! It has the id of the volume that it backs up, its key, and the same objects under the same
+//! names. So an object is copied as it is, and one that is there already is not copied again. Each
+//! backup is made by an owner of the target, which no other owner can be beside:
+//!
+//! * BACKUP-1: the owner ends with one root that has the shards of the snapshot, and names it. That
+//!   root is the whole change: it is sent after all that it needs has answered. So a backup that is
+//!   cut off is not there, and what it had copied is found by the next one.
+//! * BACKUP-2: an object is sent only after all its bytes were verified.
+//! * BACKUP-3: an object of the target counts as copied if it has the right length, and either a
+//!   snapshot of the target needs it, or its header, read by its name, is the same: a list may lag.
+//!   One header of each epoch, and that of the last log object, are compared in any case: a source
+//!   that somebody has set back, with a copy of its store, writes other objects under names that it
+//!   had used.
+//! * BACKUP-4: no owner of the target writes an object under a name that an owner of the source
+//!   has written, or will write. The first root of the target has an epoch and a first log object
+//!   far behind those of the source, by a random distance: both volumes may be used, and share a
+//!   cache.
+//! * BACKUP-5: a target whose map an owner of its own has changed is refused: the change would be
+//!   lost.
+
+use crate::access::{Access, Created, Patience};
+use crate::device::{Limits, ObjectDevice};
+use crate::error::ObjectError;
+use crate::executor::{Answer, Executor, Job};
+use crate::format::{
+    Front, HEADER_LEN, Id, Kind, LOGS, ObjectRef, Pin, Root, RootState, SHARDS, SUPER, claim_name,
+    encode_root, header, new_header, root_name, shard_name,
+};
+use crate::keys::{Passphrase, take_keys, wrapped_keys};
+use crate::pins::no_snapshot;
+use crate::snapshots::{Pinned, RootChange};
+use crate::store::Store;
+use crate::volume::{Claimant, Volume, claim_of, identify, load_shard, newest_root, read_root};
+use ferry_env::{Env, Utc};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::ControlFlow;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// Objects that are copied at a time, at most.
+const COPIES_MAX: usize = 12;
+/// Their bytes, at most, if they are several.
+const COPY_BYTES_MAX: u64 = 64 << 20;
+/// While nothing ends, the caller is asked so often whether to go on.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// The epochs of a target begin at least so far behind the source's, and its log objects so far.
+const EPOCHS_BEHIND: u64 = 1 << 20;
+const LOGS_BEHIND: u64 = 1 << 40;
+/// The random part of that distance is shorter than 2^50.
+const RANDOM_SHIFT: u32 = 14;
+
+/// Why a backup was not made. The target is what it was, but for objects that nothing names.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BackupError {
+    /// The volume, or its store.
+    #[error(transparent)]
+    Source(ObjectError),
+    /// The store that gets the backup.
+    #[error("{0}")]
+    Target(ObjectError),
+    /// The snapshot of this name was deleted meanwhile.
+    #[error("the snapshot {0:?} was deleted while it was copied")]
+    Deleted(String),
+    /// The target has another volume.
+    #[error("there is another volume here, which is left alone")]
+    OtherVolume,
+    /// The target is what somebody has made of a backup.
+    #[error("it is a volume of its own since {since} ({owner})")]
+    OwnVolume {
+        /// When it was claimed.
+        since: String,
+        /// By whom, in words.
+        owner: String,
+    },
+    /// The target has an object of this name that is shorter or longer.
+    #[error("the object {0} has another length here than in the volume: it is damaged")]
+    Differs(String),
+    /// The target has another object of this name, of the same length.
+    #[error(
+        "the object {0} is another one here than in the volume, which was set back with a copy of its store, or is such a copy"
+    )]
+    Forked(String),
+    /// The caller did not want to go on.
+    #[error("stopped")]
+    Stopped,
+}
+
+/// How far a backup is: objects and their bytes, as they are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copying {
+    /// Copied.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// To be copied in all.
+    pub objects_total: u64,
+    /// Their bytes.
+    pub bytes_total: u64,
+}
+
+/// What a backup did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackedUp {
+    /// The target has the snapshot since now.
+    Copied {
+        /// What was copied.
+        objects: u64,
+        /// Its bytes.
+        bytes: u64,
+        /// What the snapshot needs.
+        objects_total: u64,
+        /// Its bytes.
+        bytes_total: u64,
+    },
+    /// The target had it before.
+    WasThere,
+}
+
+/// A volume whose snapshots are backed up. It may be in use.
+pub struct BackupSource {
+    access: Access,
+    volume: Volume,
+}
+
+/// An object that a snapshot needs.
+#[derive(Clone, Copy, Debug)]
+enum Needed {
+    Shard(u64, ObjectRef),
+    Object(ObjectRef),
+}
+
+impl Needed {
+    fn name(self) -> String {
+        match self {
+            Self::Shard(shard, at) => shard_name(shard, at),
+            Self::Object(at) => at.name(),
+        }
+    }
+
+    /// Refuses bytes that are not all of this object.
+    fn verify(self, access: &Access, volume: &Id, bytes: &[u8]) -> Result<(), ObjectError> {
+        let front = Front::decode(&access.codec, &self.name(), bytes)?;
+        let front = match self {
+            Self::Shard(_, at) => front.expect(Kind::Shard, volume, at.number)?,
+            Self::Object(at) => front.expect_object(at, volume)?,
+        };
+        front.verify(bytes)
+    }
+}
+
+/// An object that the target may lack.
+struct Task {
+    needed: Needed,
+    bytes: u64,
+    how: How,
+}
+
+/// What is done about an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// The target has one of this name and length: it must have the same header.
+    Compare,
+    Copy,
+}
+
+/// A task that has ended: the bytes that were copied.
+type Ended = Result<Option<u64>, BackupError>;
+
+impl BackupSource {
+    /// The volume in a store.
+    pub fn open(
+        store: Arc<dyn Store>,
+        executor: Arc<dyn Executor>,
+        passphrase: Option<&Passphrase>,
+        limits: Limits,
+        env: &Env,
+    ) -> Result<Self, ObjectError> {
+        let access = Access::new(store, executor, Patience::Opening(limits.patience), env);
+        Self::identified(identify(access, passphrase)?)
+    }
+
+    /// One that was identified. A clone is refused: a part of its objects is another volume's.
+    pub(crate) fn identified((access, volume): (Access, Volume)) -> Result<Self, ObjectError> {
+        match volume.info.parents.last() {
+            Some(parent) => Err(ObjectError::Setup(format!(
+                "this is a clone, and the volume {:?} beside it has a part of its data: a clone \
+                 cannot be backed up, so copy its files to another volume",
+                parent.name
+            ))),
+            None => Ok(Self { access, volume }),
+        }
+    }
+
+    /// Whether a process has begun to make a target for this volume in a store, and has not come to
+    /// `super`.
+    pub(crate) fn has_begun(&self, target: &Access) -> Result<bool, BackupError> {
+        let front = |name: &str| match target.get(name, Some(0..HEADER_LEN as u64)) {
+            Err(ObjectError::NotFound(_)) => Ok(None),
+            found => found.map(Some),
+        };
+        let found = || match (front(SUPER)?, front(&root_name(0))?) {
+            (None, Some(root)) => {
+                header(&root_name(0), &root).map(|found| found.volume == self.volume.id)
+            }
+            _ => Ok(false),
+        };
+        found().map_err(BackupError::Target)
+    }
+
+    /// Opens the target to own it. In a store that has no volume it is made first: a volume whose
+    /// device reads as zeros.
+    pub fn open_target(
+        &self,
+        store: Arc<dyn Store>,
+        executor: Arc<dyn Executor>,
+        claimant: &Claimant,
+        limits: Limits,
+        env: &Env,
+    ) -> Result<Arc<ObjectDevice>, BackupError> {
+        let mut access = Access::new(store, executor, Patience::Opening(limits.patience), env);
+        access.codec = self.access.codec.clone();
+        self.make_target(&access, env)?;
+        let volume = Volume { epoch: 0, ..self.volume.clone() };
+        let newest = newest_root(&access, &volume).map_err(BackupError::Target)?;
+        refuse_own(&access, &volume, newest.root.shards.into_iter().map(|(_, at)| at))?;
+        let device = ObjectDevice::claim_identified(access, volume, claimant, limits, env)
+            .map_err(BackupError::Target)?;
+        // What the last owner did may be in the log.
+        let refused = device.refuse_changed().and_then(|()| self.give_keys(&device.access));
+        if refused.is_err()
+            && let Err(error) = device.close()
+        {
+            tracing::warn!(%error, "the target is not marked as closed in its store");
+        }
+        refused.map(|()| device)
+    }
+
+    /// Makes the target if there is none. `super` comes last: with it the volume is there.
+    fn make_target(&self, to: &Access, env: &Env) -> Result<(), BackupError> {
+        let bytes = self.access.get(SUPER, None).map_err(BackupError::Source)?;
+        match to.get(SUPER, None) {
+            Err(ObjectError::NotFound(_)) => {}
+            Ok(found) if found == bytes => return Ok(()),
+            Ok(_) => return Err(BackupError::OtherVolume),
+            Err(error) => return Err(BackupError::Target(error)),
+        }
+        self.make_first_root(to, env)?;
+        self.give_keys(to)?;
+        match to.create(SUPER, &bytes).map_err(BackupError::Target)? {
+            Created::Ours => Ok(()),
+            Created::Foreign(_) | Created::Vanished => Err(BackupError::OtherVolume),
+        }
+    }
+
+    /// The passphrases of the volume open the target.
+    fn give_keys(&self, to: &Access) -> Result<(), BackupError> {
+        if !self.volume.info.encrypted {
+            return Ok(());
+        }
+        let keys = wrapped_keys(&self.access).map_err(BackupError::Source)?;
+        take_keys(to, &keys).map_err(BackupError::Target)
+    }
+
+    fn make_first_root(&self, to: &Access, env: &Env) -> Result<(), BackupError> {
+        let newest = newest_root(&self.access, &self.volume).map_err(BackupError::Source)?;
+        let random = || env.entropy.next_u64() >> RANDOM_SHIFT;
+        let root = Root {
+            first: newest.root.first + LOGS_BEHIND + random(),
+            last_id: [0; 16],
+            state: RootState::Closed,
+            shards: Vec::new(),
+            pins: Vec::new(),
+        };
+        let epoch = newest.header.epoch + EPOCHS_BEHIND + random();
+        let header = new_header(Kind::Root, self.volume.id, epoch, 0, env);
+        let bytes = encode_root(&to.codec, &header, &root);
+        match to.create(&root_name(0), &bytes).map_err(BackupError::Target)? {
+            Created::Ours => Ok(()),
+            // A process that did not come to `super` has made it.
+            Created::Foreign(found) if found.volume == self.volume.id => Ok(()),
+            Created::Foreign(_) | Created::Vanished => Err(BackupError::OtherVolume),
+        }
+    }
+
+    /// An error if the volume has no snapshot of this name.
+    pub fn check(&self, name: &str) -> Result<(), ObjectError> {
+        self.snapshot(name).map(drop)
+    }
+
+    /// The snapshot of this name, and its root.
+    fn snapshot(&self, name: &str) -> Result<(Pin, Root), ObjectError> {
+        let mut pins = newest_root(&self.access, &self.volume)?.root.pins;
+        let Some(at) = pins.iter().position(|pin| pin.name == name) else {
+            return Err(no_snapshot(name, &pins));
+        };
+        let pin = pins.swap_remove(at);
+        let root = read_root(&self.access, &self.volume, pin.root)?.root;
+        Ok((pin, root))
+    }
+
+    /// All that the root of a snapshot needs.
+    fn needs(&self, root: &Root) -> Result<Pinned, ObjectError> {
+        let mut needs = Pinned::default();
+        for (shard, at) in &root.shards {
+            let runs = load_shard(&self.access, &self.volume, *shard, *at)?;
+            needs.objects.extend(runs.iter().map(|run| run.value.object));
+            needs.shards.insert(*at);
+        }
+        Ok(needs)
+    }
+
+    /// Why the source cannot be read: its snapshot may have been deleted.
+    fn explained(&self, pin: &Pin, error: ObjectError) -> BackupError {
+        let missing = matches!(error, ObjectError::NotFound(_) | ObjectError::Damaged { .. });
+        match missing.then(|| self.still_has(pin)) {
+            Some(Err(deleted)) => deleted,
+            _ => BackupError::Source(error),
+        }
+    }
+
+    /// An error if the snapshot was deleted.
+    fn still_has(&self, pin: &Pin) -> Result<(), BackupError> {
+        let newest = newest_root(&self.access, &self.volume).map_err(BackupError::Source)?;
+        match newest.root.pins.contains(pin) {
+            true => Ok(()),
+            false => Err(BackupError::Deleted(pin.name.clone())),
+        }
+    }
+}
+
+/// Refuses a target whose map an owner of its own has written: claims of the source's owners are
+/// not there.
+fn refuse_own(
+    access: &Access,
+    volume: &Volume,
+    shards: impl Iterator<Item = ObjectRef>,
+) -> Result<(), BackupError> {
+    let epochs: BTreeSet<u64> = shards.map(|at| at.epoch).collect();
+    for epoch in epochs {
+        if access.exists(&claim_name(epoch)).map_err(BackupError::Target)? {
+            return Err(own_volume(access, volume, epoch));
+        }
+    }
+    Ok(())
+}
+
+fn own_volume(access: &Access, volume: &Volume, epoch: u64) -> BackupError {
+    match claim_of(access, volume, epoch) {
+        Ok(claim) => BackupError::OwnVolume {
+            since: Utc::from_secs(claim.made_secs).to_string(),
+            owner: claim.owner.to_string(),
+        },
+        Err(error) => BackupError::Target(error),
+    }
+}
+
+/// Names that begin with one of these prefixes, with their sizes.
+fn sizes(access: &Access) -> Result<BTreeMap<String, u64>, ObjectError> {
+    let mut all = BTreeMap::new();
+    for prefix in [SHARDS, ObjectRef::DATA, LOGS] {
+        all.extend(access.insist(|store| store.list_sizes(prefix))?);
+    }
+    Ok(all)
+}
+
+impl ObjectDevice {
+    /// Refuses a target that the owner before this one has changed.
+    fn refuse_changed(&self) -> Result<(), BackupError> {
+        let state = self.state.lock();
+        let shards: Vec<ObjectRef> = state.roots.shards.values().copied().collect();
+        let has_changed = state.map.has_changed();
+        drop(state);
+        if has_changed {
+            return Err(own_volume(&self.access, &self.volume, self.volume.epoch - 1));
+        }
+        refuse_own(&self.access, &self.volume, shards.into_iter())
+    }
+
+    /// Copies a snapshot of the source to this volume, the target, and closes it. `tell` hears how
+    /// far it is, and says whether to go on.
+    pub fn back_up(
+        &self,
+        source: &Arc<BackupSource>,
+        name: &str,
+        tell: &mut dyn FnMut(Copying) -> ControlFlow<()>,
+    ) -> Result<BackedUp, BackupError> {
+        let target = BackupError::Target;
+        let (pin, root) = source.snapshot(name).map_err(BackupError::Source)?;
+        let pins = self.state.lock().roots.pins.clone();
+        let old = pins.iter().find(|old| old.name == name);
+        if let Some(old) = old {
+            let there = read_root(&self.access, &self.volume, old.root).map_err(target)?.root;
+            if old.made_secs != pin.made_secs || there.shards != root.shards {
+                return Err(target(ObjectError::SnapshotExists(name.into())));
+            }
+        }
+        let was_there = old.is_some();
+        let needs = source.needs(&root).map_err(|error| source.explained(&pin, error))?;
+        let mut known = self.pinned(pins).map_err(target)?;
+        let (tasks, mut done) = self.tasks(source, &root, &needs, &known)?;
+        let copied = self.copy(source, &pin, tasks, tell)?;
+        (done.objects, done.bytes) = (copied.objects, copied.bytes);
+        source.still_has(&pin)?;
+        if was_there {
+            // What it needs is compared, and brought if it is missing.
+            return Ok(BackedUp::WasThere);
+        }
+        // What deleted snapshots needed, and what was copied of one that is deleted now.
+        known.objects.extend(needs.objects);
+        known.shards.extend(needs.shards);
+        if let Err(error) = self.sweep(&known) {
+            tracing::warn!(%error, "objects that nothing needs stay until the next backup");
+        }
+        self.end(RootChange::Receive { pin: &pin, of: &root }).map_err(target)?;
+        // An owner that slept may have taken the name of a root that later owners deleted.
+        self.look().map_err(target)?;
+        let Copying { objects, bytes, objects_total, bytes_total } = done;
+        Ok(BackedUp::Copied { objects, bytes, objects_total, bytes_total })
+    }
+
+    /// What the target may lack, and the numbers of all that the snapshot needs. `known`: what the
+    /// snapshots of the target need.
+    fn tasks(
+        &self,
+        source: &BackupSource,
+        root: &Root,
+        needs: &Pinned,
+        known: &Pinned,
+    ) -> Result<(VecDeque<Task>, Copying), BackupError> {
+        let from = sizes(&source.access).map_err(BackupError::Source)?;
+        let there = sizes(&self.access).map_err(BackupError::Target)?;
+        let shards = root.shards.iter().map(|(shard, at)| Needed::Shard(*shard, *at));
+        let objects = needs.objects.iter().map(|at| Needed::Object(*at));
+        let (mut tasks, mut all) = (VecDeque::new(), Copying::default());
+        // The last object of each epoch; of log objects, which have none, the last one.
+        let mut samples: BTreeMap<u64, (u64, Needed)> = BTreeMap::new();
+        for needed in objects.chain(shards) {
+            let name = needed.name();
+            // One that the list does not have yet is short: it was made a short time ago.
+            let size = from.get(&name).copied();
+            let bytes = size.unwrap_or_default();
+            (all.objects_total, all.bytes_total) = (all.objects_total + 1, all.bytes_total + bytes);
+            let (at, is_known) = match needed {
+                Needed::Shard(_, at) => (at, known.shards.contains(&at)),
+                Needed::Object(at) => (at, known.objects.contains(&at)),
+            };
+            match (size, there.get(&name)) {
+                (Some(size), Some(found)) if *found != size => {
+                    return Err(BackupError::Differs(name));
+                }
+                (Some(_), Some(_)) if is_known => {
+                    let last = samples.entry(at.epoch).or_insert((at.number, needed));
+                    if at.number > last.0 {
+                        *last = (at.number, needed);
+                    }
+                }
+                (Some(_), Some(_)) => tasks.push_back(Task { needed, bytes, how: How::Compare }),
+                (Some(_) | None, _) => tasks.push_back(Task { needed, bytes, how: How::Copy }),
+            }
+        }
+        for (_, needed) in samples.into_values() {
+            tasks.push_front(Task { needed, bytes: 0, how: How::Compare });
+        }
+        Ok((tasks, all))
+    }
+
+    /// Copies what the target lacks, several objects at a time.
+    fn copy(
+        &self,
+        source: &Arc<BackupSource>,
+        pin: &Pin,
+        mut tasks: VecDeque<Task>,
+        tell: &mut dyn FnMut(Copying) -> ControlFlow<()>,
+    ) -> Result<Copying, BackupError> {
+        let (ended, end) = mpsc::channel();
+        let mut copying = Copying {
+            objects_total: tasks.len() as u64,
+            bytes_total: tasks.iter().map(|task| task.bytes).sum(),
+            ..Copying::default()
+        };
+        let mut under_way = UnderWay::default();
+        let mut copied = Copying::default();
+        loop {
+            if tell(copying).is_break() {
+                return Err(BackupError::Stopped);
+            }
+            while tasks.front().is_some_and(|task| under_way.has_room(task.bytes)) {
+                let Some(task) = tasks.pop_front() else { break };
+                under_way.begin(task.bytes);
+                self.start_copy(source, pin, task, ended.clone());
+            }
+            if under_way.count == 0 {
+                return Ok(copied);
+            }
+            let Some((planned, result)) = self.next_ended(&end) else { continue };
+            under_way.end(planned);
+            copying.objects += 1;
+            copying.bytes += planned;
+            if let Some(bytes) = result? {
+                copied.objects += 1;
+                copied.bytes += bytes;
+            }
+        }
+    }
+
+    /// What a copy that has ended says; `None`: nothing has ended for some time.
+    fn next_ended(&self, end: &mpsc::Receiver<(u64, Ended)>) -> Option<(u64, Ended)> {
+        match end.try_recv() {
+            Ok(found) => Some(found),
+            Err(_) if self.access.executor.step() => None,
+            Err(_) => end.recv_timeout(ASK_AGAIN).ok(),
+        }
+    }
+
+    fn start_copy(
+        &self,
+        source: &Arc<BackupSource>,
+        pin: &Pin,
+        task: Task,
+        ended: mpsc::Sender<(u64, Ended)>,
+    ) {
+        let (me, source, pin) = (self.me(), Arc::clone(source), pin.clone());
+        let run = move || -> Answer {
+            let result = me.copy_one(&source, &pin, &task);
+            // Nobody listens any more if another copy has failed.
+            Box::new(move || drop(ended.send((task.bytes, result))))
+        };
+        let job = Job { upload: None, after: Duration::ZERO, run: Box::new(run) };
+        self.access.executor.start(job);
+    }
+
+    fn copy_one(&self, source: &BackupSource, pin: &Pin, task: &Task) -> Ended {
+        let name = task.needed.name();
+        let target = BackupError::Target;
+        if task.how == How::Compare {
+            let header = |access: &Access| access.get(&name, Some(0..HEADER_LEN as u64));
+            match header(&self.access) {
+                // It was deleted a short time ago.
+                Err(ObjectError::NotFound(_)) => {}
+                there => {
+                    let there = there.map_err(target)?;
+                    let of = header(&source.access).map_err(|e| source.explained(pin, e))?;
+                    return if there == of { Ok(None) } else { Err(BackupError::Forked(name)) };
+                }
+            }
+        }
+        let bytes = source.access.get(&name, None).and_then(|bytes| {
+            task.needed.verify(&source.access, &source.volume.id, &bytes)?;
+            Ok(bytes)
+        });
+        let bytes = bytes.map_err(|error| source.explained(pin, error))?;
+        self.access.insist(|_| self.access.put_once(&name, &bytes)).map_err(target)?;
+        Ok(Some(bytes.len() as u64))
+    }
+}
+
+/// Copies under way.
+#[derive(Default)]
+struct UnderWay {
+    count: usize,
+    bytes: u64,
+}
+
+impl UnderWay {
+    fn has_room(&self, bytes: u64) -> bool {
+        self.count == 0 || (self.count < COPIES_MAX && self.bytes + bytes <= COPY_BYTES_MAX)
+    }
+
+    fn begin(&mut self, bytes: u64) {
+        self.count += 1;
+        self.bytes += bytes;
+    }
+
+    fn end(&mut self, bytes: u64) {
+        self.count -= 1;
+        self.bytes -= bytes;
+    }
+}
