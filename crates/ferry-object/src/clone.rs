@@ -11,6 +11,8 @@
 //!   there is no volume. So if neither is found, nobody can end the making of this clone.
 //! * CLONE-3: the pin is deleted only then, by the owner of the source, which looks for the root
 //!   first: a clone's own collector deletes that, when there is a `super`.
+//! * CLONE-4: the pin names where the clone is, and the owner of the source looks there. So a clone
+//!   that is elsewhere, or has no pin, is not opened.
 
 use crate::access::{Access, Created, Origin, Patience};
 use crate::codec::{Codec, VolumeKey};

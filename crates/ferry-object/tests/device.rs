@@ -886,6 +886,60 @@ fn clone_and_overwrite(passphrase: Option<&Passphrase>) {
     assert_eq!(read(&device, 0, 64), *noise(64, 59));
 }
 
+/// Copies all objects of a volume.
+fn copy(from: &dyn Store, to: &dyn Store) {
+    for (name, _) in objects(from) {
+        let bytes = from.get(&name, None).expect("it is there");
+        to.create(&name, &bytes).expect("nothing else is there");
+    }
+}
+
+#[test]
+fn a_clone_that_was_moved_or_has_no_pin_is_not_opened() {
+    let passphrase = Passphrase::new(b"open sesame".to_vec().into());
+    let volume = Volume::encrypted(passphrase.as_ref());
+    let claimant = Claimant { passphrase, take_over: true, ..Claimant::default() };
+    let passphrase = claimant.passphrase.as_ref();
+    let open = |store: &Arc<dyn Store>| volume.open_in(store.clone(), &claimant, small());
+    let text = |opened: Result<_, ObjectError>| opened.err().expect("it is refused").to_string();
+    let device = open(&volume.store()).expect("it can be opened");
+    write_noise(&device, 1..2);
+    device.create_snapshot("one").expect("it can be made");
+    let ((trial, store), (_, moved)) =
+        (volume.objects.beside("trial"), volume.objects.beside("moved"));
+    let cloned = volume.make_clone((volume.store(), &device), ("one", &trial), passphrase);
+    let pin = cloned.expect("it can be cloned").pin;
+    let clone = open(&store).expect("it is where it was made");
+    clone.create_snapshot("two").expect("it can be made");
+    let (second, of_clone) = volume.objects.beside("second");
+    let cloned = volume.make_clone((store.clone(), &clone), ("two", &second), passphrase);
+    cloned.expect("it can be cloned");
+    end(clone);
+
+    copy(&*store, &*moved);
+    remove(&*store);
+    let read_only = |store: &Arc<dyn Store>| {
+        let (store, threads) = (store.clone(), volume.threads());
+        ObjectDevice::open_read_only(store, threads, &claimant, small(), &volume.env)
+    };
+    for refused in [text(open(&moved)), text(read_only(&moved))] {
+        assert!(refused.contains(&format!("move it back to {trial:?}")), "{refused}");
+    }
+    copy(&*moved, &*store);
+    for store in [&store, &of_clone] {
+        end(open(store).expect("it is back"));
+    }
+    // The pin is deleted while the clone is not to be seen.
+    remove(&*moved);
+    copy(&*store, &*moved);
+    remove(&*store);
+    device.delete_snapshot(&pin).expect("the clone is not there");
+    copy(&*moved, &*store);
+    for refused in [text(open(&store)), text(read_only(&store)), text(open(&of_clone))] {
+        assert!(refused.contains(&format!("{trial:?} is a clone, and its pin")), "{refused}");
+    }
+}
+
 /// A store that refuses to create some object, and all that comes behind.
 struct Broken {
     inner: Arc<dyn Store>,
