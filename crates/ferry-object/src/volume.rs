@@ -104,14 +104,20 @@ pub(crate) fn make(access: Access, options: &VolumeOptions, env: &Env) -> Result
     };
     Super::decode(&info.encode())?;
     let header = new_header(Kind::Super, random_id(env), 0, 0, env);
-    match access.create(SUPER, &encode_super(&header, &info))? {
-        Created::Ours => {}
+    let is_new = match access.create(SUPER, &encode_super(&header, &info))? {
+        Created::Ours => true,
         // Left by a process that ended before it wrote the first root, if nobody has opened it.
         Created::Foreign(_)
-            if !access.exists(&claim_name(1))? && !access.exists(&root_name(0))? => {}
+            if !access.exists(&claim_name(1))? && !access.exists(&root_name(0))? =>
+        {
+            false
+        }
         Created::Foreign(_) | Created::Vanished => return Err(ObjectError::VolumeExists),
-    }
+    };
     let volume = read_super(&access)?;
+    if !is_new && has_later_root(&access, &volume)? {
+        return Err(ObjectError::VolumeExists);
+    }
     let access = match &options.encryption {
         _ if volume.info.encrypted != info.encrypted => return Err(ObjectError::VolumeExists),
         Some(encryption) => {
@@ -129,6 +135,13 @@ pub(crate) fn make(access: Access, options: &VolumeOptions, env: &Env) -> Result
     };
     let (_, bytes) = encode_root(&access.codec, &volume, 0, [0; 16], &root, env);
     access.create(&root_name(0), &bytes).map(drop)
+}
+
+/// Whether a volume without its first root and the first claim had the former: `super` of a clone or
+/// a backup is made behind that, and their first claim has another number.
+fn has_later_root(access: &Access, volume: &Volume) -> Result<bool, ObjectError> {
+    let roots = || access.insist(|store| store.list(ROOTS));
+    Ok(!volume.info.parents.is_empty() || roots()?.iter().any(|name| number_of(name) > Some(0)))
 }
 
 /// Reads what volume the store holds.

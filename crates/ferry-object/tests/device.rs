@@ -886,6 +886,25 @@ fn clone_and_overwrite(passphrase: Option<&Passphrase>) {
     assert_eq!(read(&device, 0, 64), *noise(64, 59));
 }
 
+#[test]
+fn nothing_is_made_where_a_clone_is_whose_first_root_was_deleted() {
+    let volume = Volume::new();
+    let device = volume.open(false, small()).expect("nobody has it");
+    device.create_snapshot("one").expect("it can be made");
+    let (name, store) = volume.objects.beside("clone");
+    let cloned = volume.make_clone((volume.store(), &device), ("one", &name), None);
+    cloned.expect("it can be cloned");
+    let clone = volume.open_in(store.clone(), &Claimant::default(), small()).expect("it is free");
+    write_noise(&clone, 1..20);
+    let first_root = || store.get("c/0000000000000000", None);
+    tick_until(&clone, "the first root is deleted", || first_root().is_err());
+    end(clone);
+    let options = VolumeOptions::new(BLOCKS * BLOCK, (0, 1 << 20));
+    let made = ObjectDevice::make(store.clone(), volume.threads(), &options, &volume.env);
+    assert_eq!(made, Err(ObjectError::VolumeExists));
+    assert!(matches!(first_root(), Err(ObjectError::NotFound(_))));
+}
+
 /// Copies all objects of a volume.
 fn copy(from: &dyn Store, to: &dyn Store) {
     for (name, _) in objects(from) {
