@@ -73,7 +73,7 @@ impl ObjectDevice {
         } else {
             let pinned = pin(name).and_then(|()| Ok(making.find_pin()?));
             pinned.inspect_err(|_| making.undo())?;
-            making.create_super(env)?;
+            making.create_super(env).map_err(|error| making.pin_left(error))?;
         }
         Ok(Cloned { made_secs: making.snapshot.0.made_secs, pin: making.name })
     }
@@ -158,7 +158,8 @@ impl Making {
     fn find_pin(&self) -> Result<(), ObjectError> {
         let Self { source: (access, volume), snapshot: (of, _), name, .. } = self;
         let pin = Pin { name: name.clone(), ..of.clone() };
-        match newest_root(access, volume)?.root.pins.contains(&pin) {
+        let newest = newest_root(access, volume).map_err(|error| self.pin_left(error))?;
+        match newest.root.pins.contains(&pin) {
             true => Ok(()),
             false => Err(ObjectError::Setup(format!(
                 "the snapshot {} was deleted at this moment: nothing was cloned",
@@ -197,6 +198,10 @@ impl Making {
             Err(ObjectError::NotFound(_)) => Ok(false),
             found => Ok(header(name, &found?)?.volume == self.volume.id),
         }
+    }
+
+    fn pin_left(&self, error: ObjectError) -> ObjectError {
+        ObjectError::PinLeft { error: Box::new(error), pin: self.name.clone() }
     }
 
     /// There will be no clone. What is left of it is no volume. What another maker created stays,

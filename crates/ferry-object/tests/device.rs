@@ -1020,7 +1020,16 @@ fn a_clone_that_was_not_made_is_no_volume_and_its_pin_can_be_deleted() {
         let refuse = || Err(ObjectError::Refused("simulated".into()));
         let broken = Arc::new(Broken::new(volume.store(), at, refuse));
         let failed = volume.make_clone((broken, &device), ("one", &name), None);
-        assert!(matches!(failed, Err(ObjectError::Refused(_))), "{failed:?}");
+        match failed.expect_err("an object cannot be created") {
+            ObjectError::Refused(_) => assert_eq!(pins, 0, "it has no pin yet"),
+            error => {
+                let (pin, error) = (names(&device).remove(1), error.to_string());
+                assert!(
+                    error.contains(&format!("ferry snapshot delete VOLUME {pin:?}")),
+                    "{error}"
+                );
+            }
+        }
         let opened = volume.open_in(store.clone(), &Claimant::default(), small()).err();
         assert_eq!(opened, Some(ObjectError::NoVolume), "{at}");
         assert_eq!(names(&device).len(), 1 + pins, "{at}");
