@@ -11,6 +11,8 @@
 //!   there is no volume. So if neither is found, nobody can end the making of this clone.
 //! * CLONE-3: the pin is deleted only then, by the owner of the source, which looks for the root
 //!   first: a clone's own collector deletes that, when there is a `super`.
+//! * CLONE-4: the pin names where the clone is, and the owner of the source looks there. So a clone
+//!   that is elsewhere, or has no pin, is not opened.
 
 use crate::access::{Access, Created, Origin, Patience};
 use crate::codec::{Codec, VolumeKey};
@@ -18,10 +20,10 @@ use crate::device::ObjectDevice;
 use crate::error::ObjectError;
 use crate::executor::Executor;
 use crate::format::{
-    Kind, PARENTS_MAX, Parent, Pin, Root, RootState, SUPER, Super, WrappedKey, encode_super,
-    key_name, new_header, random_id, root_name,
+    HEADER_LEN, Kind, PARENTS_MAX, Parent, Pin, Root, RootState, SUPER, Super, WrappedKey,
+    claim_name, encode_super, header, key_name, new_header, random_id, root_name,
 };
-use crate::keys::{self, Of, Passphrase};
+use crate::keys::{self, Passphrase};
 use crate::pins::{CloneName, NAME_MAX, no_snapshot};
 use crate::store::Store;
 use crate::volume::{Volume, encode_root, identify, newest_root, read_root};
@@ -71,7 +73,7 @@ impl ObjectDevice {
         } else {
             let pinned = pin(name).and_then(|()| Ok(making.find_pin()?));
             pinned.inspect_err(|_| making.undo())?;
-            making.create_super(env)?;
+            making.create_super(env).map_err(|error| making.pin_left(error))?;
         }
         Ok(Cloned { made_secs: making.snapshot.0.made_secs, pin: making.name })
     }
@@ -137,14 +139,18 @@ impl Making {
         if clone.create(&root_name(0), &bytes)? != Created::Ours {
             return Err(taken());
         }
+        self.create_key(wrapped, env).inspect_err(|_| self.undo())
+    }
+
+    fn create_key(&self, wrapped: Option<&WrappedKey>, env: &Env) -> Result<(), ObjectError> {
+        // A volume that was made meanwhile may have deleted its first root.
+        if self.clone.exists(SUPER)? {
+            return Err(ObjectError::VolumeExists);
+        }
         let Some(wrapped) = wrapped else { return Ok(()) };
-        let of = Of { id: &volume.id, info: &volume.info };
-        match keys::write(clone, of, 0, wrapped, env) {
-            Ok(Created::Ours) => Ok(()),
-            created => {
-                self.undo();
-                created.and_then(|_| Err(taken()))
-            }
+        match keys::write(&self.clone, self.volume.key_of(), 0, wrapped, env)? {
+            Created::Ours => Ok(()),
+            Created::Foreign(_) | Created::Vanished => Err(taken()),
         }
     }
 
@@ -152,7 +158,8 @@ impl Making {
     fn find_pin(&self) -> Result<(), ObjectError> {
         let Self { source: (access, volume), snapshot: (of, _), name, .. } = self;
         let pin = Pin { name: name.clone(), ..of.clone() };
-        match newest_root(access, volume)?.root.pins.contains(&pin) {
+        let newest = newest_root(access, volume).map_err(|error| self.pin_left(error))?;
+        match newest.root.pins.contains(&pin) {
             true => Ok(()),
             false => Err(ObjectError::Setup(format!(
                 "the snapshot {} was deleted at this moment: nothing was cloned",
@@ -164,7 +171,7 @@ impl Making {
     fn create_super(&self, env: &Env) -> Result<(), ObjectError> {
         let header = new_header(Kind::Super, self.volume.id, 0, 0, env);
         match self.clone.create(SUPER, &encode_super(&header, &self.volume.info))? {
-            Created::Ours => Ok(()),
+            Created::Ours => self.find_root(),
             Created::Foreign(_) | Created::Vanished => {
                 self.undo();
                 Err(taken())
@@ -172,10 +179,40 @@ impl Making {
         }
     }
 
-    /// There will be no clone. What is left of it is no volume.
+    /// Refuses a clone without its first root, unless an owner has opened it, and deleted that.
+    fn find_root(&self) -> Result<(), ObjectError> {
+        let first_claim = claim_name(self.volume.info.epoch_before() + 1);
+        if self.has(&root_name(0))? || self.clone.exists(&first_claim)? {
+            return Ok(());
+        }
+        Err(ObjectError::Setup(
+            "an object of the clone was removed while it was made, so it is no volume: remove its \
+             other objects, too"
+                .into(),
+        ))
+    }
+
+    /// Whether the store has an object of this name that is the clone's.
+    fn has(&self, name: &str) -> Result<bool, ObjectError> {
+        match self.clone.get(name, Some(0..HEADER_LEN as u64)) {
+            Err(ObjectError::NotFound(_)) => Ok(false),
+            found => Ok(header(name, &found?)?.volume == self.volume.id),
+        }
+    }
+
+    fn pin_left(&self, error: ObjectError) -> ObjectError {
+        ObjectError::PinLeft { error: Box::new(error), pin: self.name.clone() }
+    }
+
+    /// There will be no clone. What is left of it is no volume. What another maker created stays,
+    /// and no deletion is repeated: it might delete what another creates behind the first one.
     fn undo(&self) {
         for name in [key_name(0), root_name(0)] {
-            if let Err(error) = self.clone.insist(|store| store.delete(&name)) {
+            let deleted = self.has(&name).and_then(|has| match has {
+                true => self.clone.store.delete(&name),
+                false => Ok(()),
+            });
+            if let Err(error) = deleted {
                 tracing::warn!(%error, "the object {name} of a clone that was not made is left");
             }
         }

@@ -112,6 +112,17 @@ pub enum ObjectError {
     /// It is the pin of a clone, which is there or may still be made.
     #[error("the clone {0:?} needs this snapshot: remove that volume first, with all its objects")]
     NeededByClone(String),
+    /// A clone was not made, and its pin is there.
+    #[error(
+        "{error}; the clone has its pin already: remove what there is of the clone, then \
+         `ferry snapshot delete VOLUME {pin:?}` deletes that"
+    )]
+    PinLeft {
+        /// Why it was not made.
+        error: Box<ObjectError>,
+        /// The name of the pin.
+        pin: String,
+    },
     /// A snapshot cannot have this name.
     #[error("{0:?} is no name for a snapshot: {1}")]
     SnapshotName(String, &'static str),

@@ -21,7 +21,7 @@ use crate::format::{
 };
 use crate::keys::{Encryption, Of, Passphrase, make_key, unlock};
 use crate::locks::Locks;
-use crate::pins::{for_people, no_snapshot};
+use crate::pins::{CloneName, for_people, no_snapshot};
 use crate::runs::Run;
 use ferry_device::Snapshot;
 use ferry_env::Env;
@@ -104,14 +104,20 @@ pub(crate) fn make(access: Access, options: &VolumeOptions, env: &Env) -> Result
     };
     Super::decode(&info.encode())?;
     let header = new_header(Kind::Super, random_id(env), 0, 0, env);
-    match access.create(SUPER, &encode_super(&header, &info))? {
-        Created::Ours => {}
+    let is_new = match access.create(SUPER, &encode_super(&header, &info))? {
+        Created::Ours => true,
         // Left by a process that ended before it wrote the first root, if nobody has opened it.
         Created::Foreign(_)
-            if !access.exists(&claim_name(1))? && !access.exists(&root_name(0))? => {}
+            if !access.exists(&claim_name(1))? && !access.exists(&root_name(0))? =>
+        {
+            false
+        }
         Created::Foreign(_) | Created::Vanished => return Err(ObjectError::VolumeExists),
-    }
+    };
     let volume = read_super(&access)?;
+    if !is_new && has_later_root(&access, &volume)? {
+        return Err(ObjectError::VolumeExists);
+    }
     let access = match &options.encryption {
         _ if volume.info.encrypted != info.encrypted => return Err(ObjectError::VolumeExists),
         Some(encryption) => {
@@ -129,6 +135,13 @@ pub(crate) fn make(access: Access, options: &VolumeOptions, env: &Env) -> Result
     };
     let (_, bytes) = encode_root(&access.codec, &volume, 0, [0; 16], &root, env);
     access.create(&root_name(0), &bytes).map(drop)
+}
+
+/// Whether a volume without its first root and the first claim had the former: `super` of a clone or
+/// a backup is made behind that, and their first claim has another number.
+fn has_later_root(access: &Access, volume: &Volume) -> Result<bool, ObjectError> {
+    let roots = || access.insist(|store| store.list(ROOTS));
+    Ok(!volume.info.parents.is_empty() || roots()?.iter().any(|name| number_of(name) > Some(0)))
 }
 
 /// Reads what volume the store holds.
@@ -157,19 +170,51 @@ pub(crate) fn identify(
         key: secret.as_ref().map(|secret| Arc::new(VolumeKey::new(secret, id))),
     };
     access.codec = codec_of(&volume.id);
-    let parents = volume.info.parents.iter().map(|parent| {
+    let mut parents = Vec::new();
+    let mut child = None;
+    for parent in volume.info.parents.iter().rev() {
         let origin = Origin {
             store: access.store.beside(&parent.name).map_err(|error| missing(parent, error))?,
             codec: codec_of(&parent.volume),
         };
-        match read_super(&access.at(&origin)) {
-            Ok(found) if found.id == parent.volume => Ok(origin),
-            Ok(_) => Err(missing(parent, ObjectError::NoVolume)),
-            Err(error) => Err(missing(parent, error)),
-        }
-    });
-    access.parents = parents.collect::<Result<_, _>>()?;
+        let at = access.at(&origin);
+        let found = match read_super(&at) {
+            Ok(found) if found.id == parent.volume => found,
+            Ok(_) => return Err(missing(parent, ObjectError::NoVolume)),
+            Err(error) => return Err(missing(parent, error)),
+        };
+        let (id, name) = match child.replace(parent) {
+            Some(Parent { volume, name, .. }) => (volume, name.clone()),
+            None => (&volume.id, access.store.name()?),
+        };
+        refuse_unpinned((&at, &found, &parent.name), (id, &name))?;
+        parents.push(origin);
+    }
+    parents.reverse();
+    access.parents = parents.into();
     Ok((access, volume))
+}
+
+/// Refuses a clone whose source has no pin for it, or one with another name (CLONE-4).
+fn refuse_unpinned(
+    (access, source, source_name): (&Access, &Volume, &str),
+    (id, name): (&Id, &str),
+) -> Result<(), ObjectError> {
+    let pins = newest_root(access, source)?.root.pins;
+    let mut pinned = pins.iter().filter_map(|pin| CloneName::parse(&pin.name));
+    Err(ObjectError::Setup(match pinned.find(|pin| pin.id == *id) {
+        Some(pin) if pin.clone == name => return Ok(()),
+        Some(CloneName { clone, .. }) => format!(
+            "the clone {clone:?} was moved or copied to {name:?}, and the volume {source_name:?} \
+             beside it, which has a part of its data, does not know that: move it back to \
+             {clone:?}, or remove the copy"
+        ),
+        None => format!(
+            "{name:?} is a clone, and its pin in the volume {source_name:?} beside it is missing, \
+             so that a part of its data may be deleted: bring back a copy of {source_name:?} that \
+             has the pin"
+        ),
+    }))
 }
 
 /// The error of a clone that refers to a volume which is not there.

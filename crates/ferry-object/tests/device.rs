@@ -886,10 +886,97 @@ fn clone_and_overwrite(passphrase: Option<&Passphrase>) {
     assert_eq!(read(&device, 0, 64), *noise(64, 59));
 }
 
-/// A store that refuses to create some object, and all that comes behind.
+#[test]
+fn nothing_is_made_where_a_clone_is_whose_first_root_was_deleted() {
+    let volume = Volume::new();
+    let device = volume.open(false, small()).expect("nobody has it");
+    device.create_snapshot("one").expect("it can be made");
+    let (name, store) = volume.objects.beside("clone");
+    let cloned = volume.make_clone((volume.store(), &device), ("one", &name), None);
+    cloned.expect("it can be cloned");
+    let clone = volume.open_in(store.clone(), &Claimant::default(), small()).expect("it is free");
+    write_noise(&clone, 1..20);
+    let first_root = || store.get("c/0000000000000000", None);
+    tick_until(&clone, "the first root is deleted", || first_root().is_err());
+    end(clone);
+    let options = VolumeOptions::new(BLOCKS * BLOCK, (0, 1 << 20));
+    let made = ObjectDevice::make(store.clone(), volume.threads(), &options, &volume.env);
+    assert_eq!(made, Err(ObjectError::VolumeExists));
+    assert!(matches!(first_root(), Err(ObjectError::NotFound(_))));
+}
+
+/// Copies all objects of a volume.
+fn copy(from: &dyn Store, to: &dyn Store) {
+    for (name, _) in objects(from) {
+        let bytes = from.get(&name, None).expect("it is there");
+        to.create(&name, &bytes).expect("nothing else is there");
+    }
+}
+
+#[test]
+fn a_clone_that_was_moved_or_has_no_pin_is_not_opened() {
+    let passphrase = Passphrase::new(b"open sesame".to_vec().into());
+    let volume = Volume::encrypted(passphrase.as_ref());
+    let claimant = Claimant { passphrase, take_over: true, ..Claimant::default() };
+    let passphrase = claimant.passphrase.as_ref();
+    let open = |store: &Arc<dyn Store>| volume.open_in(store.clone(), &claimant, small());
+    let text = |opened: Result<_, ObjectError>| opened.err().expect("it is refused").to_string();
+    let device = open(&volume.store()).expect("it can be opened");
+    write_noise(&device, 1..2);
+    device.create_snapshot("one").expect("it can be made");
+    let ((trial, store), (_, moved)) =
+        (volume.objects.beside("trial"), volume.objects.beside("moved"));
+    let cloned = volume.make_clone((volume.store(), &device), ("one", &trial), passphrase);
+    let pin = cloned.expect("it can be cloned").pin;
+    let clone = open(&store).expect("it is where it was made");
+    clone.create_snapshot("two").expect("it can be made");
+    let (second, of_clone) = volume.objects.beside("second");
+    let cloned = volume.make_clone((store.clone(), &clone), ("two", &second), passphrase);
+    cloned.expect("it can be cloned");
+    end(clone);
+
+    copy(&*store, &*moved);
+    remove(&*store);
+    let read_only = |store: &Arc<dyn Store>| {
+        let (store, threads) = (store.clone(), volume.threads());
+        ObjectDevice::open_read_only(store, threads, &claimant, small(), &volume.env)
+    };
+    for refused in [text(open(&moved)), text(read_only(&moved))] {
+        assert!(refused.contains(&format!("move it back to {trial:?}")), "{refused}");
+    }
+    copy(&*moved, &*store);
+    for store in [&store, &of_clone] {
+        end(open(store).expect("it is back"));
+    }
+    // The pin is deleted while the clone is not to be seen.
+    remove(&*moved);
+    copy(&*store, &*moved);
+    remove(&*store);
+    device.delete_snapshot(&pin).expect("the clone is not there");
+    copy(&*moved, &*store);
+    for refused in [text(open(&store)), text(read_only(&store)), text(open(&of_clone))] {
+        assert!(refused.contains(&format!("{trial:?} is a clone, and its pin")), "{refused}");
+    }
+}
+
+/// A store in which something happens before some object is created. If it is an error, that is the
+/// answer.
 struct Broken {
     inner: Arc<dyn Store>,
     at: &'static str,
+    then: Arc<dyn Fn() -> Result<(), ObjectError> + Send + Sync>,
+    /// Deletions that were not answered; `None`: all are.
+    lost_deletes: Option<Arc<AtomicU64>>,
+}
+
+impl Broken {
+    fn new(
+        inner: Arc<dyn Store>,
+        at: &'static str,
+        then: impl Fn() -> Result<(), ObjectError> + Send + Sync + 'static,
+    ) -> Self {
+        Self { inner, at, then: Arc::new(then), lost_deletes: None }
+    }
 }
 
 impl Store for Broken {
@@ -897,16 +984,18 @@ impl Store for Broken {
         self.inner.get(name, range)
     }
     fn create(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
-        match name.starts_with(self.at) {
-            true => Err(ObjectError::Refused("simulated".into())),
-            false => self.inner.create(name, bytes),
+        if name.starts_with(self.at) {
+            (self.then)()?;
         }
+        self.inner.create(name, bytes)
     }
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
         self.inner.put(name, bytes)
     }
     fn delete(&self, name: &str) -> Result<(), ObjectError> {
-        self.inner.delete(name)
+        let Some(lost) = &self.lost_deletes else { return self.inner.delete(name) };
+        assert_eq!(lost.fetch_add(1, Ordering::Relaxed), 0, "a deletion is not repeated");
+        Err(ObjectError::Unavailable("simulated".into()))
     }
     fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
         self.inner.list(prefix)
@@ -915,7 +1004,8 @@ impl Store for Broken {
         self.inner.name()
     }
     fn beside(&self, name: &str) -> Result<Arc<dyn Store>, ObjectError> {
-        Ok(Arc::new(Self { inner: self.inner.beside(name)?, at: self.at }))
+        let (inner, then) = (self.inner.beside(name)?, self.then.clone());
+        Ok(Arc::new(Self { inner, at: self.at, then, lost_deletes: self.lost_deletes.clone() }))
     }
 }
 
@@ -927,9 +1017,19 @@ fn a_clone_that_was_not_made_is_no_volume_and_its_pin_can_be_deleted() {
     device.create_snapshot("one").expect("it can be made");
     let (name, store) = volume.objects.beside("clone");
     for (at, pins) in [("c/", 0), ("super", 1)] {
-        let broken = Arc::new(Broken { inner: volume.store(), at });
+        let refuse = || Err(ObjectError::Refused("simulated".into()));
+        let broken = Arc::new(Broken::new(volume.store(), at, refuse));
         let failed = volume.make_clone((broken, &device), ("one", &name), None);
-        assert!(matches!(failed, Err(ObjectError::Refused(_))), "{failed:?}");
+        match failed.expect_err("an object cannot be created") {
+            ObjectError::Refused(_) => assert_eq!(pins, 0, "it has no pin yet"),
+            error => {
+                let (pin, error) = (names(&device).remove(1), error.to_string());
+                assert!(
+                    error.contains(&format!("ferry snapshot delete VOLUME {pin:?}")),
+                    "{error}"
+                );
+            }
+        }
         let opened = volume.open_in(store.clone(), &Claimant::default(), small()).err();
         assert_eq!(opened, Some(ObjectError::NoVolume), "{at}");
         assert_eq!(names(&device).len(), 1 + pins, "{at}");
@@ -944,4 +1044,62 @@ fn a_clone_that_was_not_made_is_no_volume_and_its_pin_can_be_deleted() {
     let pin = format!("one@{}@clone", "0".repeat(32));
     assert!(matches!(refused(&pin), ObjectError::NoSnapshot { .. }));
     assert!(matches!(refused("one@clone"), ObjectError::SnapshotName(..)));
+}
+
+#[test]
+fn the_maker_of_a_clone_deletes_nothing_of_another_volume() {
+    const FIRST_ROOT: &str = "c/0000000000000000";
+    let passphrase = Passphrase::new(b"open sesame".to_vec().into());
+    let other = Volume::encrypted(passphrase.as_ref());
+    let cases = [
+        (&passphrase, "c/", false),
+        (&passphrase, "k/", false),
+        (&passphrase, "k/", true),
+        (&None, "c/", false),
+        (&None, "super", false),
+    ];
+    for (passphrase, at, loses_deletes) in cases {
+        let volume = Volume::encrypted(passphrase.as_ref());
+        let claimant = Claimant { passphrase: passphrase.clone(), ..Claimant::default() };
+        let device = volume.open_in(volume.store(), &claimant, small()).expect("nobody has it");
+        device.create_snapshot("one").expect("it can be made");
+        let (name, store) = volume.objects.beside("clone");
+        // Another volume is made there, and its collector has deleted the first root.
+        let made = Mutex::new(Some((other.store(), store.clone())));
+        let mut broken = Broken::new(volume.store(), at, move || {
+            let Some((other, store)) = made.lock().expect("no test failed").take() else {
+                return Ok(());
+            };
+            for (name, _) in objects(&*other).into_iter().filter(|(name, _)| name != FIRST_ROOT) {
+                store.create(&name, &other.get(&name, None)?)?;
+            }
+            Ok(())
+        });
+        broken.lost_deletes = loses_deletes.then(Arc::default);
+        let names = ("one", name.as_str());
+        let made = volume.make_clone((Arc::new(broken), &device), names, passphrase.as_ref());
+        made.expect_err("another volume is there");
+        let mut left = objects(&*store);
+        let first = left.iter().position(|(name, _)| name == FIRST_ROOT);
+        assert_eq!(first.map(|first| left.remove(first)).is_some(), loses_deletes, "{at}");
+        let mut expected = objects(&*other.store());
+        expected.retain(|(name, _)| name != FIRST_ROOT);
+        assert_eq!(left, expected, "{at}");
+    }
+}
+
+#[test]
+fn a_clone_whose_first_root_is_removed_at_this_moment_is_not_reported_as_made() {
+    let volume = Volume::new();
+    let device = volume.open(false, small()).expect("nobody has it");
+    device.create_snapshot("one").expect("it can be made");
+    let (name, store) = volume.objects.beside("clone");
+    let removed = store.clone();
+    let broken = Broken::new(volume.store(), "super", move || {
+        remove(&*removed);
+        Ok(())
+    });
+    let made = volume.make_clone((Arc::new(broken), &device), ("one", &name), None);
+    let error = made.expect_err("it has no root").to_string();
+    assert!(error.contains("it is no volume"), "{error}");
 }

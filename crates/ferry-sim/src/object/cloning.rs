@@ -159,6 +159,10 @@ impl Life<'_> {
             &run.env(),
             |pin| self.device.create_snapshot(pin),
         );
+        let made = made.map_err(|error| match error {
+            ObjectError::PinLeft { error, .. } => *error,
+            error => error,
+        });
         match made {
             Ok(_) => run.clones.lock().all[number].certain = true,
             Err(_) if self.device.failure().is_some() || run.is_claimed_beyond(self.epoch) => {}
