@@ -19,6 +19,9 @@
 //!   cache.
 //! * BACKUP-5: a target whose map an owner of its own has changed is refused: the change would be
 //!   lost.
+//! * BACKUP-6: names of the source lie behind none of the target's. A volume that was restored from
+//!   a target, or from a backup of it, is refused there: an object of it would be newer than each
+//!   pin, and so none that a snapshot needs.
 
 use crate::access::{Access, Created, Patience};
 use crate::device::{Limits, ObjectDevice};
@@ -30,7 +33,7 @@ use crate::format::{
 };
 use crate::keys::{Passphrase, take_keys, wrapped_keys};
 use crate::pins::no_snapshot;
-use crate::snapshots::{Pinned, RootChange};
+use crate::snapshots::{Pinned, RootChange, refuse};
 use crate::store::Store;
 use crate::volume::{Claimant, Volume, claim_of, identify, load_shard, newest_root, read_root};
 use ferry_env::{Env, Utc};
@@ -74,6 +77,9 @@ pub enum BackupError {
         /// By whom, in words.
         owner: String,
     },
+    /// The volume was restored from the target, or from a backup of it.
+    #[error("its object names are ahead of this target")]
+    Ahead,
     /// The target has an object of this name that is shorter or longer.
     #[error("the object {0} has another length here than in the volume: it is damaged")]
     Differs(String),
@@ -224,7 +230,12 @@ impl BackupSource {
         self.make_target(&access, env)?;
         let volume = Volume { epoch: 0, ..self.volume.clone() };
         let newest = newest_root(&access, &volume).map_err(BackupError::Target)?;
-        refuse_own(&access, &volume, newest.root.shards.into_iter().map(|(_, at)| at))?;
+        refuse_own(&access, &volume, newest.root.shards.iter().map(|(_, at)| *at))?;
+        let of = newest_root(&self.access, &self.volume).map_err(BackupError::Source)?;
+        // The owner of the target gets a later epoch, and its log goes on behind that root.
+        if of.header.epoch >= newest.header.epoch || of.root.first >= newest.root.first {
+            return Err(BackupError::Ahead);
+        }
         let device = ObjectDevice::claim_identified(access, volume, claimant, limits, env)
             .map_err(BackupError::Target)?;
         // What the last owner did may be in the log.
@@ -292,6 +303,7 @@ impl BackupSource {
     /// The snapshot of this name, and its root.
     fn snapshot(&self, name: &str) -> Result<(Pin, Root), ObjectError> {
         let mut pins = newest_root(&self.access, &self.volume)?.root.pins;
+        pins.retain(|pin| !pin.is_of_clone());
         let Some(at) = pins.iter().position(|pin| pin.name == name) else {
             return Err(no_snapshot(name, &pins));
         };
@@ -397,6 +409,10 @@ impl ObjectDevice {
             }
         }
         let was_there = old.is_some();
+        if !was_there {
+            let receive = RootChange::Receive { pin: &pin, of: &root };
+            refuse(&self.state.lock(), &receive).map_err(target)?;
+        }
         let needs = source.needs(&root).map_err(|error| source.explained(&pin, error))?;
         let mut known = self.pinned(pins).map_err(target)?;
         let (tasks, mut done) = self.tasks(source, &root, &needs, &known)?;

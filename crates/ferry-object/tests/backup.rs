@@ -416,6 +416,55 @@ fn a_restored_backup_and_its_volume_never_write_objects_of_one_name() {
 }
 
 #[test]
+fn a_volume_that_was_restored_from_a_backup_is_backed_up_to_another_store() {
+    let (_, to, [one, _]) = with_backup();
+    let restored = Arc::new(Memory::default());
+    back_up(&to, &restored, "one").expect("it is restored");
+    // Before it was used, and then.
+    for round in 0..2 {
+        let (name, before) = (format!("of-round-{round}"), to.objects().objects.clone());
+        change(&restored, 70 + round, 0..AREA, &name);
+        assert_eq!(back_up(&restored, &to, &name), Err(BackupError::Ahead));
+        assert!(to.objects().objects == before, "the target is as it was");
+    }
+    let (now, snapshots) = contents(&to).expect("it is there");
+    assert!(now == one && snapshots.len() == 1 && snapshots["one"] == one);
+    let other = Arc::new(Memory::default());
+    for name in ["one", "of-round-0", "of-round-1"] {
+        back_up(&restored, &other, name).expect("a backup");
+    }
+    assert!(contents(&other).expect("it is there") == contents(&restored).expect("it is there"));
+}
+
+#[test]
+fn a_backup_that_cannot_be_is_refused_before_anything_is_copied() {
+    let (from, to, _) = with_backup();
+    let device = open(&from).expect("it can be opened");
+    let clone = format!("two@{}@clone", "0f".repeat(16));
+    device.create_snapshot(&clone).expect("a clone's pin");
+    device.close().expect("close");
+    let refused = back_up(&from, &to, &clone).expect_err("it is no snapshot");
+    let BackupError::Source(ObjectError::NoSnapshot { names, .. }) = &refused else {
+        panic!("{refused:?}")
+    };
+    assert_eq!(names, &["one", "two"]);
+    // The target has as many as there may be.
+    let device = open(&to).expect("it can be opened");
+    for n in 1..1000 {
+        device.create_snapshot(&format!("{n}")).expect("a snapshot");
+    }
+    device.close().expect("close");
+    let data = |store: &Arc<Memory>| -> BTreeSet<String> {
+        let names = store.names().into_iter();
+        names.filter(|name| name.starts_with("s/") || name.starts_with("m/")).collect()
+    };
+    let before = data(&to);
+    let refused = back_up(&from, &to, "two");
+    assert_eq!(refused, Err(BackupError::Target(ObjectError::TooManySnapshots(1000))));
+    assert_eq!(data(&to), before, "objects were copied");
+}
+
+#[test]
 fn a_target_that_was_changed_or_is_another_volume_is_refused_and_left() {
     let (from, to, [one, _]) = with_backup();
     // Another volume, and one that nobody made.

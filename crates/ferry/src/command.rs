@@ -16,8 +16,7 @@ use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
     backup, cert, clients, clone, control, debug, diff, fsck, logging, mkfs, mount, pages,
-    passphrase,
-    rekey, replace, rollback, scrub, serve, snapshot, sync, top, umount, warm,
+    passphrase, rekey, replace, rollback, scrub, serve, snapshot, sync, top, umount, warm,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.

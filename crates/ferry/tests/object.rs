@@ -1,10 +1,10 @@
 //! Volumes in a store that is a directory: made, mounted, killed, taken over, refused (these need
 //! root and /dev/fuse).
 
-#[path = "object/clone.rs"]
-mod clone;
 #[path = "object/backup.rs"]
 mod backup;
+#[path = "object/clone.rs"]
+mod clone;
 #[path = "object/diff.rs"]
 mod diff;
 
