@@ -11,6 +11,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+const SUPER: &str = "super";
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// The device has several shards of 1 GiB, and blocks of two of them are used.
 const CAPACITY: u64 = 4 << 30;
@@ -169,20 +170,24 @@ fn open(store: &Arc<Memory>) -> Result<Arc<ObjectDevice>, ObjectError> {
     ObjectDevice::open(store.clone(), threads(), &claimant(), limits(), &Env::real())
 }
 
+/// Blocks that cannot be compressed.
+fn noise(area: u64, byte: u8, blocks: u64) -> AlignedBuf {
+    let mut buf = AlignedBuf::zeroed((blocks * BLOCK) as usize);
+    for (n, block) in buf.chunks_exact_mut(BLOCK_SIZE).enumerate() {
+        let mut state = (area << 20) + (n as u64) * 256 + u64::from(byte);
+        for word in block.chunks_exact_mut(8) {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(0x5851_f42d);
+            word.copy_from_slice(&(state ^ state >> 29).to_le_bytes());
+        }
+    }
+    buf
+}
+
 /// Changes a volume, one area more than the other, and makes a snapshot.
 fn change(store: &Arc<Memory>, byte: u8, blocks: Range<u64>, name: &str) {
     let device = open(store).expect("it can be opened");
     for (area, part) in AREAS.into_iter().zip([1, 4]) {
-        let len = (blocks.end - blocks.start) / part;
-        let mut buf = AlignedBuf::zeroed((len * BLOCK) as usize);
-        for (n, block) in buf.chunks_exact_mut(BLOCK_SIZE).enumerate() {
-            // It cannot be compressed.
-            let mut state = (area << 20) + (n as u64) * 256 + u64::from(byte);
-            for word in block.chunks_exact_mut(8) {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(0x5851_f42d);
-                word.copy_from_slice(&(state ^ state >> 29).to_le_bytes());
-            }
-        }
+        let mut buf = noise(area, byte, (blocks.end - blocks.start) / part);
         device.write(area + blocks.start * BLOCK, &buf).expect("write");
         device.flush().expect("flush");
         // Small writes, which stay in the log objects.
@@ -549,6 +554,35 @@ fn damaged_objects_and_deleted_snapshots_end_a_backup_and_the_target_stays() {
     assert_eq!(back_up(&from, &copy, "two"), Err(BackupError::Differs(name.clone())));
     there(&copy);
 
+    // Of two objects of one name and different lengths the one of the volume is looked at first.
+    let name = to.names().into_iter().find(|name| name.starts_with("s/")).expect("it has data");
+    let shorter = from.copy();
+    let mut bytes = shorter.objects().objects[&name].to_vec();
+    bytes.truncate(bytes.len() - 1);
+    shorter.objects().objects.insert(name, Arc::new(bytes));
+    for snapshot in ["one", "two"] {
+        let done = back_up(&shorter, &to.copy(), snapshot);
+        assert!(matches!(done, Err(BackupError::Source(_))), "{done:?}");
+    }
+    // One that is another one, or becomes that while the backup is made, is left.
+    let (name, other) = (&lacking[0], from.objects().objects[SUPER].clone());
+    for meanwhile in [false, true] {
+        let copy = to.copy();
+        let device = open_target(&from, &copy).expect("it is free");
+        let set = || copy.objects().objects.insert(name.clone(), Arc::clone(&other));
+        if !meanwhile {
+            set();
+        }
+        let done = device.back_up(&source(&from), "two", &mut |_: Copying| {
+            set();
+            ControlFlow::Continue(())
+        });
+        assert_eq!(done, Err(BackupError::Forked(name.clone())));
+        device.close().expect("close");
+        there(&copy);
+        assert!(copy.objects().objects[name] == other);
+    }
+
     // The snapshot is deleted while it is copied, and its objects, too; or only at the end.
     for loses in [true, false] {
         let (from, copy) = (from.copy(), to.copy());
@@ -639,6 +673,36 @@ fn a_volume_that_was_set_back_does_not_mix_with_its_older_backups() {
         let of = [&from, &back].map(|volume| contents(volume).expect("it is there").1);
         assert!(of.iter().any(|snapshots| snapshots.get(&name) == Some(&image)), "{name}");
     }
+}
+
+#[test]
+fn a_target_with_backups_of_two_histories_compares_with_each_of_them() {
+    let (from, to, _) = with_backup();
+    let back = from.copy();
+    let write = |device: &ObjectDevice, area: usize, byte| {
+        let start = AREAS[area];
+        device.write(start, &noise(start, byte, AREA - 1)).expect("write");
+        device.flush().expect("flush");
+    };
+    let device = open(&from).expect("it can be opened");
+    write(&device, 0, 3);
+    device.create_snapshot("a").expect("a snapshot");
+    device.close().expect("close");
+    // The same names, more of them, and then no need of the first ones.
+    let device = open(&back).expect("it can be opened");
+    write(&device, 0, 4);
+    write(&device, 1, 5);
+    device.create_snapshot("d").expect("a snapshot");
+    write(&device, 0, 6);
+    device.create_snapshot("b").expect("a snapshot");
+    device.close().expect("close");
+    back_up(&from, &to, "a").expect("a backup");
+    back_up(&back, &to, "b").expect("no name of it is taken");
+    let before = contents(&to).expect("it is there");
+    assert!(before.1["b"] == contents(&back).expect("it is there").1["b"]);
+    let done = back_up(&back, &to, "d");
+    assert!(matches!(done, Err(BackupError::Forked(_))), "{done:?}");
+    assert!(contents(&to).expect("it is there") == before);
 }
 
 #[test]
