@@ -7,7 +7,8 @@
 //! * BACKUP-1: the owner ends with one root that has the shards of the snapshot, and names it. That
 //!   root is the whole change: it is sent after all that it needs has answered. So a backup that is
 //!   cut off is not there, and what it had copied is found by the next one.
-//! * BACKUP-2: an object is sent only after all its bytes were verified.
+//! * BACKUP-2: an object is sent only after all its bytes were verified. Before the root is sent,
+//!   the names of all objects are made durable, and its map is read from the target.
 //! * BACKUP-3: an object of the target counts as copied if it has the right length, and either a
 //!   snapshot of the target needs it, or its header, read by its name, is the same: a list may lag.
 //!   Of what a snapshot of the target needs, one header of each epoch and that of the last log object
@@ -36,7 +37,9 @@ use crate::keys::{Passphrase, take_keys, wrapped_keys};
 use crate::pins::no_snapshot;
 use crate::snapshots::{Pinned, RootChange, refuse};
 use crate::store::Store;
-use crate::volume::{Claimant, Volume, claim_of, identify, load_shard, newest_root, read_root};
+use crate::volume::{
+    Claimant, Volume, claim_of, identify, load_shard, load_shards, newest_root, read_root,
+};
 use ferry_env::{Env, Utc};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::ControlFlow;
@@ -420,6 +423,12 @@ fn own_volume(access: &Access, volume: &Volume, epoch: u64) -> BackupError {
     }
 }
 
+/// All that a snapshot needs, but for its root.
+fn each<'a>(root: &'a Root, needs: &'a Pinned) -> impl Iterator<Item = Needed> + 'a {
+    let objects = needs.objects.iter().map(|at| Needed::Object(*at));
+    objects.chain(root.shards.iter().map(|(shard, at)| Needed::Shard(*shard, *at)))
+}
+
 /// Names that begin with one of these prefixes, with their sizes.
 fn sizes(access: &Access) -> Result<BTreeMap<String, u64>, ObjectError> {
     let mut all = BTreeMap::new();
@@ -470,6 +479,11 @@ impl ObjectDevice {
         let (tasks, mut done) = self.tasks(source, &root, &needs, &known)?;
         let copied = self.copy(source, &pin, tasks, tell)?;
         (done.objects, done.bytes) = (copied.objects, copied.bytes);
+        let durable = self
+            .access
+            .insist(|store| store.make_durable(&mut each(&root, &needs).map(Needed::name)));
+        durable.map_err(target)?;
+        self.refuse_damaged(&root)?;
         source.still_has(&pin)?;
         if was_there {
             // What it needs is compared, and brought if it is missing.
@@ -487,6 +501,15 @@ impl ObjectDevice {
         self.look().map_err(target)?;
         let Copying { objects, bytes, objects_total, bytes_total } = done;
         Ok(BackedUp::Copied { objects, bytes, objects_total, bytes_total })
+    }
+
+    /// Refuses a map that nobody could open in this volume, the target: a shard that it had before is
+    /// compared by its header only.
+    fn refuse_damaged(&self, root: &Root) -> Result<(), BackupError> {
+        match load_shards(&self.access, &self.volume, root) {
+            Err(ObjectError::Damaged { name, .. }) => Err(BackupError::Differs(name)),
+            loaded => loaded.map(drop).map_err(BackupError::Target),
+        }
     }
 
     /// What the snapshots of this volume, the target, need.
@@ -519,11 +542,9 @@ impl ObjectDevice {
     ) -> Result<(VecDeque<Task>, Copying), BackupError> {
         let from = sizes(&source.access).map_err(BackupError::Source)?;
         let there = sizes(&self.access).map_err(BackupError::Target)?;
-        let shards = root.shards.iter().map(|(shard, at)| Needed::Shard(*shard, *at));
-        let objects = needs.objects.iter().map(|at| Needed::Object(*at));
         let (mut tasks, mut all) = (VecDeque::new(), Copying::default());
         let mut trusted = BTreeMap::new();
-        for needed in objects.chain(shards) {
+        for needed in each(root, needs) {
             let name = needed.name();
             // One that the list does not have yet is short: it was made a short time ago.
             let size = from.get(&name).copied();

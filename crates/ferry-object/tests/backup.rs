@@ -37,6 +37,8 @@ struct Objects {
     put_bytes: usize,
     /// Names that were deleted.
     deleted: BTreeSet<String>,
+    /// Names that were made durable.
+    durable: BTreeSet<String>,
 }
 
 /// A store in memory.
@@ -121,6 +123,12 @@ impl Store for Memory {
         self.request(|store| {
             store.objects.remove(name);
             store.deleted.insert(name.into());
+            Ok(())
+        })
+    }
+    fn make_durable(&self, names: &mut dyn Iterator<Item = String>) -> Result<(), ObjectError> {
+        self.request(|store| {
+            store.durable.extend(names);
             Ok(())
         })
     }
@@ -618,6 +626,35 @@ fn damaged_objects_and_deleted_snapshots_end_a_backup_and_the_target_stays() {
         Some(true)
     );
     back_up(&from, &to, "two").expect("a backup");
+}
+
+#[test]
+fn what_a_target_had_before_is_made_durable_and_its_map_is_read() {
+    let (from, to, [one, _]) = with_backup();
+    let whole = to.copy();
+    back_up(&from, &whole, "two").expect("a backup");
+    // A backup that was killed has sent all of it.
+    let of_both = |name: &&String| from.names().contains(*name) && whole.names().contains(*name);
+    let is_copy = |name: &&String| name.starts_with("s/") || name.starts_with("m/");
+    let names: Vec<String> = from.names().iter().filter(is_copy).filter(of_both).cloned().collect();
+    let new: Vec<&String> = names.iter().filter(|name| !to.names().contains(*name)).collect();
+    for name in &new {
+        let bytes = from.objects().objects[*name].clone();
+        to.objects().objects.insert((*name).clone(), bytes);
+    }
+    let shard = new.iter().find(|name| name.starts_with("m/")).expect("a shard is new");
+    let damaged = to.copy();
+    let mut bytes = damaged.objects().objects[*shard].to_vec();
+    *bytes.last_mut().expect("it has bytes") ^= 1;
+    damaged.objects().objects.insert((*shard).clone(), Arc::new(bytes));
+    assert_eq!(back_up(&from, &damaged, "two"), Err(BackupError::Differs((*shard).clone())));
+    let (now, snapshots) = contents(&damaged).expect("it is there");
+    assert!(now == one && snapshots.len() == 1);
+    // Only log objects were lacking.
+    let done = back_up(&from, &to, "two");
+    assert!(matches!(done, Ok(BackedUp::Copied { objects: 0..3, .. })), "{done:?}");
+    let durable = to.objects().durable.clone();
+    assert!(new.iter().all(|name| durable.contains(*name)), "{new:?}");
 }
 
 #[test]
