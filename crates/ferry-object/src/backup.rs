@@ -9,6 +9,8 @@
 //!   cut off is not there, and what it had copied is found by the next one.
 //! * BACKUP-2: an object is sent only after all its bytes were verified. Before the root is sent,
 //!   the names of all objects are made durable, and its map is read from the target.
+//!   Behind the root the target is listed again, and what is missing is sent: an older owner that
+//!   slept may have deleted it.
 //! * BACKUP-3: an object of the target counts as copied if it has the right length, and either a
 //!   snapshot of the target needs it, or its header, read by its name, is the same: a list may lag.
 //!   Of what a snapshot of the target needs, one header of each epoch and that of the last log object
@@ -487,8 +489,10 @@ impl ObjectDevice {
         source.still_has(&pin)?;
         if was_there {
             // What it needs is compared, and brought if it is missing.
+            self.bring_lost(source, &pin, each(&root, &needs), tell)?;
             return Ok(BackedUp::WasThere);
         }
+        let all: Vec<Needed> = each(&root, &needs).collect();
         // What deleted snapshots needed, and what was copied of one that is deleted now.
         let mut needed = known.all;
         needed.objects.extend(needs.objects);
@@ -499,8 +503,30 @@ impl ObjectDevice {
         self.end(RootChange::Receive { pin: &pin, of: &root }).map_err(target)?;
         // An owner that slept may have taken the name of a root that later owners deleted.
         self.look().map_err(target)?;
+        let brought = self.bring_lost(source, &pin, all.into_iter(), tell)?;
+        (done.objects, done.bytes) = (done.objects + brought.objects, done.bytes + brought.bytes);
         let Copying { objects, bytes, objects_total, bytes_total } = done;
         Ok(BackedUp::Copied { objects, bytes, objects_total, bytes_total })
+    }
+
+    /// Brings what was deleted meanwhile: an owner before this one may have slept, and have found that
+    /// nothing needs it before this one was there.
+    fn bring_lost(
+        &self,
+        source: &Arc<BackupSource>,
+        pin: &Pin,
+        all: impl Iterator<Item = Needed>,
+        tell: &mut dyn FnMut(Copying) -> ControlFlow<()>,
+    ) -> Result<Copying, BackupError> {
+        let there = sizes(&self.access).map_err(BackupError::Target)?;
+        // A list may lag, so those are read by their names first.
+        let task = |needed| Task { needed, bytes: 0, how: How::Compare };
+        let lost: VecDeque<Task> =
+            all.filter(|needed| !there.contains_key(&needed.name())).map(task).collect();
+        match lost.is_empty() {
+            true => Ok(Copying::default()),
+            false => self.copy(source, pin, lost, tell),
+        }
     }
 
     /// Refuses a map that nobody could open in this volume, the target: a shard that it had before is

@@ -39,11 +39,16 @@ struct Objects {
     deleted: BTreeSet<String>,
     /// Names that were made durable.
     durable: BTreeSet<String>,
+    /// A name that is deleted when the next root is made.
+    lost: Option<String>,
 }
+
+/// What is done before a request.
+type Hook = Box<dyn FnOnce() + Send>;
 
 /// A store in memory.
 #[derive(Default)]
-struct Memory(Mutex<Objects>);
+struct Memory(Mutex<Objects>, Mutex<Option<Hook>>);
 
 impl Memory {
     fn objects(&self) -> MutexGuard<'_, Objects> {
@@ -52,7 +57,7 @@ impl Memory {
 
     fn copy(&self) -> Arc<Self> {
         let objects = self.objects().objects.clone();
-        Arc::new(Self(Mutex::new(Objects { objects, ..Objects::default() })))
+        Arc::new(Self(Mutex::new(Objects { objects, ..Objects::default() }), Mutex::default()))
     }
 
     /// Carries out a request, unless the store is cut off.
@@ -108,6 +113,9 @@ impl Store for Memory {
             }
             store.put_bytes += bytes.len();
             store.objects.insert(name.into(), Arc::new(bytes.to_vec()));
+            if let Some(lost) = store.lost.take_if(|_| name.starts_with("c/")) {
+                store.objects.remove(&lost);
+            }
             Ok(())
         })
     }
@@ -120,6 +128,10 @@ impl Store for Memory {
         })
     }
     fn delete(&self, name: &str) -> Result<(), ObjectError> {
+        let before = self.1.lock().expect("nobody panics").take_if(|_| name.starts_with("s/"));
+        if let Some(before) = before {
+            before();
+        }
         self.request(|store| {
             store.objects.remove(name);
             store.deleted.insert(name.into());
@@ -655,6 +667,43 @@ fn what_a_target_had_before_is_made_durable_and_its_map_is_read() {
     assert!(matches!(done, Ok(BackedUp::Copied { objects: 0..3, .. })), "{done:?}");
     let durable = to.objects().durable.clone();
     assert!(new.iter().all(|name| durable.contains(*name)), "{new:?}");
+}
+
+#[test]
+fn an_owner_that_slept_in_its_sweep_takes_nothing_from_a_later_backup() {
+    let from = new_volume(None);
+    change(&from, 1, 0..AREA, "one");
+    let to = Arc::new(Memory::default());
+    back_up(&from, &to, "one").expect("a backup");
+    let before = from.names();
+    change(&from, 2, 10..50, "two");
+    let two = contents(&from).expect("it is there").0;
+    // A backup of these was cut off, and the next one does not need them.
+    let is_new = |name: &&String| name.starts_with("s/") && !before.contains(*name);
+    let all = from.objects().objects.clone();
+    let orphans: Vec<String> = all.keys().filter(is_new).cloned().collect();
+    assert!(orphans.len() > 2, "{orphans:?}");
+    for name in &orphans {
+        to.objects().objects.insert(name.clone(), Arc::clone(&all[name]));
+    }
+    change(&from, 3, 10..50, "three");
+    let slow = open_target(&from, &to).expect("it is free");
+    let (of, other) = (Arc::clone(&from), Arc::clone(&to));
+    let hook = move || drop(open_target(&of, &other).expect("it is taken over"));
+    *to.1.lock().expect("nobody panics") = Some(Box::new(hook));
+    let late = slow.back_up(&source(&from), "three", &mut |_| ControlFlow::Continue(()));
+    assert!(matches!(late, Err(BackupError::Target(ObjectError::Fenced { .. }))), "{late:?}");
+    let deleted = to.objects().deleted.clone();
+    let deleted = orphans.iter().filter(|name| deleted.contains(*name)).count();
+    assert_eq!(deleted, 1, "the request that was under way");
+    // Such a request is carried out behind the root of the next backup.
+    let device = open_target(&from, &to).expect("it is free");
+    let done = device.back_up(&source(&from), "two", &mut |_| {
+        to.objects().lost = Some(orphans[1].clone());
+        ControlFlow::Continue(())
+    });
+    assert!(matches!(done, Ok(BackedUp::Copied { .. })), "{done:?}");
+    assert!(contents(&to).expect("it is there").0 == two);
 }
 
 #[test]
