@@ -7,18 +7,25 @@
 //! * BACKUP-1: the owner ends with one root that has the shards of the snapshot, and names it. That
 //!   root is the whole change: it is sent after all that it needs has answered. So a backup that is
 //!   cut off is not there, and what it had copied is found by the next one.
-//! * BACKUP-2: an object is sent only after all its bytes were verified.
+//! * BACKUP-2: an object is sent only after all its bytes were verified. Before the root is sent,
+//!   the names of all objects are made durable, and its map is read from the target.
+//!   Behind the root the target is listed again, and what is missing is sent: an older owner that
+//!   slept may have deleted it.
 //! * BACKUP-3: an object of the target counts as copied if it has the right length, and either a
 //!   snapshot of the target needs it, or its header, read by its name, is the same: a list may lag.
-//!   One header of each epoch, and that of the last log object, are compared in any case: a source
-//!   that somebody has set back, with a copy of its store, writes other objects under names that it
-//!   had used.
+//!   Of what a snapshot of the target needs, one header of each epoch and that of the last log object
+//!   are compared for each of these snapshots: a source that somebody has set back, with a copy of
+//!   its store, writes other objects under names that it had used, and the target may have snapshots
+//!   of both.
 //! * BACKUP-4: no owner of the target writes an object under a name that an owner of the source
 //!   has written, or will write. The first root of the target has an epoch and a first log object
 //!   far behind those of the source, by a random distance: both volumes may be used, and share a
 //!   cache.
 //! * BACKUP-5: a target whose map an owner of its own has changed is refused: the change would be
 //!   lost.
+//! * BACKUP-6: names of the source lie behind none of the target's. A volume that was restored from
+//!   a target, or from a backup of it, is refused there: an object of it would be newer than each
+//!   pin, and so none that a snapshot needs.
 
 use crate::access::{Access, Created, Patience};
 use crate::device::{Limits, ObjectDevice};
@@ -30,9 +37,11 @@ use crate::format::{
 };
 use crate::keys::{Passphrase, take_keys, wrapped_keys};
 use crate::pins::no_snapshot;
-use crate::snapshots::{Pinned, RootChange};
+use crate::snapshots::{Pinned, RootChange, refuse};
 use crate::store::Store;
-use crate::volume::{Claimant, Volume, claim_of, identify, load_shard, newest_root, read_root};
+use crate::volume::{
+    Claimant, Volume, claim_of, identify, load_shard, load_shards, newest_root, read_root,
+};
 use ferry_env::{Env, Utc};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::ControlFlow;
@@ -43,6 +52,8 @@ use std::time::Duration;
 const COPIES_MAX: usize = 12;
 /// Their bytes, at most, if they are several.
 const COPY_BYTES_MAX: u64 = 64 << 20;
+/// An object that somebody deletes while it is made is made so often.
+const CREATES_MAX: u32 = 3;
 /// While nothing ends, the caller is asked so often whether to go on.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// The epochs of a target begin at least so far behind the source's, and its log objects so far.
@@ -74,10 +85,13 @@ pub enum BackupError {
         /// By whom, in words.
         owner: String,
     },
-    /// The target has an object of this name that is shorter or longer.
-    #[error("the object {0} has another length here than in the volume: it is damaged")]
+    /// The volume was restored from the target, or from a backup of it.
+    #[error("its object names are ahead of this target")]
+    Ahead,
+    /// The target has an object of this name that is damaged. That of the volume is whole.
+    #[error("the object {0} is damaged here, and whole in the volume")]
     Differs(String),
-    /// The target has another object of this name, of the same length.
+    /// The target has another object of this name.
     #[error(
         "the object {0} is another one here than in the volume, which was set back with a copy of its store, or is such a copy"
     )]
@@ -162,8 +176,57 @@ struct Task {
 enum How {
     /// The target has one of this name and length: it must have the same header.
     Compare,
+    /// The target has one of this name and another length.
+    Explain,
     Copy,
 }
+
+/// What the snapshots of the target need.
+#[derive(Default)]
+struct Known {
+    all: Pinned,
+    /// The shards of each snapshot.
+    pins: Vec<Vec<ObjectRef>>,
+    /// What each shard needs.
+    of_shards: BTreeMap<ObjectRef, BTreeSet<ObjectRef>>,
+}
+
+impl Known {
+    /// Of each snapshot of the target the last object and the last shard of each epoch that are
+    /// trusted; of log objects, which have none, the last one. All that is of one snapshot is of one
+    /// history of the volume. An object of one history may have the number of a shard of another.
+    fn samples(&self, trusted: &BTreeMap<(Kind, ObjectRef), Needed>) -> Vec<Needed> {
+        let of_shards: BTreeMap<ObjectRef, Lasts> =
+            self.of_shards.keys().map(|shard| (*shard, self.lasts(*shard, trusted))).collect();
+        let mut samples = BTreeSet::new();
+        for shards in &self.pins {
+            let mut lasts = Lasts::new();
+            let of_pin = shards.iter().filter_map(|shard| of_shards.get(shard)).flatten();
+            for ((kind, epoch), number) in of_pin {
+                let last = lasts.entry((*kind, *epoch)).or_default();
+                *last = (*number).max(*last);
+            }
+            let ends = lasts.into_iter();
+            samples.extend(ends.map(|((kind, epoch), number)| (kind, ObjectRef { epoch, number })));
+        }
+        samples.iter().filter_map(|sample| trusted.get(sample)).copied().collect()
+    }
+
+    /// The last numbers of what a shard needs, and of itself, if they are trusted.
+    fn lasts(&self, shard: ObjectRef, trusted: &BTreeMap<(Kind, ObjectRef), Needed>) -> Lasts {
+        let objects = self.of_shards.get(&shard).into_iter().flatten();
+        let all = objects.map(|at| (Kind::Data, *at)).chain([(Kind::Shard, shard)]);
+        let mut lasts = Lasts::new();
+        for (kind, at) in all.filter(|found| trusted.contains_key(found)) {
+            let last = lasts.entry((kind, at.epoch)).or_default();
+            *last = at.number.max(*last);
+        }
+        lasts
+    }
+}
+
+/// The last number of each kind in each epoch.
+type Lasts = BTreeMap<(Kind, u64), u64>;
 
 /// A task that has ended: the bytes that were copied.
 type Ended = Result<Option<u64>, BackupError>;
@@ -224,7 +287,12 @@ impl BackupSource {
         self.make_target(&access, env)?;
         let volume = Volume { epoch: 0, ..self.volume.clone() };
         let newest = newest_root(&access, &volume).map_err(BackupError::Target)?;
-        refuse_own(&access, &volume, newest.root.shards.into_iter().map(|(_, at)| at))?;
+        refuse_own(&access, &volume, newest.root.shards.iter().map(|(_, at)| *at))?;
+        let of = newest_root(&self.access, &self.volume).map_err(BackupError::Source)?;
+        // The owner of the target gets a later epoch, and its log goes on behind that root.
+        if of.header.epoch >= newest.header.epoch || of.root.first >= newest.root.first {
+            return Err(BackupError::Ahead);
+        }
         let device = ObjectDevice::claim_identified(access, volume, claimant, limits, env)
             .map_err(BackupError::Target)?;
         // What the last owner did may be in the log.
@@ -292,6 +360,7 @@ impl BackupSource {
     /// The snapshot of this name, and its root.
     fn snapshot(&self, name: &str) -> Result<(Pin, Root), ObjectError> {
         let mut pins = newest_root(&self.access, &self.volume)?.root.pins;
+        pins.retain(|pin| !pin.is_of_clone());
         let Some(at) = pins.iter().position(|pin| pin.name == name) else {
             return Err(no_snapshot(name, &pins));
         };
@@ -356,6 +425,12 @@ fn own_volume(access: &Access, volume: &Volume, epoch: u64) -> BackupError {
     }
 }
 
+/// All that a snapshot needs, but for its root.
+fn each<'a>(root: &'a Root, needs: &'a Pinned) -> impl Iterator<Item = Needed> + 'a {
+    let objects = needs.objects.iter().map(|at| Needed::Object(*at));
+    objects.chain(root.shards.iter().map(|(shard, at)| Needed::Shard(*shard, *at)))
+}
+
 /// Names that begin with one of these prefixes, with their sizes.
 fn sizes(access: &Access) -> Result<BTreeMap<String, u64>, ObjectError> {
     let mut all = BTreeMap::new();
@@ -397,27 +472,89 @@ impl ObjectDevice {
             }
         }
         let was_there = old.is_some();
+        if !was_there {
+            let receive = RootChange::Receive { pin: &pin, of: &root };
+            refuse(&self.state.lock(), &receive).map_err(target)?;
+        }
         let needs = source.needs(&root).map_err(|error| source.explained(&pin, error))?;
-        let mut known = self.pinned(pins).map_err(target)?;
+        let known = self.known(&pins).map_err(target)?;
         let (tasks, mut done) = self.tasks(source, &root, &needs, &known)?;
         let copied = self.copy(source, &pin, tasks, tell)?;
         (done.objects, done.bytes) = (copied.objects, copied.bytes);
+        let durable = self
+            .access
+            .insist(|store| store.make_durable(&mut each(&root, &needs).map(Needed::name)));
+        durable.map_err(target)?;
+        self.refuse_damaged(&root)?;
         source.still_has(&pin)?;
         if was_there {
             // What it needs is compared, and brought if it is missing.
+            self.bring_lost(source, &pin, each(&root, &needs), tell)?;
             return Ok(BackedUp::WasThere);
         }
+        let all: Vec<Needed> = each(&root, &needs).collect();
         // What deleted snapshots needed, and what was copied of one that is deleted now.
-        known.objects.extend(needs.objects);
-        known.shards.extend(needs.shards);
-        if let Err(error) = self.sweep(&known) {
+        let mut needed = known.all;
+        needed.objects.extend(needs.objects);
+        needed.shards.extend(needs.shards);
+        if let Err(error) = self.sweep(&needed) {
             tracing::warn!(%error, "objects that nothing needs stay until the next backup");
         }
         self.end(RootChange::Receive { pin: &pin, of: &root }).map_err(target)?;
         // An owner that slept may have taken the name of a root that later owners deleted.
         self.look().map_err(target)?;
+        let brought = self.bring_lost(source, &pin, all.into_iter(), tell)?;
+        (done.objects, done.bytes) = (done.objects + brought.objects, done.bytes + brought.bytes);
         let Copying { objects, bytes, objects_total, bytes_total } = done;
         Ok(BackedUp::Copied { objects, bytes, objects_total, bytes_total })
+    }
+
+    /// Brings what was deleted meanwhile: an owner before this one may have slept, and have found that
+    /// nothing needs it before this one was there.
+    fn bring_lost(
+        &self,
+        source: &Arc<BackupSource>,
+        pin: &Pin,
+        all: impl Iterator<Item = Needed>,
+        tell: &mut dyn FnMut(Copying) -> ControlFlow<()>,
+    ) -> Result<Copying, BackupError> {
+        let there = sizes(&self.access).map_err(BackupError::Target)?;
+        // A list may lag, so those are read by their names first.
+        let task = |needed| Task { needed, bytes: 0, how: How::Compare };
+        let lost: VecDeque<Task> =
+            all.filter(|needed| !there.contains_key(&needed.name())).map(task).collect();
+        match lost.is_empty() {
+            true => Ok(Copying::default()),
+            false => self.copy(source, pin, lost, tell),
+        }
+    }
+
+    /// Refuses a map that nobody could open in this volume, the target: a shard that it had before is
+    /// compared by its header only.
+    fn refuse_damaged(&self, root: &Root) -> Result<(), BackupError> {
+        match load_shards(&self.access, &self.volume, root) {
+            Err(ObjectError::Damaged { name, .. }) => Err(BackupError::Differs(name)),
+            loaded => loaded.map(drop).map_err(BackupError::Target),
+        }
+    }
+
+    /// What the snapshots of this volume, the target, need.
+    fn known(&self, pins: &[Pin]) -> Result<Known, ObjectError> {
+        let mut known = Known::default();
+        for pin in pins {
+            known.all.roots.insert(pin.root);
+            let root = read_root(&self.access, &self.volume, pin.root)?.root;
+            for (shard, at) in &root.shards {
+                if known.all.shards.insert(*at) {
+                    let runs = load_shard(&self.access, &self.volume, *shard, *at)?;
+                    let objects: BTreeSet<_> = runs.iter().map(|run| run.value.object).collect();
+                    known.all.objects.extend(&objects);
+                    known.of_shards.insert(*at, objects);
+                }
+            }
+            known.pins.push(root.shards.iter().map(|(_, at)| *at).collect());
+        }
+        Ok(known)
     }
 
     /// What the target may lack, and the numbers of all that the snapshot needs. `known`: what the
@@ -427,40 +564,32 @@ impl ObjectDevice {
         source: &BackupSource,
         root: &Root,
         needs: &Pinned,
-        known: &Pinned,
+        known: &Known,
     ) -> Result<(VecDeque<Task>, Copying), BackupError> {
         let from = sizes(&source.access).map_err(BackupError::Source)?;
         let there = sizes(&self.access).map_err(BackupError::Target)?;
-        let shards = root.shards.iter().map(|(shard, at)| Needed::Shard(*shard, *at));
-        let objects = needs.objects.iter().map(|at| Needed::Object(*at));
         let (mut tasks, mut all) = (VecDeque::new(), Copying::default());
-        // The last object of each epoch; of log objects, which have none, the last one.
-        let mut samples: BTreeMap<u64, (u64, Needed)> = BTreeMap::new();
-        for needed in objects.chain(shards) {
+        let mut trusted = BTreeMap::new();
+        for needed in each(root, needs) {
             let name = needed.name();
             // One that the list does not have yet is short: it was made a short time ago.
             let size = from.get(&name).copied();
             let bytes = size.unwrap_or_default();
             (all.objects_total, all.bytes_total) = (all.objects_total + 1, all.bytes_total + bytes);
-            let (at, is_known) = match needed {
-                Needed::Shard(_, at) => (at, known.shards.contains(&at)),
-                Needed::Object(at) => (at, known.objects.contains(&at)),
+            let (key, is_known) = match needed {
+                Needed::Shard(_, at) => ((Kind::Shard, at), known.all.shards.contains(&at)),
+                Needed::Object(at) => ((Kind::Data, at), known.all.objects.contains(&at)),
             };
             match (size, there.get(&name)) {
                 (Some(size), Some(found)) if *found != size => {
-                    return Err(BackupError::Differs(name));
+                    tasks.push_front(Task { needed, bytes, how: How::Explain });
                 }
-                (Some(_), Some(_)) if is_known => {
-                    let last = samples.entry(at.epoch).or_insert((at.number, needed));
-                    if at.number > last.0 {
-                        *last = (at.number, needed);
-                    }
-                }
+                (Some(_), Some(_)) if is_known => drop(trusted.insert(key, needed)),
                 (Some(_), Some(_)) => tasks.push_back(Task { needed, bytes, how: How::Compare }),
                 (Some(_) | None, _) => tasks.push_back(Task { needed, bytes, how: How::Copy }),
             }
         }
-        for (_, needed) in samples.into_values() {
+        for needed in known.samples(&trusted) {
             tasks.push_front(Task { needed, bytes: 0, how: How::Compare });
         }
         Ok((tasks, all))
@@ -534,25 +663,46 @@ impl ObjectDevice {
     fn copy_one(&self, source: &BackupSource, pin: &Pin, task: &Task) -> Ended {
         let name = task.needed.name();
         let target = BackupError::Target;
-        if task.how == How::Compare {
-            let header = |access: &Access| access.get(&name, Some(0..HEADER_LEN as u64));
-            match header(&self.access) {
+        let explained = |error| source.explained(pin, error);
+        let front = |access: &Access| access.get(&name, Some(0..HEADER_LEN as u64));
+        let there = match task.how {
+            How::Copy => None,
+            How::Compare | How::Explain => match front(&self.access) {
                 // It was deleted a short time ago.
-                Err(ObjectError::NotFound(_)) => {}
-                there => {
-                    let there = there.map_err(target)?;
-                    let of = header(&source.access).map_err(|e| source.explained(pin, e))?;
-                    return if there == of { Ok(None) } else { Err(BackupError::Forked(name)) };
-                }
-            }
+                Err(ObjectError::NotFound(_)) => None,
+                there => Some(there.map_err(target)?),
+            },
+        };
+        if task.how == How::Compare
+            && let Some(there) = &there
+            && *there == front(&source.access).map_err(explained)?
+        {
+            return Ok(None);
         }
         let bytes = source.access.get(&name, None).and_then(|bytes| {
             task.needed.verify(&source.access, &source.volume.id, &bytes)?;
             Ok(bytes)
         });
-        let bytes = bytes.map_err(|error| source.explained(pin, error))?;
-        self.access.insist(|_| self.access.put_once(&name, &bytes)).map_err(target)?;
-        Ok(Some(bytes.len() as u64))
+        let bytes = bytes.map_err(explained)?;
+        if let Some(there) = there {
+            // The source's object is whole. So the other one is damaged, or not the same.
+            let own = header(&name, &bytes).map_err(BackupError::Source)?;
+            return match header(&name, &there) {
+                Ok(other) if other.id != own.id => Err(BackupError::Forked(name)),
+                _ => Err(BackupError::Differs(name)),
+            };
+        }
+        for _ in 0..CREATES_MAX {
+            match self.access.create(&name, &bytes).map_err(target)? {
+                Created::Ours => return Ok(Some(bytes.len() as u64)),
+                Created::Foreign(_) => return Err(BackupError::Forked(name)),
+                // An owner that slept has deleted it.
+                Created::Vanished => {}
+            }
+        }
+        Err(target(ObjectError::Unavailable(format!(
+            "{name}: somebody deletes it again and again"
+        ))))
     }
 }
 

@@ -755,7 +755,8 @@ impl ObjectDevice {
         Ok(())
     }
 
-    fn in_term(&self) -> bool {
+    /// Whether the last look is younger than a term.
+    pub(crate) fn in_term(&self) -> bool {
         self.env.clock.monotonic() < *self.looked.lock() + self.limits.term
     }
 

@@ -4,6 +4,7 @@ use crate::error::ObjectError;
 use crate::format::SUPER;
 use crate::store::Store;
 use ferry_env::Env;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -226,6 +227,18 @@ impl Store for DirStore {
         Ok(Arc::new(Self::open(&beside, self.env.clone())?))
     }
 
+    /// A directory may be as new as the name in it.
+    fn make_durable(&self, names: &mut dyn Iterator<Item = String>) -> Result<(), ObjectError> {
+        let mut directories = BTreeSet::new();
+        for name in names {
+            directories.extend(Path::new(&name).ancestors().skip(1).map(PathBuf::from));
+        }
+        directories.iter().try_for_each(|directory| {
+            let path = self.root.join(directory);
+            sync_directory(&path).map_err(|error| failed(&path, &error))
+        })
+    }
+
     fn settle(&self) {
         self.clear_temporary();
     }
@@ -311,6 +324,10 @@ mod tests {
         assert_eq!(store.list("a/"), Ok(vec!["a/b".into(), "a/x/1".into()]));
         let sizes = [("a/b".to_owned(), 0), ("a/x/1".to_owned(), 5)];
         assert_eq!(store.list_sizes("a/"), Ok(sizes.to_vec()));
+        let names = |names: &[&str]| names.iter().map(|name| (*name).into()).collect::<Vec<_>>();
+        let durable = |all: &[&str]| store.make_durable(&mut names(all).into_iter());
+        durable(&["a/x/1", "a/b", "c"]).expect("they are there");
+        assert!(matches!(durable(&["b/x/1"]), Err(ObjectError::NotFound(_))));
         store.delete("a/b").expect("delete");
         store.delete("a/b").expect("delete again");
         assert_eq!(store.list("a/"), Ok(vec!["a/x/1".into()]));

@@ -67,6 +67,11 @@ pub trait Store: Send + Sync {
     /// A new owner on this machine has fenced the one before it off: what requests of dead
     /// processes left half done can be removed.
     fn settle(&self) {}
+    /// Makes names durable of objects that are there. A process that was killed may have made one
+    /// without hearing so.
+    fn make_durable(&self, _names: &mut dyn Iterator<Item = String>) -> Result<(), ObjectError> {
+        Ok(())
+    }
     /// Names that begin with `prefix`, ascending. Names created or deleted a short time ago may be
     /// wrong in it.
     fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError>;

@@ -5,7 +5,9 @@
 //! passed since it opened the volume, and then daily:
 //!
 //! * DELETE-5: first it lists, then it looks that there is no newer claim, then it deletes. So
-//!   nothing in the list is of a newer owner;
+//!   nothing in the list is of a newer owner. It looks again before each object if the term since the
+//!   last look is over: a newer owner, which a backup is, may need an object that this one does not,
+//!   and has waited longer than a term before it looked whether that is there;
 //! * DELETE-6: only objects of epochs below its own, and only what neither the takeover root nor
 //!   the log behind it named. The log of those epochs has ended, so nothing that they wrote is
 //!   named later;
@@ -65,7 +67,12 @@ impl ObjectDevice {
             if !looks_first {
                 self.look()?;
             }
-            self.delete(names)?;
+            for name in names {
+                if !looks_first && !self.in_term() {
+                    self.look()?;
+                }
+                self.delete(std::slice::from_ref(name))?;
+            }
             self.access.counters.orphans.fetch_add(names.len() as u64, Ordering::Relaxed);
         }
         if !orphans.is_empty() {

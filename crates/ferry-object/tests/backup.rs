@@ -11,6 +11,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+const SUPER: &str = "super";
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// The device has several shards of 1 GiB, and blocks of two of them are used.
 const CAPACITY: u64 = 4 << 30;
@@ -36,11 +37,18 @@ struct Objects {
     put_bytes: usize,
     /// Names that were deleted.
     deleted: BTreeSet<String>,
+    /// Names that were made durable.
+    durable: BTreeSet<String>,
+    /// A name that is deleted when the next root is made.
+    lost: Option<String>,
 }
+
+/// What is done before a request.
+type Hook = Box<dyn FnOnce() + Send>;
 
 /// A store in memory.
 #[derive(Default)]
-struct Memory(Mutex<Objects>);
+struct Memory(Mutex<Objects>, Mutex<Option<Hook>>);
 
 impl Memory {
     fn objects(&self) -> MutexGuard<'_, Objects> {
@@ -49,7 +57,7 @@ impl Memory {
 
     fn copy(&self) -> Arc<Self> {
         let objects = self.objects().objects.clone();
-        Arc::new(Self(Mutex::new(Objects { objects, ..Objects::default() })))
+        Arc::new(Self(Mutex::new(Objects { objects, ..Objects::default() }), Mutex::default()))
     }
 
     /// Carries out a request, unless the store is cut off.
@@ -105,6 +113,9 @@ impl Store for Memory {
             }
             store.put_bytes += bytes.len();
             store.objects.insert(name.into(), Arc::new(bytes.to_vec()));
+            if let Some(lost) = store.lost.take_if(|_| name.starts_with("c/")) {
+                store.objects.remove(&lost);
+            }
             Ok(())
         })
     }
@@ -117,9 +128,19 @@ impl Store for Memory {
         })
     }
     fn delete(&self, name: &str) -> Result<(), ObjectError> {
+        let before = self.1.lock().expect("nobody panics").take_if(|_| name.starts_with("s/"));
+        if let Some(before) = before {
+            before();
+        }
         self.request(|store| {
             store.objects.remove(name);
             store.deleted.insert(name.into());
+            Ok(())
+        })
+    }
+    fn make_durable(&self, names: &mut dyn Iterator<Item = String>) -> Result<(), ObjectError> {
+        self.request(|store| {
+            store.durable.extend(names);
             Ok(())
         })
     }
@@ -169,20 +190,24 @@ fn open(store: &Arc<Memory>) -> Result<Arc<ObjectDevice>, ObjectError> {
     ObjectDevice::open(store.clone(), threads(), &claimant(), limits(), &Env::real())
 }
 
+/// Blocks that cannot be compressed.
+fn noise(area: u64, byte: u8, blocks: u64) -> AlignedBuf {
+    let mut buf = AlignedBuf::zeroed((blocks * BLOCK) as usize);
+    for (n, block) in buf.chunks_exact_mut(BLOCK_SIZE).enumerate() {
+        let mut state = (area << 20) + (n as u64) * 256 + u64::from(byte);
+        for word in block.chunks_exact_mut(8) {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(0x5851_f42d);
+            word.copy_from_slice(&(state ^ state >> 29).to_le_bytes());
+        }
+    }
+    buf
+}
+
 /// Changes a volume, one area more than the other, and makes a snapshot.
 fn change(store: &Arc<Memory>, byte: u8, blocks: Range<u64>, name: &str) {
     let device = open(store).expect("it can be opened");
     for (area, part) in AREAS.into_iter().zip([1, 4]) {
-        let len = (blocks.end - blocks.start) / part;
-        let mut buf = AlignedBuf::zeroed((len * BLOCK) as usize);
-        for (n, block) in buf.chunks_exact_mut(BLOCK_SIZE).enumerate() {
-            // It cannot be compressed.
-            let mut state = (area << 20) + (n as u64) * 256 + u64::from(byte);
-            for word in block.chunks_exact_mut(8) {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(0x5851_f42d);
-                word.copy_from_slice(&(state ^ state >> 29).to_le_bytes());
-            }
-        }
+        let mut buf = noise(area, byte, (blocks.end - blocks.start) / part);
         device.write(area + blocks.start * BLOCK, &buf).expect("write");
         device.flush().expect("flush");
         // Small writes, which stay in the log objects.
@@ -416,6 +441,55 @@ fn a_restored_backup_and_its_volume_never_write_objects_of_one_name() {
 }
 
 #[test]
+fn a_volume_that_was_restored_from_a_backup_is_backed_up_to_another_store() {
+    let (_, to, [one, _]) = with_backup();
+    let restored = Arc::new(Memory::default());
+    back_up(&to, &restored, "one").expect("it is restored");
+    // Before it was used, and then.
+    for round in 0..2 {
+        let (name, before) = (format!("of-round-{round}"), to.objects().objects.clone());
+        change(&restored, 70 + round, 0..AREA, &name);
+        assert_eq!(back_up(&restored, &to, &name), Err(BackupError::Ahead));
+        assert!(to.objects().objects == before, "the target is as it was");
+    }
+    let (now, snapshots) = contents(&to).expect("it is there");
+    assert!(now == one && snapshots.len() == 1 && snapshots["one"] == one);
+    let other = Arc::new(Memory::default());
+    for name in ["one", "of-round-0", "of-round-1"] {
+        back_up(&restored, &other, name).expect("a backup");
+    }
+    assert!(contents(&other).expect("it is there") == contents(&restored).expect("it is there"));
+}
+
+#[test]
+fn a_backup_that_cannot_be_is_refused_before_anything_is_copied() {
+    let (from, to, _) = with_backup();
+    let device = open(&from).expect("it can be opened");
+    let clone = format!("two@{}@clone", "0f".repeat(16));
+    device.create_snapshot(&clone).expect("a clone's pin");
+    device.close().expect("close");
+    let refused = back_up(&from, &to, &clone).expect_err("it is no snapshot");
+    let BackupError::Source(ObjectError::NoSnapshot { names, .. }) = &refused else {
+        panic!("{refused:?}")
+    };
+    assert_eq!(names, &["one", "two"]);
+    // The target has as many as there may be.
+    let device = open(&to).expect("it can be opened");
+    for n in 1..1000 {
+        device.create_snapshot(&format!("{n}")).expect("a snapshot");
+    }
+    device.close().expect("close");
+    let data = |store: &Arc<Memory>| -> BTreeSet<String> {
+        let names = store.names().into_iter();
+        names.filter(|name| name.starts_with("s/") || name.starts_with("m/")).collect()
+    };
+    let before = data(&to);
+    let refused = back_up(&from, &to, "two");
+    assert_eq!(refused, Err(BackupError::Target(ObjectError::TooManySnapshots(1000))));
+    assert_eq!(data(&to), before, "objects were copied");
+}
+
+#[test]
 fn a_target_that_was_changed_or_is_another_volume_is_refused_and_left() {
     let (from, to, [one, _]) = with_backup();
     // Another volume, and one that nobody made.
@@ -500,6 +574,35 @@ fn damaged_objects_and_deleted_snapshots_end_a_backup_and_the_target_stays() {
     assert_eq!(back_up(&from, &copy, "two"), Err(BackupError::Differs(name.clone())));
     there(&copy);
 
+    // Of two objects of one name and different lengths the one of the volume is looked at first.
+    let name = to.names().into_iter().find(|name| name.starts_with("s/")).expect("it has data");
+    let shorter = from.copy();
+    let mut bytes = shorter.objects().objects[&name].to_vec();
+    bytes.truncate(bytes.len() - 1);
+    shorter.objects().objects.insert(name, Arc::new(bytes));
+    for snapshot in ["one", "two"] {
+        let done = back_up(&shorter, &to.copy(), snapshot);
+        assert!(matches!(done, Err(BackupError::Source(_))), "{done:?}");
+    }
+    // One that is another one, or becomes that while the backup is made, is left.
+    let (name, other) = (&lacking[0], from.objects().objects[SUPER].clone());
+    for meanwhile in [false, true] {
+        let copy = to.copy();
+        let device = open_target(&from, &copy).expect("it is free");
+        let set = || copy.objects().objects.insert(name.clone(), Arc::clone(&other));
+        if !meanwhile {
+            set();
+        }
+        let done = device.back_up(&source(&from), "two", &mut |_: Copying| {
+            set();
+            ControlFlow::Continue(())
+        });
+        assert_eq!(done, Err(BackupError::Forked(name.clone())));
+        device.close().expect("close");
+        there(&copy);
+        assert!(copy.objects().objects[name] == other);
+    }
+
     // The snapshot is deleted while it is copied, and its objects, too; or only at the end.
     for loses in [true, false] {
         let (from, copy) = (from.copy(), to.copy());
@@ -535,6 +638,72 @@ fn damaged_objects_and_deleted_snapshots_end_a_backup_and_the_target_stays() {
         Some(true)
     );
     back_up(&from, &to, "two").expect("a backup");
+}
+
+#[test]
+fn what_a_target_had_before_is_made_durable_and_its_map_is_read() {
+    let (from, to, [one, _]) = with_backup();
+    let whole = to.copy();
+    back_up(&from, &whole, "two").expect("a backup");
+    // A backup that was killed has sent all of it.
+    let of_both = |name: &&String| from.names().contains(*name) && whole.names().contains(*name);
+    let is_copy = |name: &&String| name.starts_with("s/") || name.starts_with("m/");
+    let names: Vec<String> = from.names().iter().filter(is_copy).filter(of_both).cloned().collect();
+    let new: Vec<&String> = names.iter().filter(|name| !to.names().contains(*name)).collect();
+    for name in &new {
+        let bytes = from.objects().objects[*name].clone();
+        to.objects().objects.insert((*name).clone(), bytes);
+    }
+    let shard = new.iter().find(|name| name.starts_with("m/")).expect("a shard is new");
+    let damaged = to.copy();
+    let mut bytes = damaged.objects().objects[*shard].to_vec();
+    *bytes.last_mut().expect("it has bytes") ^= 1;
+    damaged.objects().objects.insert((*shard).clone(), Arc::new(bytes));
+    assert_eq!(back_up(&from, &damaged, "two"), Err(BackupError::Differs((*shard).clone())));
+    let (now, snapshots) = contents(&damaged).expect("it is there");
+    assert!(now == one && snapshots.len() == 1);
+    // Only log objects were lacking.
+    let done = back_up(&from, &to, "two");
+    assert!(matches!(done, Ok(BackedUp::Copied { objects: 0..3, .. })), "{done:?}");
+    let durable = to.objects().durable.clone();
+    assert!(new.iter().all(|name| durable.contains(*name)), "{new:?}");
+}
+
+#[test]
+fn an_owner_that_slept_in_its_sweep_takes_nothing_from_a_later_backup() {
+    let from = new_volume(None);
+    change(&from, 1, 0..AREA, "one");
+    let to = Arc::new(Memory::default());
+    back_up(&from, &to, "one").expect("a backup");
+    let before = from.names();
+    change(&from, 2, 10..50, "two");
+    let two = contents(&from).expect("it is there").0;
+    // A backup of these was cut off, and the next one does not need them.
+    let is_new = |name: &&String| name.starts_with("s/") && !before.contains(*name);
+    let all = from.objects().objects.clone();
+    let orphans: Vec<String> = all.keys().filter(is_new).cloned().collect();
+    assert!(orphans.len() > 2, "{orphans:?}");
+    for name in &orphans {
+        to.objects().objects.insert(name.clone(), Arc::clone(&all[name]));
+    }
+    change(&from, 3, 10..50, "three");
+    let slow = open_target(&from, &to).expect("it is free");
+    let (of, other) = (Arc::clone(&from), Arc::clone(&to));
+    let hook = move || drop(open_target(&of, &other).expect("it is taken over"));
+    *to.1.lock().expect("nobody panics") = Some(Box::new(hook));
+    let late = slow.back_up(&source(&from), "three", &mut |_| ControlFlow::Continue(()));
+    assert!(matches!(late, Err(BackupError::Target(ObjectError::Fenced { .. }))), "{late:?}");
+    let deleted = to.objects().deleted.clone();
+    let deleted = orphans.iter().filter(|name| deleted.contains(*name)).count();
+    assert_eq!(deleted, 1, "the request that was under way");
+    // Such a request is carried out behind the root of the next backup.
+    let device = open_target(&from, &to).expect("it is free");
+    let done = device.back_up(&source(&from), "two", &mut |_| {
+        to.objects().lost = Some(orphans[1].clone());
+        ControlFlow::Continue(())
+    });
+    assert!(matches!(done, Ok(BackedUp::Copied { .. })), "{done:?}");
+    assert!(contents(&to).expect("it is there").0 == two);
 }
 
 #[test]
@@ -590,6 +759,36 @@ fn a_volume_that_was_set_back_does_not_mix_with_its_older_backups() {
         let of = [&from, &back].map(|volume| contents(volume).expect("it is there").1);
         assert!(of.iter().any(|snapshots| snapshots.get(&name) == Some(&image)), "{name}");
     }
+}
+
+#[test]
+fn a_target_with_backups_of_two_histories_compares_with_each_of_them() {
+    let (from, to, _) = with_backup();
+    let back = from.copy();
+    let write = |device: &ObjectDevice, area: usize, byte| {
+        let start = AREAS[area];
+        device.write(start, &noise(start, byte, AREA - 1)).expect("write");
+        device.flush().expect("flush");
+    };
+    let device = open(&from).expect("it can be opened");
+    write(&device, 0, 3);
+    device.create_snapshot("a").expect("a snapshot");
+    device.close().expect("close");
+    // The same names, more of them, and then no need of the first ones.
+    let device = open(&back).expect("it can be opened");
+    write(&device, 0, 4);
+    write(&device, 1, 5);
+    device.create_snapshot("d").expect("a snapshot");
+    write(&device, 0, 6);
+    device.create_snapshot("b").expect("a snapshot");
+    device.close().expect("close");
+    back_up(&from, &to, "a").expect("a backup");
+    back_up(&back, &to, "b").expect("no name of it is taken");
+    let before = contents(&to).expect("it is there");
+    assert!(before.1["b"] == contents(&back).expect("it is there").1["b"]);
+    let done = back_up(&back, &to, "d");
+    assert!(matches!(done, Err(BackupError::Forked(_))), "{done:?}");
+    assert!(contents(&to).expect("it is there") == before);
 }
 
 #[test]

@@ -196,6 +196,9 @@ impl Backup<'_> {
             BackupError::Differs(_) => {
                 format!("{target}: {error}. Remove it there: the next backup copies it anew")
             }
+            BackupError::Ahead => format!(
+                "{target}: {volume} was restored from a backup, and {error}: back it up to another store"
+            ),
             BackupError::Forked(_) => format!("{target}: {error}: choose another store"),
             BackupError::Stopped => format!("{target}: stopped"),
         })
