@@ -412,7 +412,8 @@ fn is_free(
         if is_object_name(&name) {
             return Err(ObjectError::Setup(format!(
                 "there are objects of a volume here ({name}), but its object {SUPER} is missing: \
-                 bring that back, remove the others, or choose another place"
+                 if a `ferry clone` makes a clone here, wait for it. If none does, bring {SUPER} \
+                 back, remove the others, or choose another place"
             )));
         }
     }

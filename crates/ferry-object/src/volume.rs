@@ -137,8 +137,8 @@ pub(crate) fn make(access: Access, options: &VolumeOptions, env: &Env) -> Result
     access.create(&root_name(0), &bytes).map(drop)
 }
 
-/// Whether a volume without its first root and the first claim had the former: `super` of a clone or
-/// a backup is made behind that, and their first claim has another number.
+/// Whether a volume that lacks its first root and first claim had the root: `super` of a clone or a
+/// backup is made behind that, and their first claim has another number.
 fn has_later_root(access: &Access, volume: &Volume) -> Result<bool, ObjectError> {
     let roots = || access.insist(|store| store.list(ROOTS));
     Ok(!volume.info.parents.is_empty() || roots()?.iter().any(|name| number_of(name) > Some(0)))

@@ -160,9 +160,8 @@ fn refused(
         Some(libc::EOPNOTSUPP) => return volume.no_snapshots(),
         Some(libc::EEXIST) => ObjectError::SnapshotExists(name.into()),
         Some(libc::EMLINK) => ObjectError::TooManySnapshots(SNAPSHOTS_MAX),
-        Some(libc::EBUSY) => {
-            let name = CloneName::parse(name).map_or(name, |name| name.clone);
-            ObjectError::NeededByClone(name.into())
+        Some(libc::EBUSY) if let Some(name) = CloneName::parse(name) => {
+            ObjectError::NeededByClone(name.clone.into())
         }
         Some(libc::ENOENT) => {
             let names = list_of(control).unwrap_or_default();

@@ -80,6 +80,16 @@ fn a_clone_is_written_beside_its_volume_and_each_has_its_own_files() {
     let alone = store.ferry(&["mount", &copy, "second"]);
     fails(&alone, 1, &["this is a clone, and the volume \"store\" beside it", "bring it back"]);
     fs::rename(store.at("away"), store.directory()).expect("it can be moved");
+    fs::rename(store.at("copy"), store.at("moved")).expect("it can be moved");
+    let moved = beside(&store, "moved");
+    for url in [moved.clone(), format!("{moved}@of the clone")] {
+        for command in ["fsck", "scrub"] {
+            fails(&store.ferry(&[command, &url]), 8, &["move it back to \"copy\""]);
+        }
+        fails(&store.ferry(&["mount", &url, "second"]), 1, &["move it back to \"copy\""]);
+    }
+    fs::rename(store.at("moved"), store.at("copy")).expect("it can be moved");
+    ok(&store.ferry(&["fsck", &copy]));
     fs::remove_dir_all(store.at("again")).expect("it is there");
     fs::remove_dir_all(store.at("copy")).expect("it is there");
     ok(&store.ferry(&["snapshot", "delete", &url, &pin]));
@@ -105,6 +115,11 @@ fn what_cannot_be_cloned_is_said_and_nothing_is_changed() {
         fails(&clone(&one, there), 1, &["there is a FerryFS volume here already"]);
     }
     fails(&clone(&one, &beside(&store, "full")), 1, &["full/sub", "choose an empty directory"]);
+    fs::create_dir_all(store.at("begun/c")).expect("a directory");
+    fs::write(store.at("begun/c/0000000000000000"), "of a clone").expect("it can be written");
+    let begun = beside(&store, "begun");
+    fails(&clone(&one, &begun), 1, &["c/0000000000000000", "super is missing", "wait for it"]);
+    fails(&store.ferry(&["mkfs", &begun]), 1, &["super is missing", "wait for it"]);
     for elsewhere in [&beside(&store, "full/new"), "s3://bucket/new", "dir:///no/such"] {
         let where_it_may_be = format!("a clone lies in the same directory as {url}");
         fails(&clone(&one, elsewhere), 1, &[elsewhere, &where_it_may_be, "make a volume and copy"]);
