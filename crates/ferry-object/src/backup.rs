@@ -35,7 +35,7 @@ use crate::format::{
     Front, HEADER_LEN, Id, Kind, LOGS, ObjectRef, Pin, Root, RootState, SHARDS, SUPER, claim_name,
     encode_root, header, new_header, root_name, shard_name,
 };
-use crate::keys::{Passphrase, take_keys, wrapped_keys};
+use crate::keys::{Passphrase, newest_key, take_key};
 use crate::pins::no_snapshot;
 use crate::snapshots::{Pinned, RootChange, refuse};
 use crate::store::Store;
@@ -327,8 +327,8 @@ impl BackupSource {
         if !self.volume.info.encrypted {
             return Ok(());
         }
-        let keys = wrapped_keys(&self.access).map_err(BackupError::Source)?;
-        take_keys(to, &keys).map_err(BackupError::Target)
+        let (number, bytes) = newest_key(&self.access).map_err(BackupError::Source)?;
+        take_key(to, number, &bytes).map_err(BackupError::Target)
     }
 
     fn make_first_root(&self, to: &Access, env: &Env) -> Result<(), BackupError> {

@@ -156,8 +156,7 @@ fn find(access: &Access, volume: Of<'_>, passphrase: &Passphrase) -> Result<Foun
         }
         access.executor.pause(LIST_AGAIN);
     }
-    let what = "the volume is encrypted, and the object with its key is not there";
-    Err(ObjectError::Damaged { name: KEYS.into(), what })
+    Err(no_key())
 }
 
 /// Writes the wrapped key as object `number`.
@@ -215,31 +214,39 @@ pub(crate) fn make_key(
     }
 }
 
-/// The objects with the wrapped key, the newest first, as they are in the store.
-pub(crate) fn wrapped_keys(access: &Access) -> Result<Vec<(u64, Vec<u8>)>, ObjectError> {
-    let mut found = Vec::new();
-    for number in numbers(access)? {
-        match access.get(&key_name(number), None) {
-            // The passphrase is changed at this moment.
-            Err(ObjectError::NotFound(_)) => {}
-            bytes => found.push((number, bytes?)),
+/// The newest object with the wrapped key, and its number. A list may lag, so one that names none is
+/// asked for again.
+pub(crate) fn newest_key(access: &Access) -> Result<(u64, Vec<u8>), ObjectError> {
+    for _ in 0..LISTS_MAX {
+        for number in numbers(access)? {
+            match access.get(&key_name(number), None) {
+                // The passphrase is changed at this moment.
+                Err(ObjectError::NotFound(_)) => {}
+                bytes => return Ok((number, bytes?)),
+            }
         }
+        access.executor.pause(LIST_AGAIN);
     }
-    Ok(found)
+    Err(no_key())
 }
 
-/// Takes over the wrapped keys of the volume that this one is a copy of, where they are newer:
-/// what opens that one opens this one, unless the passphrase was changed here alone.
-pub(crate) fn take_keys(access: &Access, keys: &[(u64, Vec<u8>)]) -> Result<(), ObjectError> {
+fn no_key() -> ObjectError {
+    let what = "the volume is encrypted, and the object with its key is not there";
+    ObjectError::Damaged { name: KEYS.into(), what }
+}
+
+/// Takes over the newest wrapped key of the volume that this one is a copy of, if it is newer: what
+/// opens that one opens this one, unless the passphrase was changed here alone. Older ones are
+/// deleted in any case: a process may have been killed before it did.
+pub(crate) fn take_key(access: &Access, number: u64, bytes: &[u8]) -> Result<(), ObjectError> {
     let there = numbers(access)?;
-    let newest = there.first();
-    let mut has_newer = false;
-    for (number, bytes) in keys.iter().filter(|(number, _)| newest.is_none_or(|old| number > old)) {
-        access.create(&key_name(*number), bytes)?;
-        has_newer = true;
+    if there.iter().all(|old| *old < number) {
+        access.create(&key_name(number), bytes)?;
     }
-    for number in there.iter().filter(|_| has_newer) {
-        access.insist(|store| store.delete(&key_name(*number)))?;
+    let newest = there.first().map_or(number, |old| number.max(*old));
+    access.insist(|store| store.make_durable(&mut std::iter::once(key_name(newest))))?;
+    for number in there.into_iter().filter(|old| *old < number) {
+        access.insist(|store| store.delete(&key_name(number)))?;
     }
     Ok(())
 }
@@ -263,4 +270,39 @@ pub(crate) fn change(
         access.insist(|store| store.delete(&key_name(number)))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::Patience;
+    use crate::dir::DirStore;
+    use crate::executor::ThreadExecutor;
+    use crate::store::Store;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    #[test]
+    fn a_newer_key_is_taken_over_and_no_older_one_stays_whenever_a_process_was_killed() {
+        let env = Env::real();
+        for (there, then) in [
+            (vec![], vec![3]),
+            (vec![1], vec![3]),
+            (vec![3], vec![3]),
+            (vec![1, 2, 3], vec![3]),
+            (vec![2, 5], vec![5]),
+        ] {
+            let directory = tempfile::tempdir().expect("a directory");
+            let store = DirStore::open(directory.path(), env.clone()).expect("it is there");
+            for number in &there {
+                store.put(&key_name(*number), b"old").expect("put");
+            }
+            let executor = ThreadExecutor::new(&env).expect("threads can be started");
+            let patience = Patience::Opening(Duration::ZERO);
+            let access = Access::new(Arc::new(store), Arc::new(executor), patience, &env);
+            take_key(&access, 3, b"new").expect("it is taken");
+            assert_eq!(numbers(&access), Ok(then), "{there:?}");
+            assert_eq!(newest_key(&access).map(|(number, _)| number >= 3), Ok(true));
+        }
+    }
 }
