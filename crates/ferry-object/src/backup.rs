@@ -13,10 +13,10 @@
 //!   slept may have deleted it.
 //! * BACKUP-3: an object of the target counts as copied if it has the right length, and either a
 //!   snapshot of the target needs it, or its header, read by its name, is the same: a list may lag.
-//!   Of what a snapshot of the target needs, one header of each epoch and that of the last log object
-//!   are compared for each of these snapshots: a source that somebody has set back, with a copy of
-//!   its store, writes other objects under names that it had used, and the target may have snapshots
-//!   of both.
+//!   Of what a snapshot of the target needs, one header of each epoch and that of the last log
+//!   object are compared for each of these snapshots: a source that somebody has set back, with a
+//!   copy of its store, writes other objects under names that it had used, and the target may have
+//!   snapshots of both.
 //! * BACKUP-4: no owner of the target writes an object under a name that an owner of the source
 //!   has written, or will write. The first root of the target has an epoch and a first log object
 //!   far behind those of the source, by a random distance: both volumes may be used, and share a
@@ -193,8 +193,9 @@ struct Known {
 
 impl Known {
     /// Of each snapshot of the target the last object and the last shard of each epoch that are
-    /// trusted; of log objects, which have none, the last one. All that is of one snapshot is of one
-    /// history of the volume. An object of one history may have the number of a shard of another.
+    /// trusted; of log objects, which have none, the last one. All that is of one snapshot is of
+    /// one history of the volume. An object of one history may have the number of a shard of
+    /// another.
     fn samples(&self, trusted: &BTreeMap<(Kind, ObjectRef), Needed>) -> Vec<Needed> {
         let of_shards: BTreeMap<ObjectRef, Lasts> =
             self.of_shards.keys().map(|shard| (*shard, self.lasts(*shard, trusted))).collect();
@@ -509,8 +510,8 @@ impl ObjectDevice {
         Ok(BackedUp::Copied { objects, bytes, objects_total, bytes_total })
     }
 
-    /// Brings what was deleted meanwhile: an owner before this one may have slept, and have found that
-    /// nothing needs it before this one was there.
+    /// Brings what was deleted meanwhile: an owner before this one may have slept, and have found
+    /// that nothing needs it before this one was there.
     fn bring_lost(
         &self,
         source: &Arc<BackupSource>,
@@ -529,8 +530,8 @@ impl ObjectDevice {
         }
     }
 
-    /// Refuses a map that nobody could open in this volume, the target: a shard that it had before is
-    /// compared by its header only.
+    /// Refuses a map that nobody could open in this volume, the target: a shard that it had before
+    /// is compared by its header only.
     fn refuse_damaged(&self, root: &Root) -> Result<(), BackupError> {
         match load_shards(&self.access, &self.volume, root) {
             Err(ObjectError::Damaged { name, .. }) => Err(BackupError::Differs(name)),

@@ -214,8 +214,8 @@ pub(crate) fn make_key(
     }
 }
 
-/// The newest object with the wrapped key, and its number. A list may lag, so one that names none is
-/// asked for again.
+/// The newest object with the wrapped key, and its number. A list may lag, so one that names none
+/// is asked for again.
 pub(crate) fn newest_key(access: &Access) -> Result<(u64, Vec<u8>), ObjectError> {
     for _ in 0..LISTS_MAX {
         for number in numbers(access)? {

@@ -5,9 +5,9 @@
 //! passed since it opened the volume, and then daily:
 //!
 //! * DELETE-5: first it lists, then it looks that there is no newer claim, then it deletes. So
-//!   nothing in the list is of a newer owner. It looks again before each object if the term since the
-//!   last look is over: a newer owner, which a backup is, may need an object that this one does not,
-//!   and has waited longer than a term before it looked whether that is there;
+//!   nothing in the list is of a newer owner. It looks again before each object if the term since
+//!   the last look is over: a newer owner, which a backup is, may need an object that this one does
+//!   not, and has waited longer than a term before it looked whether that is there;
 //! * DELETE-6: only objects of epochs below its own, and only what neither the takeover root nor
 //!   the log behind it named. The log of those epochs has ended, so nothing that they wrote is
 //!   named later;
