@@ -379,7 +379,9 @@ fn every_caller_hears_that_another_owner_is_there() {
 fn each_planted_bug_is_found() {
     for bug in [Bug::UploadedBeforeData, Bug::RootBeforeUploads] {
         let planted = plant_here(bug);
-        let found = catch_unwind(AssertUnwindSafe(|| check(|| Fault::Nothing))).is_err();
+        // Schedules are drawn anew each time, and few of them show the bug.
+        let found =
+            (0..5).any(|_| catch_unwind(AssertUnwindSafe(|| check(|| Fault::Nothing))).is_err());
         drop(planted);
         assert!(found, "{bug:?} is not found");
     }
