@@ -134,7 +134,6 @@ object_snapshots() {
   "$ferry" umount "$second"
   "$ferry" fsck "$1@busy"
   object_snapshots_diff "$1"
-  object_backed_up "$1"
   object_snapshots_killed "$1"
   # Its writer has ended: the mount was killed.
   wait "$writer"
@@ -148,8 +147,14 @@ object_snapshots() {
   [ -z "$("$ferry" snapshot list "$1")" ]
   "$ferry" mount "$1@busy" "$second" && return 1
   rm -r "$mount/documents" "$mount/appended"
-  object_rolled_back "$1"
-  object_cloned "$1"
+  object_clean "$1"
+}
+
+# object_mounted URL FUNCTION: with the volume mounted at $scratch/mnt.
+object_mounted() {
+  mkdir -p "$scratch/second" "$scratch/third"
+  mount_volume "$1" "$scratch/mnt"
+  "$2" "$1"
   object_clean "$1"
 }
 
@@ -230,8 +235,8 @@ object_rolled_back() {
   "$ferry" snapshot delete "$mount" before-rollback
 }
 
-# object_backed_up URL: the volume, mounted at $scratch/mnt, is backed up to another store, twice, while
-# it is used, and the command is killed. Each backup is what the snapshot was, and is restored.
+# object_backed_up URL: the volume, mounted at $scratch/mnt, is backed up to another store, twice, and the
+# command is killed. Each backup is what the snapshot was, and is restored.
 object_backed_up() {
   local mount=$scratch/mnt second=$scratch/second to=${1%%\?*}-backup again=${1%%\?*}-restored after
   mkdir "$mount/backed-up"
@@ -325,6 +330,9 @@ object_owners() {
   check "killed and mounted again" 120 object_killed "$1"
   check "taken over" 120 object_taken_over "$1"
   check "snapshots" 180 object_snapshots "$1"
+  check "rolled back" 180 object_mounted "$1" object_rolled_back
+  check "cloned" 180 object_mounted "$1" object_cloned
+  check "backed up and restored" 180 object_mounted "$1" object_backed_up
   # FERRY_STOPS=200 FERRY_ONLY=stopped scripts/test object: as often as the bar says, 40 minutes.
   check "stopped and taken over, ${FERRY_STOPS:-3} times" $((60 + 30 * ${FERRY_STOPS:-3})) \
     object_stopped "$1" "${FERRY_STOPS:-3}"
