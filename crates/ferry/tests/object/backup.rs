@@ -100,11 +100,14 @@ fn backups_are_read_checked_and_restored_and_the_next_one_moves_what_changed() {
     // The backup itself is used: it has the newest one, and takes no more then.
     ok(&store.ferry(&["mount", &to, "second"]));
     check_large(&store.at("second"), 1, 1);
-    let in_use = store.ferry(&["backup", &format!("{url}@{name}"), &to]);
+    let restored = store.ferry(&["backup", &format!("{url}@{name}"), &to]);
+    fails(&restored, 1, &["was restored from a backup", "back it up to another store"]);
+    let away = store.url_of("away");
+    let in_use = store.ferry(&["backup", &format!("{away}@{name}"), &to]);
     fails(&in_use, 1, &["backup: in use by process ", "unmount it there", "--take-over"]);
     fs::write(store.at("second/more"), "more").expect("a file");
     ok(&store.ferry(&["umount", "second"]));
-    let own = store.ferry(&["backup", &format!("{url}@{name}"), &to]);
+    let own = store.ferry(&["backup", &format!("{away}@{name}"), &to]);
     fails(&own, 1, &["backup: it is a volume of its own since 20", "choose another store"]);
     ok(&store.ferry(&["mount", &to, "second"]));
     assert_eq!(fs::read(store.at("second/more")).expect("it is there"), b"more");
