@@ -235,6 +235,14 @@ impl Access {
         Ok(bytes)
     }
 
+    /// The header of an object; `None` if it is not there.
+    pub fn header(&self, name: &str) -> Result<Option<Header>, ObjectError> {
+        match self.get(name, Some(0..HEADER_LEN as u64)) {
+            Err(ObjectError::NotFound(_)) => Ok(None),
+            found => header(name, &found?).map(Some),
+        }
+    }
+
     /// Front and table of an object.
     pub fn table(&self, name: &str) -> Result<(Front, Vec<u8>), ObjectError> {
         let mut bytes = self.get(name, Some(0..TABLE_READ))?;

@@ -28,7 +28,7 @@
 //!   pin, and so none that a snapshot needs.
 
 use crate::access::{Access, Created, Patience};
-use crate::device::{Limits, ObjectDevice};
+use crate::device::{Limits, ObjectDevice, identified};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job};
 use crate::format::{
@@ -39,9 +39,7 @@ use crate::keys::{Passphrase, newest_key, take_key};
 use crate::pins::no_snapshot;
 use crate::snapshots::{Pinned, RootChange, refuse};
 use crate::store::Store;
-use crate::volume::{
-    Claimant, Volume, claim_of, identify, load_shard, load_shards, newest_root, read_root,
-};
+use crate::volume::{Claimant, Volume, claim_of, load_shard, load_shards, newest_root, read_root};
 use ferry_env::{Env, Utc};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::ControlFlow;
@@ -241,8 +239,7 @@ impl BackupSource {
         limits: Limits,
         env: &Env,
     ) -> Result<Self, ObjectError> {
-        let access = Access::new(store, executor, Patience::Opening(limits.patience), env);
-        Self::identified(identify(access, passphrase)?)
+        Self::identified(identified(store, executor, passphrase, limits, env)?)
     }
 
     /// One that was identified. A clone is refused: a part of its objects is another volume's.
@@ -260,17 +257,12 @@ impl BackupSource {
     /// Whether a process has begun to make a target for this volume in a store, and has not come to
     /// `super`.
     pub(crate) fn has_begun(&self, target: &Access) -> Result<bool, BackupError> {
-        let front = |name: &str| match target.get(name, Some(0..HEADER_LEN as u64)) {
-            Err(ObjectError::NotFound(_)) => Ok(None),
-            found => found.map(Some),
+        let first_root = || match target.exists(SUPER)? {
+            true => Ok(None),
+            false => target.header(&root_name(0)),
         };
-        let found = || match (front(SUPER)?, front(&root_name(0))?) {
-            (None, Some(root)) => {
-                header(&root_name(0), &root).map(|found| found.volume == self.volume.id)
-            }
-            _ => Ok(false),
-        };
-        found().map_err(BackupError::Target)
+        let found = first_root().map_err(BackupError::Target)?;
+        Ok(found.is_some_and(|root| root.volume == self.volume.id))
     }
 
     /// Opens the target to own it. In a store that has no volume it is made first: a volume whose
@@ -432,7 +424,7 @@ fn each<'a>(root: &'a Root, needs: &'a Pinned) -> impl Iterator<Item = Needed> +
     objects.chain(root.shards.iter().map(|(shard, at)| Needed::Shard(*shard, *at)))
 }
 
-/// Names that begin with one of these prefixes, with their sizes.
+/// The names of all objects that a snapshot may need, with their sizes.
 fn sizes(access: &Access) -> Result<BTreeMap<String, u64>, ObjectError> {
     let mut all = BTreeMap::new();
     for prefix in [SHARDS, ObjectRef::DATA, LOGS] {

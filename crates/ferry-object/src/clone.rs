@@ -20,8 +20,8 @@ use crate::device::ObjectDevice;
 use crate::error::ObjectError;
 use crate::executor::Executor;
 use crate::format::{
-    HEADER_LEN, Kind, PARENTS_MAX, Parent, Pin, Root, RootState, SUPER, Super, WrappedKey,
-    claim_name, encode_super, header, key_name, new_header, random_id, root_name,
+    Kind, PARENTS_MAX, Parent, Pin, Root, RootState, SUPER, Super, WrappedKey, claim_name,
+    encode_super, key_name, new_header, random_id, root_name,
 };
 use crate::keys::{self, Passphrase};
 use crate::pins::{CloneName, NAME_MAX, no_snapshot};
@@ -194,10 +194,7 @@ impl Making {
 
     /// Whether the store has an object of this name that is the clone's.
     fn has(&self, name: &str) -> Result<bool, ObjectError> {
-        match self.clone.get(name, Some(0..HEADER_LEN as u64)) {
-            Err(ObjectError::NotFound(_)) => Ok(false),
-            found => Ok(header(name, &found?)?.volume == self.volume.id),
-        }
+        Ok(self.clone.header(name)?.is_some_and(|found| found.volume == self.volume.id))
     }
 
     fn pin_left(&self, error: ObjectError) -> ObjectError {

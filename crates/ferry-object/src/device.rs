@@ -179,7 +179,7 @@ pub struct ObjectDevice {
 }
 
 /// The volume in a store, and access to it.
-fn identified(
+pub(crate) fn identified(
     store: Arc<dyn Store>,
     executor: Arc<dyn Executor>,
     passphrase: Option<&Passphrase>,

@@ -132,13 +132,27 @@ struct Found {
     newest: u64,
 }
 
-/// The volume's key. An object that is deleted meanwhile is passed over; a list may lag, so one
-/// that names none is asked for again.
-fn find(access: &Access, volume: Of<'_>, passphrase: &Passphrase) -> Result<Found, ObjectError> {
+/// What `read` finds. It gets the numbers of the objects that wrap the key, the newest first.
+/// A list may lag, and an object may be deleted meanwhile: if nothing is found, it is asked again.
+fn until_found<T>(
+    access: &Access,
+    read: impl Fn(&[u64]) -> Result<Option<T>, ObjectError>,
+) -> Result<T, ObjectError> {
     for _ in 0..LISTS_MAX {
-        let numbers = numbers(access)?;
+        if let Some(found) = read(&numbers(access)?)? {
+            return Ok(found);
+        }
+        access.executor.pause(LIST_AGAIN);
+    }
+    let what = "the volume is encrypted, and the object with its key is not there";
+    Err(ObjectError::Damaged { name: KEYS.into(), what })
+}
+
+/// The volume's key.
+fn find(access: &Access, volume: Of<'_>, passphrase: &Passphrase) -> Result<Found, ObjectError> {
+    until_found(access, |numbers| {
         let mut is_wrong = false;
-        for number in &numbers {
+        for number in numbers {
             let name = key_name(*number);
             let (front, table) = match access.table(&name) {
                 Err(ObjectError::NotFound(_)) => continue,
@@ -147,16 +161,12 @@ fn find(access: &Access, volume: Of<'_>, passphrase: &Passphrase) -> Result<Foun
             front.expect(Kind::Key, volume.id, *number)?;
             let wrapped = WrappedKey::decode(&name, &table)?;
             if let Some(key) = unwrap(volume, &wrapped, passphrase)? {
-                return Ok(Found { key, kdf: wrapped.kdf, newest: numbers[0] });
+                return Ok(Some(Found { key, kdf: wrapped.kdf, newest: numbers[0] }));
             }
             is_wrong = true;
         }
-        if is_wrong {
-            return Err(ObjectError::WrongPassphrase);
-        }
-        access.executor.pause(LIST_AGAIN);
-    }
-    Err(no_key())
+        if is_wrong { Err(ObjectError::WrongPassphrase) } else { Ok(None) }
+    })
 }
 
 /// Writes the wrapped key as object `number`.
@@ -214,25 +224,18 @@ pub(crate) fn make_key(
     }
 }
 
-/// The newest object with the wrapped key, and its number. A list may lag, so one that names none
-/// is asked for again.
+/// The newest object with the wrapped key, and its number.
 pub(crate) fn newest_key(access: &Access) -> Result<(u64, Vec<u8>), ObjectError> {
-    for _ in 0..LISTS_MAX {
-        for number in numbers(access)? {
-            match access.get(&key_name(number), None) {
+    until_found(access, |numbers| {
+        for number in numbers {
+            match access.get(&key_name(*number), None) {
                 // The passphrase is changed at this moment.
                 Err(ObjectError::NotFound(_)) => {}
-                bytes => return Ok((number, bytes?)),
+                bytes => return Ok(Some((*number, bytes?))),
             }
         }
-        access.executor.pause(LIST_AGAIN);
-    }
-    Err(no_key())
-}
-
-fn no_key() -> ObjectError {
-    let what = "the volume is encrypted, and the object with its key is not there";
-    ObjectError::Damaged { name: KEYS.into(), what }
+        Ok(None)
+    })
 }
 
 /// Takes over the newest wrapped key of the volume that this one is a copy of, if it is newer: what

@@ -37,10 +37,12 @@ pub fn run(args: &CloneArgs) -> Result<(), CliError> {
     let env = Env::real();
     let failed = |error: ObjectError| explain(&volume, &error.into());
     let passphrase = match is_encrypted(source, &env).map_err(failed)? {
-        true => Some(passphrase::get(&volume, false)?),
+        true => {
+            passphrase::protect_memory();
+            Some(passphrase::get(&volume, false)?)
+        }
         false => None,
     };
-    passphrase.iter().for_each(|_| passphrase::protect_memory());
     let target = prepare_clone(source, new, &env);
     let target = target.map_err(|error| explain(&args.new, &error.into()))?;
     let pin = |pin: &str| snapshot::pin(&volume, pin).map_err(Failure::NotPinned);
