@@ -32,9 +32,16 @@ fn fsmark_counts_files_flushes_and_commits() {
     let of = |case: usize, name: &str, metric| {
         report.cases[case].of(name).unwrap().values[metric].clone()
     };
-    assert_eq!(of(0, "in process none", "flushes_per_file"), [0.0, 0.0]);
-    assert_eq!(of(0, "in process each", "flushes_per_file"), [1.0, 1.0]);
-    assert_eq!(of(0, "in process each", "commits_per_file"), [1.0, 1.0]);
+    // The background may flush once beside them.
+    let once = 1.0 / f64::from(options.files);
+    let about = |name: &str, metric, expected: f64| {
+        let values = of(0, name, metric);
+        let right = |value: &f64| (expected..=expected + once + 1e-9).contains(value);
+        assert!(values.len() == 2 && values.iter().all(right), "{name}, {metric}: {values:?}");
+    };
+    about("in process none", "flushes_per_file", 0.0);
+    about("in process each", "flushes_per_file", 1.0);
+    about("in process each", "commits_per_file", 1.0);
     assert_eq!(of(1, "in process async", "dirty_bytes_per_file"), [4096.0, 4096.0]);
     assert_eq!(
         of(1, "in process async", "commits_per_file"),
