@@ -130,22 +130,18 @@ impl ObjectDevice {
         if let Some(front) = self.fronts.lock().get(&object) {
             return Ok(Arc::clone(front));
         }
-        let name = object.name();
-        let decode = |bytes: &[u8]| {
-            let front = Front::decode(&self.access_of(object).codec, &name, bytes)?;
-            front.expect_object(object, self.volume.id_of(object))
-        };
-        let front = Arc::new(self.verified(object, 0..FRONT_LEN, decode)?);
-        self.add_front(object, Arc::clone(&front));
-        Ok(front)
+        self.verified(object, 0..FRONT_LEN, |bytes| self.add_front(object, bytes))
     }
 
-    fn add_front(&self, object: ObjectRef, front: Arc<Front>) {
+    fn add_front(&self, object: ObjectRef, bytes: &[u8]) -> Result<Arc<Front>, ObjectError> {
+        let front = Front::decode(&self.access_of(object).codec, &object.name(), bytes)?;
+        let front = Arc::new(front.expect_object(object, self.volume.id_of(object))?);
         let mut fronts = self.fronts.lock();
         if fronts.len() >= FRONTS_MAX {
             fronts.clear();
         }
-        fronts.insert(object, front);
+        fronts.insert(object, Arc::clone(&front));
+        Ok(front)
     }
 
     /// Has blocks fetched that will be read soon.
@@ -175,19 +171,23 @@ impl ObjectDevice {
             let cached = self.cache.get().is_some_and(|cache| cache.has(object, &(0..FRONT_LEN)));
             // The rest is fetched when the begin has come; if there is no room for that, not at
             // all.
-            if cached || !self.ahead.has_begin(object) {
-                self.resolve_ahead(object, cached);
+            if cached {
+                self.resolve_ahead(object, self.front(object));
+            } else if !self.ahead.has_begin(object) {
+                self.ahead.take_unresolved(object);
             }
+        }
+        // The front may have come since it was looked for.
+        let front = self.fronts.lock().get(&object).cloned();
+        if let Some(front) = front {
+            self.resolve_ahead(object, Ok(front));
         }
     }
 
-    /// The front of an object may be here now: the rest of what is wanted of the object is known.
-    fn resolve_ahead(&self, object: ObjectRef, is_here: bool) {
+    /// The front of an object is here: the rest of what is wanted of the object is known.
+    fn resolve_ahead(&self, object: ObjectRef, front: Result<Arc<Front>, ObjectError>) {
         let wanted = self.ahead.take_unresolved(object);
-        if wanted.is_empty() || !is_here {
-            return;
-        }
-        match self.front(object) {
+        match front {
             Ok(front) => {
                 wanted.iter().for_each(|contents| self.add_ahead(object, &front, contents));
             }
@@ -236,10 +236,18 @@ impl ObjectDevice {
 
     fn fetched_ahead(&self, fetch: &Fetch, bytes: Option<Vec<u8>>) {
         let bytes = bytes.map(Arc::new);
-        self.ahead.ended(fetch, bytes.clone());
         if fetch.range.start == 0 {
-            self.resolve_ahead(fetch.object, bytes.is_some());
+            // What is wanted behind the front is noted before a reader wakes, which would ask for
+            // it itself.
+            match &bytes {
+                Some(bytes) => {
+                    let front = &bytes[..bytes.len().min(FRONT_LEN as usize)];
+                    self.resolve_ahead(fetch.object, self.add_front(fetch.object, front));
+                }
+                None => drop(self.ahead.take_unresolved(fetch.object)),
+            }
         }
+        self.ahead.ended(fetch, bytes.clone());
         if let (Some(bytes), Some(cache)) = (bytes, self.cache.get()) {
             cache.add(fetch.object, fetch.range.start, &bytes);
         }

@@ -631,13 +631,14 @@ fn a_sequential_reader_is_read_ahead_and_a_random_one_is_not() {
         assert!(figure(&after, "ahead_bytes") <= 64 << 20);
         ["gets", "get_bytes"].map(|name| figure(&after, name) - figure(&before, name))
     };
-    let [gets, bytes] = read(&|file| {
-        assert!(fs::read(file).expect("it can be read") == contents);
+    // Each request of the kernel was one to the store, and so was each page of a table. On a busy
+    // machine a reader may overtake what is read ahead, but not each time.
+    let rounds = [(); 4].map(|()| {
+        read(&|file| {
+            assert!(fs::read(file).expect("it can be read") == contents);
+        })
     });
-    // Each request of the kernel was one to the store, and so was each page of a table.
-    assert!(gets < 50, "{gets} requests");
-    // On a busy machine the reader overtakes what is read ahead, and parts come twice.
-    assert!(bytes < 96 << 20, "{bytes} bytes");
+    assert!(rounds.iter().any(|[gets, bytes]| *gets < 40 && *bytes < 72 << 20), "{rounds:?}");
     let [_, bytes] = read(&|file| {
         let file = fs::File::open(file).expect("it is there");
         for n in 0..40_u64 {
