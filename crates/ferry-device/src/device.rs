@@ -125,6 +125,16 @@ pub trait BlockDevice: Send + Sync {
     ) -> bool {
         false
     }
+    /// After a crash, a write that had ended before another one was submitted is there if the other
+    /// one is: no flush has to be between them.
+    fn is_ordered(&self) -> bool {
+        false
+    }
+    /// So many bytes of writes under way keep the device busy. More would only wait in it, and
+    /// whatever comes after would wait for them.
+    fn busy_bytes(&self) -> usize {
+        64 << 20
+    }
     /// The device wants to know what a sequential reader will read next, so many bytes ahead at
     /// most; 0: it does not, since a read of it waits for hardly anything.
     fn read_ahead_bytes(&self) -> u64 {

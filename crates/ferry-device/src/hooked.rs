@@ -481,6 +481,14 @@ impl BlockDevice for HookedDevice {
         self.serve(&request, &mut || self.inner.allocate(offset, len))
     }
 
+    fn is_ordered(&self) -> bool {
+        self.inner.is_ordered()
+    }
+
+    fn busy_bytes(&self) -> usize {
+        self.inner.busy_bytes()
+    }
+
     fn read_ahead_bytes(&self) -> u64 {
         self.inner.read_ahead_bytes()
     }

@@ -69,6 +69,11 @@ impl Disk {
         result
     }
 
+    /// Whether a write that has ended needs no flush before one that relies on it.
+    pub fn is_ordered(&self) -> bool {
+        self.dev.is_ordered()
+    }
+
     /// Whether the device reads ahead where it is told to.
     pub fn reads_ahead(&self) -> bool {
         self.dev.read_ahead_bytes() > 0

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Volume, credits, device_len, force, geometry, options, put};
-use ferry_device::{AlignedBuf, BlockDevice, FileDevice};
+use ferry_device::{AlignedBuf, BlockDevice, FileDevice, Io, MemDevice};
 use ferry_env::Env;
 use ferry_journal::*;
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
@@ -17,6 +17,74 @@ fn extent(offset: u64, fill: u8) -> DataExtent {
     buf.fill(fill);
     let crc = crc32c::crc32c(&crc32c::crc32c(&buf).to_le_bytes());
     DataExtent { offset, buf: Arc::new(buf), crc }
+}
+
+/// A device in memory that counts flushes.
+struct Flushed {
+    inner: MemDevice,
+    ordered: bool,
+    flushes: AtomicU64,
+}
+
+impl BlockDevice for Flushed {
+    fn capacity(&self) -> u64 {
+        self.inner.capacity()
+    }
+    fn read(&self, offset: u64, buf: &mut AlignedBuf) -> std::io::Result<()> {
+        self.inner.read(offset, buf)
+    }
+    fn write(&self, offset: u64, buf: &AlignedBuf) -> std::io::Result<()> {
+        self.inner.write(offset, buf)
+    }
+    fn flush(&self) -> std::io::Result<()> {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+        self.inner.flush()
+    }
+    fn submit(&self, batch: Vec<Io>) {
+        let flushes = batch.iter().filter(|io| matches!(io, Io::Flush { .. })).count();
+        self.flushes.fetch_add(flushes as u64, Ordering::Relaxed);
+        self.inner.submit(batch);
+    }
+    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.inner.discard(offset, len)
+    }
+    fn allocate(&self, offset: u64, len: u64) -> std::io::Result<()> {
+        self.inner.allocate(offset, len)
+    }
+    fn host_free(&self) -> Option<u64> {
+        self.inner.host_free()
+    }
+    fn is_ordered(&self) -> bool {
+        self.ordered
+    }
+}
+
+#[test]
+fn much_data_is_flushed_before_its_record_but_on_an_ordered_device() {
+    for (ordered, expected) in [(false, 2), (true, 1)] {
+        let geo = geometry(256 * 1024, 256);
+        let inner = MemDevice::new(device_len(&geo));
+        let device = Arc::new(Flushed { inner, ordered, flushes: AtomicU64::new(0) });
+        let volume = Volume::on(device.clone(), geo, Env::real());
+        let (journal, _) = volume.open();
+        let mut t = journal.begin(credits(1, 10)).unwrap();
+        t.put(b"key", b"v");
+        let buf = Arc::new(AlignedBuf::zeroed(1 << 20));
+        for n in 0..33 {
+            let offset = geo.segments_offset + 16 * geo.segment_len + (n << 20);
+            let extent = DataExtent { offset, buf: buf.clone(), crc: 0 };
+            t.write_data(extent, Box::new(|r| r.unwrap()));
+        }
+        let seq = t.commit();
+        let before = device.flushes.load(Ordering::Relaxed);
+        force(&journal, seq).unwrap();
+        let flushes = device.flushes.load(Ordering::Relaxed) - before;
+        assert_eq!(flushes, expected, "ordered: {ordered}");
+        drop(journal); // a crash: MemDevice keeps all
+        let (journal, recovered) = volume.open();
+        assert_eq!(recovered.last, seq);
+        assert_eq!(journal.get(b"key").unwrap().as_deref(), Some(&b"v"[..]));
+    }
 }
 
 /// A ring without a free block leaves recovery no room for its durable point; what it has found is

@@ -834,6 +834,17 @@ impl BlockDevice for ObjectDevice {
         None
     }
 
+    /// A write joins a batch before it ends, later ones join that batch or one behind it, and a new
+    /// owner finds the batches up to the first that is missing (OBJECT-3).
+    fn is_ordered(&self) -> bool {
+        true
+    }
+
+    /// It has writes of [`Limits::unsent_bytes_max`] in memory while the store is slower.
+    fn busy_bytes(&self) -> usize {
+        8 << 20
+    }
+
     fn read_ahead_bytes(&self) -> u64 {
         READ_AHEAD_BYTES.min(self.limits.ahead_bytes_max / 2)
     }

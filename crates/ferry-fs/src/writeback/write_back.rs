@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Bytes on their way to the device at which the next batch waits.
-const IN_FLIGHT_MAX: usize = 64 << 20;
+/// A caller who waits writes so many blocks back whatever is under way.
+const SMALL_BLOCKS: u32 = 16;
 /// Inodes looked at in one step.
 const GROUP_INODES: usize = 512;
 
@@ -85,12 +85,13 @@ impl DataStore {
         let dirty =
             inodes.into_iter().map(|inode| inode.file.dirty_hint.load(Ordering::Relaxed) as usize);
         let dirty = dirty.sum::<usize>() * BLOCK as usize;
-        dirty > 0 && self.writes.in_flight() + dirty > IN_FLIGHT_MAX / 2
+        let small = SMALL_BLOCKS as usize * BLOCK as usize;
+        dirty > small && self.writes.in_flight() + dirty > self.dev.busy_bytes() / 2
     }
 
     /// The same for all files.
     pub fn would_wait_for_all(&self) -> bool {
-        self.writes.in_flight() + self.cache.dirty() > IN_FLIGHT_MAX / 2
+        self.writes.in_flight() + self.cache.dirty() > self.dev.busy_bytes() / 2
     }
 
     /// Writes back what waits since `since` or longer, many files at a time.
@@ -236,11 +237,13 @@ impl DataStore {
             return Ok(self.open_batch(None, busy));
         }
         match busy {
-            Busy::Refuse if self.writes.in_flight() >= IN_FLIGHT_MAX => {
+            // A small fsync does not wait for much that others write.
+            Busy::Wait | Busy::Refuse if want <= SMALL_BLOCKS => {}
+            Busy::Refuse if self.writes.in_flight() >= self.dev.busy_bytes() => {
                 return Err(FsError::WouldWait);
             }
             Busy::Wait | Busy::Skip if self.options.background => {
-                self.writes.wait_below(IN_FLIGHT_MAX)
+                self.writes.wait_below(self.dev.busy_bytes())
             }
             _ => {}
         }

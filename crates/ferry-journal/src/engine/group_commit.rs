@@ -266,7 +266,7 @@ impl Core {
     }
 
     /// Hands a record to the device. Log and data are written at the same time, unless there is
-    /// more data than [`UNFLUSHED_DATA_MAX`].
+    /// more data than [`UNFLUSHED_DATA_MAX`]: then the data is safe first.
     fn send(self: &Arc<Self>, unsent: Unsent) {
         let Unsent { plan, number, context } = unsent;
         let core = self.clone();
@@ -279,14 +279,17 @@ impl Core {
             self.write_record(&plan, number, Some(&context));
             data.then(move |result| core.part_done(number, result));
         } else {
+            let me = core.clone();
+            let safe = move |result: std::io::Result<()>| match result {
+                Ok(()) => {
+                    me.write_record(&plan, number, Some(&context));
+                    me.part_done(number, Ok(()));
+                }
+                Err(e) => me.fail(io_error("data")(e)),
+            };
             data.then(move |result| match result {
-                Ok(()) => core.clone().disk.flush(Box::new(move |result| match result {
-                    Ok(()) => {
-                        core.write_record(&plan, number, Some(&context));
-                        core.part_done(number, Ok(()));
-                    }
-                    Err(e) => core.fail(io_error("data")(e)),
-                })),
+                Ok(()) if core.disk.is_ordered() => safe(Ok(())),
+                Ok(()) => core.disk.flush(Box::new(safe)),
                 Err(e) => core.fail(e),
             });
         }

@@ -203,6 +203,10 @@ pub mod disk {
             (1..=context).all(|c| ledger.durable.contains(&c))
         }
 
+        pub fn is_ordered(&self) -> bool {
+            false
+        }
+
         pub fn write_request(
             &self,
             _what: &'static str,
