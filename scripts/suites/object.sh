@@ -130,6 +130,14 @@ object_snapshots() {
   say "$before acknowledged before, $there in the snapshot"
   [ "$there" -ge "$before" ]
   seq "$there" | cmp - "$second/appended"
+  # The same below the mount that is written to.
+  diff -r "$repo/docs" "$mount/.snapshots/busy/documents"
+  cp -a "$mount/.snapshots/busy/documents" "$scratch/restored"
+  diff -r "$repo/docs" "$scratch/restored"
+  cmp "$second/appended" "$mount/.snapshots/busy/appended"
+  [ "$(find "$second" | wc -l)" = "$(find "$mount/.snapshots/busy" | wc -l)" ]
+  { echo no >"$mount/.snapshots/busy/no"; } 2>"$scratch/refused" && return 1
+  rm -r "$scratch/restored"
   { echo no >"$second/no"; } 2>"$scratch/refused" && return 1
   "$ferry" umount "$second"
   "$ferry" fsck "$1@busy"

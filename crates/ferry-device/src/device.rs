@@ -181,6 +181,16 @@ pub trait BlockDevice: Send + Sync {
     fn snapshots(&self) -> io::Result<Vec<Snapshot>> {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
+    /// Number and name of each snapshot, in ascending order. No other snapshot of the volume ever
+    /// has the number. `EOPNOTSUPP`: the device has none.
+    fn snapshot_numbers(&self) -> io::Result<Vec<(u64, String)>> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
+    /// Opens the snapshot of this number, for reading only, beside this device. Waits, but not
+    /// without end. `ENOENT`: there is none of this number.
+    fn open_snapshot(&self, _number: u64) -> io::Result<Arc<dyn BlockDevice>> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
 }
 
 /// A snapshot of a device, for people.

@@ -100,6 +100,7 @@ from_reply! {
     () = Reply::Empty => (),
     Entry = Reply::Entry(entry) => entry,
     (Attr, std::time::Duration) = Reply::Attr(attr, valid) => (attr, valid),
+    (Attr, std::time::Duration, Timestamp) = Reply::Statx(attr, valid, born) => (attr, valid, born),
     Opened = Reply::Opened(opened) => opened,
     (Entry, Opened) = Reply::Created(entry, opened) => (entry, opened),
     u64 = Reply::Count(count) => count,

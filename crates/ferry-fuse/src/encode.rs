@@ -247,6 +247,7 @@ pub(crate) fn reply(form: AnswerForm, out: &mut [u8], reply: Reply) -> Result<An
         Reply::Empty => Ok(AnswerBody::Out(0)),
         Reply::Entry(e) => entry(form, out, &e),
         Reply::Attr(a, d) => attributes(out, &a, d),
+        Reply::Statx(a, d, born) => statx(out, &a, d, born),
         Reply::Opened(o) => opened(out, o),
         Reply::Created(e, o) => created(form, out, &e, o),
         Reply::Count(n) => count(form, out, n),

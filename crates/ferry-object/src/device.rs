@@ -28,12 +28,13 @@ use crate::format::{
 use crate::inherited::Inherited;
 use crate::keys::Passphrase;
 use crate::locks::Locks;
+use crate::pins::{no_snapshot, numbered};
 use crate::runs::Run;
 use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
 use crate::store::{Store, exists};
 use crate::volume::{
     Chain, Claimant, Shards, Volume, VolumeOptions, claim, identify, make, observe,
-    observe_snapshot, owner_of,
+    observe_snapshot, owner_of, read_pinned,
 };
 use crate::warming::Warming;
 use ferry_device::{
@@ -141,6 +142,11 @@ pub struct ObjectStats {
 /// A reader that goes on sequentially is read ahead by so much, at most.
 const READ_AHEAD_BYTES: u64 = 32 << 20;
 
+/// For how long a snapshot that was opened beside its volume asks a store that does not answer.
+const BESIDE_PATIENCE: Duration = Duration::from_secs(10);
+/// It reads ahead so much, at most.
+const BESIDE_AHEAD_BYTES_MAX: u64 = 16 << 20;
+
 /// Objects that are deleted after one look, at most.
 pub(crate) const DELETES_PER_LOOK: usize = 64;
 
@@ -167,7 +173,7 @@ pub struct ObjectDevice {
     /// Number of the next data object or shard of this owner.
     pub(crate) next_object: AtomicU64,
     pub(crate) fronts: Mutex<HashMap<ObjectRef, Arc<Front>>>,
-    pub(crate) cache: OnceLock<DiskCache>,
+    pub(crate) cache: OnceLock<Arc<DiskCache>>,
     pub(crate) ahead: Ahead,
     pub(crate) warming: Warming,
     /// When the last look for a newer claim that found none began.
@@ -284,6 +290,31 @@ impl ObjectDevice {
         Ok(Self::opened(access, found, limits, Duration::ZERO, None, env))
     }
 
+    /// Opens the snapshot whose root has this number beside this device, for reading only: from the
+    /// same store, and through the same cache. A store that does not answer is asked for
+    /// [`BESIDE_PATIENCE`].
+    pub fn open_beside(&self, number: u64) -> Result<Arc<Self>, ObjectError> {
+        {
+            let pins = &self.state.lock().roots.pins;
+            if !numbered(pins).any(|(root, _)| root == number) {
+                return Err(no_snapshot(&format!("number {number}"), pins));
+            }
+        }
+        let mut access = self.access.clone();
+        access.patience = Patience::Opening(BESIDE_PATIENCE);
+        let volume = Volume { epoch: 0, ..self.volume.clone() };
+        let (chain, shards) = read_pinned(&access, &volume, number)?;
+        let limits =
+            Limits { holds: false, ahead_bytes_max: BESIDE_AHEAD_BYTES_MAX, ..self.limits };
+        let found = (volume, chain, shards);
+        let device = Self::opened(access, found, limits, Duration::ZERO, None, &self.env);
+        if let Some(cache) = self.cache.get() {
+            // It was made here, and has no other one.
+            let _set = device.cache.set(Arc::clone(cache));
+        }
+        Ok(device)
+    }
+
     fn opened(
         mut access: Access,
         (volume, chain, shards): (Volume, Chain, Shards),
@@ -377,13 +408,13 @@ impl ObjectDevice {
 
     /// What objects have is read from this cache from now on, if it is there.
     pub(crate) fn use_cache(&self, cache: DiskCache) {
-        let set = self.cache.set(cache);
+        let set = self.cache.set(Arc::new(cache));
         assert!(set.is_ok(), "a device has one cache");
     }
 
     /// What the cache on disk did, if there is one.
     pub fn cache_stats(&self) -> Option<CacheStats> {
-        self.cache.get().map(DiskCache::stats)
+        self.cache.get().map(|cache| cache.stats())
     }
 
     /// Requests that the store does not carry out now.
@@ -927,6 +958,18 @@ impl BlockDevice for ObjectDevice {
 
     fn snapshots(&self) -> io::Result<Vec<Snapshot>> {
         Ok(Self::snapshots(self))
+    }
+
+    fn snapshot_numbers(&self) -> io::Result<Vec<(u64, String)>> {
+        let state = self.state.lock();
+        Ok(numbered(&state.roots.pins).map(|(number, name)| (number, name.to_owned())).collect())
+    }
+
+    fn open_snapshot(&self, number: u64) -> io::Result<Arc<dyn BlockDevice>> {
+        let opened = self.open_beside(number).inspect_err(|error| {
+            tracing::warn!(%error, number, "a snapshot cannot be opened");
+        });
+        Ok(opened?)
     }
 
     fn held(&self) -> Option<HeldRequests> {

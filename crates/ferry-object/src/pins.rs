@@ -14,6 +14,13 @@ pub(crate) fn for_people(pins: &[Pin]) -> Vec<Snapshot> {
     pins.iter().map(snapshot).collect()
 }
 
+/// The snapshots that people have made, in ascending order: the numbers of their roots, and their
+/// names. The pin of a clone has the root of the snapshot that it was made of.
+pub(crate) fn numbered(pins: &[Pin]) -> impl Iterator<Item = (u64, &str)> {
+    let made = pins.iter().filter(|pin| CloneName::parse(&pin.name).is_none());
+    made.map(|pin| (pin.root, &*pin.name))
+}
+
 /// The error for a name that no snapshot has.
 pub(crate) fn no_snapshot(name: &str, pins: &[Pin]) -> ObjectError {
     let names = pins.iter().map(|pin| pin.name.clone()).collect();

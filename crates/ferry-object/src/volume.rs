@@ -713,11 +713,7 @@ pub(crate) fn observe_snapshot(
         let Some(pin) = newest.root.pins.iter().find(|pin| pin.name == name) else {
             return Err(no_snapshot(name, &newest.root.pins));
         };
-        let loaded = read_root(access, &volume, pin.root).and_then(|found| {
-            let shards = load_shards(access, &volume, &found.root)?;
-            Ok((found, shards))
-        });
-        let (found, shards) = match loaded {
+        let (mut chain, shards) = match read_pinned(access, &volume, pin.root) {
             // It may have been deleted meanwhile.
             Err(ObjectError::NotFound(_))
                 if newest_root(access, &volume)?.header.number > newest.header.number =>
@@ -726,12 +722,22 @@ pub(crate) fn observe_snapshot(
             }
             loaded => loaded?,
         };
-        let mut chain = Chain::new(found);
         if is_planted(Bug::SnapshotFollowsLog) {
             chain.follow(access, &volume, None)?;
         }
         return Ok((volume, chain, shards));
     }
+}
+
+/// The root of a snapshot, which nothing follows, and its map.
+pub(crate) fn read_pinned(
+    access: &Access,
+    volume: &Volume,
+    number: u64,
+) -> Result<(Chain, Shards), ObjectError> {
+    let found = read_root(access, volume, number)?;
+    let shards = load_shards(access, volume, &found.root)?;
+    Ok((Chain::new(found), shards))
 }
 
 /// The snapshots that the newest root has. Nothing is claimed.

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ferry_env::Env;
-use ferry_fs::{AccessTimes, CacheMode, Filesystem, FsOptions, LocalFs, SessionStore};
+use ferry_fs::{
+    AccessTimes, CacheMode, Filesystem, FsOptions, LocalFs, SessionStore, WithSnapshots,
+};
 use ferry_object::is_encrypted;
 
 use crate::asked::Asked;
@@ -191,8 +193,13 @@ fn serve(
     warn_of_small_host(&volume, &fs);
     let asked = Asked::new();
     let answering = Arc::downgrade(&fs);
+    let shows_snapshots = !options.snapdir_off && volume.snapshot().is_none();
+    let with_snapshots = shows_snapshots.then(|| WithSnapshots::new(&fs)).flatten();
     let served = daemon::serve(
-        Arc::clone(&fs) as Arc<dyn Filesystem>,
+        match &with_snapshots {
+            Some(with) => Arc::clone(with) as Arc<dyn Filesystem>,
+            None => Arc::clone(&fs) as Arc<dyn Filesystem>,
+        },
         &Service {
             mountpoint,
             options: options.for_kernel(source.to_string_lossy().into_owned(), false),
@@ -205,6 +212,10 @@ fn serve(
         Box::new(move |question| Some(answering.upgrade().filter(|_| question == STATS)?.stats())),
     );
     drop(gives_way);
+    // A mount that was ended by force may still have requests under way.
+    if let Some(with) = with_snapshots {
+        with.close();
+    }
     // A mount gives no leases. If no server had any out before it, the next server begins at once.
     if served.is_ok()
         && fs.was_handed_over()

@@ -26,6 +26,8 @@ cache=/DIR          of s3:// and dir://: parts of the store's objects are cached
 cache_disk=SIZE     the most that it takes of that disk, at least 64M (the default is 10G)
 snapshot=NAME       of s3:// and dir://: this snapshot of the volume, as it was, beside the mount that uses the volume; read only. VOLUME@NAME
                     means the same
+snapdir=off         of s3:// and dir://: no directory .snapshots in the root of the mount (the default is on: MOUNTPOINT/.snapshots/NAME is the
+                    snapshot NAME, to be read; listings of the root do not show it)
 durability=bucket   of s3:// and dir://: an fsync is durable when the store has it (the default)
 durability=local    it is durable in a log on this machine, and uploaded behind; if the machine is lost, up to 1 GiB or ten minutes of
                     what was synced is lost, too
@@ -77,6 +79,8 @@ pub struct MountOptions {
     pub local: Option<bool>,
     /// The snapshot that is mounted, and not the volume as it is now.
     pub snapshot: Option<String>,
+    /// The snapshots of the volume are not below `.snapshots`.
+    pub snapdir_off: bool,
     /// The directory of the local log.
     pub local_log: Option<PathBuf>,
     /// The age at which changes are committed; `None`: the default.
@@ -156,6 +160,7 @@ impl MountOptions {
             ("flush_interval_min", Some(time)) => {
                 self.flush_interval_min = Some(parse_flush_interval(time)?);
             }
+            ("snapdir", Some(word @ ("on" | "off"))) => self.snapdir_off = word == "off",
             ("idle_poll", Some(word @ ("on" | "off"))) => self.idle_poll_off = word == "off",
             ("timeout", Some(time)) => self.timeout = Some(parse_time(key, time)?),
             ("async", Some(word @ ("on" | "off"))) => self.async_off = word == "off",
@@ -270,6 +275,7 @@ impl MountOptions {
         words.extend(self.cache_words());
         words.extend(self.flush.map(flush_word));
         words.extend(self.fast_flush.map(fast_flush_word));
+        words.extend(self.snapdir_off.then(|| "snapdir=off".to_owned()));
         words.extend(self.idle_poll_off.then(|| "idle_poll=off".to_owned()));
         words.extend(self.timeout.map(|time| format!("timeout={}ms", time.as_millis())));
         words.extend(self.async_off.then(|| async_word(false)));
@@ -546,7 +552,7 @@ mod tests {
 
     #[test]
     fn options_survive_the_way_to_the_daemon() {
-        let text = "ro,cache=strict,cache=/var/a,cache_disk=50G,durability=local,local_log=/var/b,cache_size=1G,commit_interval=1500ms,flush_interval_min=250ms,flush=delay,fast_flush=500us,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
+        let text = "ro,cache=strict,cache=/var/a,cache_disk=50G,durability=local,local_log=/var/b,cache_size=1G,commit_interval=1500ms,flush_interval_min=250ms,flush=delay,fast_flush=500us,snapdir=off,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
         let options = MountOptions::parse(&[text], false).expect("known");
         assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));
     }

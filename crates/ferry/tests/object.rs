@@ -7,6 +7,8 @@ mod backup;
 mod clone;
 #[path = "object/diff.rs"]
 mod diff;
+#[path = "object/snapdir.rs"]
+mod snapdir;
 
 use std::fs;
 use std::io::Write;

@@ -32,6 +32,8 @@ pub enum Reply {
     Entry(Entry),
     /// Attributes.
     Attr(Attr, Duration),
+    /// The same, and when the inode was made.
+    Statx(Attr, Duration, Timestamp),
     /// An opened file or directory.
     Opened(Opened),
     /// A file made and opened.
@@ -66,6 +68,12 @@ impl From<()> for Reply {
 impl From<(Attr, Duration)> for Reply {
     fn from((a, t): (Attr, Duration)) -> Self {
         Reply::Attr(a, t)
+    }
+}
+
+impl From<(Attr, Duration, Timestamp)> for Reply {
+    fn from((a, t, born): (Attr, Duration, Timestamp)) -> Self {
+        Reply::Statx(a, t, born)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::api::answer::{Answer, Cx};
 use crate::api::types::{
-    Attr, DirEntry, Entry, FileLock, Ino, Mode, Opened, RenameFlags, SetAttr, Statfs, Timestamp,
-    XattrFlags,
+    Attr, DirEntry, Entry, Errno, FileLock, Ino, Mode, Opened, RenameFlags, SetAttr, Statfs,
+    Timestamp, XattrFlags,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,6 +54,11 @@ pub trait Filesystem: Send + Sync + 'static {
     fn forget(&self, ino: Ino, count: u64);
     /// Reads attributes; the duration is how long they may be cached.
     fn getattr(&self, cx: &Cx, ino: Ino, fh: Option<u64>) -> Answer<(Attr, Duration)>;
+    /// The same, and when the inode was made. `ENOSYS`: that is not known of any inode.
+    fn statx(&self, cx: &Cx, ino: Ino) -> Answer<(Attr, Duration, Timestamp)> {
+        let born = self.birth_time(ino).ok_or(Errno(libc::ENOSYS))?;
+        self.getattr(cx, ino, None).map(|(attr, valid)| (attr, valid, born))
+    }
     /// When the inode was made, where that is known.
     fn birth_time(&self, _ino: Ino) -> Option<Timestamp> {
         None

@@ -157,6 +157,8 @@ pub struct LocalFs {
     /// Bytes of memory that may be used now: [`FsOptions::cache_bytes`], or less if memory is
     /// short.
     pub(crate) memory_limit: AtomicUsize,
+    /// How much of it snapshots have that are open beside the volume.
+    pub(crate) lent_bytes: AtomicUsize,
     pub(crate) reclaimer: Arc<Reclaimer>,
     /// The mount ends: what has no name stays for the next one.
     pub(crate) keeping_removed: AtomicBool,

@@ -131,6 +131,7 @@ impl LocalFs {
             newest: AtomicU64::new(0),
             newest_dir_move: AtomicU64::new(0),
             memory_limit: AtomicUsize::new(options.cache_bytes),
+            lent_bytes: AtomicUsize::new(0),
             reclaimer: Arc::default(),
             keeping_removed: AtomicBool::new(false),
             read_pool: Arc::default(),

@@ -170,8 +170,7 @@ impl Dispatcher {
                 Ok(encode::attributes(out, &attr, valid)?)
             }
             FuseOp::Statx => {
-                let Some(born) = fs.birth_time(ino) else { return Err(Errno(libc::ENOSYS).into()) };
-                let (attr, valid) = fs.getattr(&cx, ino, None)?;
+                let (attr, valid, born) = fs.statx(&cx, ino)?;
                 Ok(encode::statx(out, &attr, valid, born)?)
             }
             FuseOp::Setattr { fh, set } => {

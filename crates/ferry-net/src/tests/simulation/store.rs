@@ -93,6 +93,7 @@ impl Filesystem for Undivided {
     requests! {
         lookup(parent: Ino, name: &[u8]) -> Answer<Entry>;
         getattr(ino: Ino, fh: Option<u64>) -> Answer<(Attr, Duration)>;
+        statx(ino: Ino) -> Answer<(Attr, Duration, Timestamp)>;
         setattr(ino: Ino, fh: Option<u64>, set: &SetAttr) -> Answer<(Attr, Duration)>;
         readlink(ino: Ino) -> Answer<Vec<u8>>;
         mknod(parent: Ino, name: &[u8], mode: Mode, rdev: u32) -> Answer<Entry>;
