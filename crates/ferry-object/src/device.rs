@@ -20,7 +20,7 @@ use crate::ahead::Ahead;
 use crate::batch::{Batch, Built, Layout, Pending, build};
 use crate::cache::{CacheStats, DiskCache};
 use crate::error::ObjectError;
-use crate::executor::{Answer, Executor, Job, Upload};
+use crate::executor::{Answer, Executor, Job, ThreadExecutor, Upload};
 use crate::format::{
     BLOCK, DATA_MAX, Entry, EntryKind, Front, Header, Kind, Location, ObjectRef, claim_name,
     encode, encode_entries, log_name, new_header,
@@ -173,6 +173,8 @@ pub struct ObjectDevice {
     /// Number of the next data object or shard of this owner.
     pub(crate) next_object: AtomicU64,
     pub(crate) fronts: Mutex<HashMap<ObjectRef, Arc<Front>>>,
+    /// For snapshots that are opened beside the volume, once there was one.
+    beside: Mutex<Option<Arc<dyn Executor>>>,
     pub(crate) cache: OnceLock<Arc<DiskCache>>,
     pub(crate) ahead: Ahead,
     pub(crate) warming: Warming,
@@ -302,6 +304,7 @@ impl ObjectDevice {
         }
         let mut access = self.access.clone();
         access.patience = Patience::Opening(BESIDE_PATIENCE);
+        access.executor = self.executor_beside()?;
         let volume = Volume { epoch: 0, ..self.volume.clone() };
         let (chain, shards) = read_pinned(&access, &volume, number)?;
         let limits =
@@ -313,6 +316,18 @@ impl ObjectDevice {
             let _set = device.cache.set(Arc::clone(cache));
         }
         Ok(device)
+    }
+
+    /// Runs what snapshots read ahead: no upload of the volume waits for that.
+    fn executor_beside(&self) -> Result<Arc<dyn Executor>, ObjectError> {
+        let mut executor = self.beside.lock();
+        if let Some(executor) = &*executor {
+            return Ok(Arc::clone(executor));
+        }
+        let new: Arc<dyn Executor> = Arc::new(ThreadExecutor::new(&self.env).map_err(|error| {
+            ObjectError::Unavailable(format!("threads for a snapshot: {error}"))
+        })?);
+        Ok(Arc::clone(executor.insert(new)))
     }
 
     fn opened(
@@ -372,6 +387,7 @@ impl ObjectDevice {
             inherited,
             next_object: AtomicU64::new(0),
             fronts: Mutex::default(),
+            beside: Mutex::default(),
             cache: OnceLock::new(),
             ahead: Ahead::new(limits.ahead_bytes_max),
             warming: Warming::default(),
@@ -961,6 +977,10 @@ impl BlockDevice for ObjectDevice {
     }
 
     fn snapshot_numbers(&self) -> io::Result<Vec<(u64, String)>> {
+        // Who does not own the volume is not told of new ones.
+        if self.is_read_only() {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        }
         let state = self.state.lock();
         Ok(numbered(&state.roots.pins).map(|(number, name)| (number, name.to_owned())).collect())
     }

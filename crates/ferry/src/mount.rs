@@ -212,9 +212,10 @@ fn serve(
         Box::new(move |question| Some(answering.upgrade().filter(|_| question == STATS)?.stats())),
     );
     drop(gives_way);
-    // A mount that was ended by force may still have requests under way.
-    if let Some(with) = with_snapshots {
-        with.close();
+    // A mount that was ended by force may still have requests under way. The volume is closed before
+    // those to snapshots have ended, which may wait for the store.
+    if let Some(with) = &with_snapshots {
+        with.end();
     }
     // A mount gives no leases. If no server had any out before it, the next server begins at once.
     if served.is_ok()
@@ -233,6 +234,9 @@ fn serve(
         Err(error) => tracing::error!(%error, "the volume could not be closed cleanly"),
     }
     asked.ended(&closed);
+    if let Some(with) = with_snapshots {
+        with.close();
+    }
     served.and(closed)
 }
 

@@ -20,15 +20,16 @@ pub(crate) const DIRECTORY: Ino = DIRECTORY_TREE << INO_BITS | ROOT;
 pub(crate) struct Tree(u64);
 
 impl Tree {
-    /// The one behind so many others.
-    pub(crate) fn behind(others: usize) -> Self {
+    /// The one behind so many others of a mount whose trees begin at `first`. Each mount begins at
+    /// random: a file handle that outlives a mount leads to no other snapshot of the next one.
+    pub(crate) fn behind(first: usize, others: usize) -> Self {
         assert!(others < TREES_MAX, "each tree has its number");
-        Self(others as u64 + 1)
+        Self(((first + others) % TREES_MAX) as u64 + 1)
     }
 
     /// How many are before it.
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize - 1
+    pub(crate) fn index(self, first: usize) -> usize {
+        (self.0 as usize - 1 + TREES_MAX - first % TREES_MAX) % TREES_MAX
     }
 
     /// The number that programs see of inode `ino` of the snapshot. `EOVERFLOW`: it is too high to
@@ -80,7 +81,12 @@ mod tests {
     fn numbers_of_different_trees_differ_and_lead_back() {
         assert_eq!((Node::of(ROOT), Node::of(LIVE_END)), (Node::Live, Node::Live));
         assert_eq!(Node::of(DIRECTORY), Node::Directory);
-        let (first, last) = (Tree::behind(0), Tree::behind(TREES_MAX - 1));
+        for begin in [0, 7, TREES_MAX - 1, 3 * TREES_MAX + 5] {
+            for others in [0, 1, TREES_MAX - 1] {
+                assert_eq!(Tree::behind(begin, others).index(begin), others);
+            }
+        }
+        let (first, last) = (Tree::behind(0, 0), Tree::behind(0, TREES_MAX - 1));
         for tree in [first, last] {
             for ino in [ROOT, (1 << INO_BITS) - 1] {
                 let number = tree.outer(ino).expect("it is no higher than others");
@@ -88,6 +94,6 @@ mod tests {
             }
         }
         assert_eq!(first.outer(1 << INO_BITS), Err(Errno(libc::EOVERFLOW)));
-        assert_eq!((first.index(), last.index()), (0, TREES_MAX - 1));
+        assert_eq!((first.index(0), last.index(0)), (0, TREES_MAX - 1));
     }
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::Duration;
 
-/// Snapshots that are open at a time, at most. If more are asked for, the one that nobody has used
-/// for the longest time is closed first.
+/// Snapshots that are open at a time, at most; fewer where there is little memory. If more are
+/// asked for, the one that nobody has used for the longest time is closed first.
 pub(crate) const OPEN_MAX: usize = 8;
 /// What nobody has used for so long is closed.
 const IDLE: Duration = Duration::from_secs(60);
@@ -75,6 +75,10 @@ impl<S> State<S> {
 pub(crate) struct OpenSnapshots<S: Source> {
     source: S,
     clock: Arc<dyn Clock>,
+    /// Trees begin here.
+    first: usize,
+    /// Snapshots that are open at a time, at most.
+    open_max: usize,
     state: Mutex<State<S::Snapshot>>,
     /// A stage has changed, or a snapshot has one user less.
     changed: Condvar,
@@ -83,7 +87,13 @@ pub(crate) struct OpenSnapshots<S: Source> {
 }
 
 impl<S: Source> OpenSnapshots<S> {
-    pub(crate) fn new(source: S, clock: Arc<dyn Clock>) -> Arc<Self> {
+    /// At most `open_max` are open. Trees begin at `first`.
+    pub(crate) fn new(
+        source: S,
+        clock: Arc<dyn Clock>,
+        first: usize,
+        open_max: usize,
+    ) -> Arc<Self> {
         let state = State {
             numbers: Vec::new(),
             trees: HashMap::new(),
@@ -92,7 +102,8 @@ impl<S: Source> OpenSnapshots<S> {
             ended: false,
         };
         let (changed, ended) = (Condvar::new(), Condvar::new());
-        Arc::new(Self { source, clock, state: Mutex::new(state), changed, ended })
+        let state = Mutex::new(state);
+        Arc::new(Self { source, clock, first, open_max, state, changed, ended })
     }
 
     /// The tree of the snapshot with this number. `ENFILE`: too many snapshots were looked up.
@@ -104,7 +115,7 @@ impl<S: Source> OpenSnapshots<S> {
         if state.numbers.len() >= TREES_MAX {
             return Err(Errno(libc::ENFILE));
         }
-        let tree = Tree::behind(state.numbers.len());
+        let tree = Tree::behind(self.first, state.numbers.len());
         state.numbers.push(number);
         state.trees.insert(number, tree);
         Ok(tree)
@@ -136,7 +147,7 @@ impl<S: Source> OpenSnapshots<S> {
                     return Ok(Arc::clone(snapshot));
                 }
                 Some(_) => self.changed.wait(&mut state),
-                None if open < OPEN_MAX => return self.open(tree, &mut state),
+                None if open < self.open_max => return self.open(tree, &mut state),
                 None => match state.unused(Duration::MAX) {
                     Some(unused) => self.close_one(unused, &mut state),
                     None => self.changed.wait(&mut state),
@@ -151,7 +162,7 @@ impl<S: Source> OpenSnapshots<S> {
         tree: Tree,
         state: &mut MutexGuard<'_, State<S::Snapshot>>,
     ) -> Result<Arc<S::Snapshot>, Errno> {
-        let number = *state.numbers.get(tree.index()).ok_or(Errno(libc::ESTALE))?;
+        let number = *state.numbers.get(tree.index(self.first)).ok_or(Errno(libc::ESTALE))?;
         self.change(state, |stages| drop(stages.insert(tree, Stage::Opening)));
         let opened = MutexGuard::unlocked(state, || self.source.open(number));
         let opened = opened.map(Arc::new).map_err(|errno| match errno {

@@ -4,7 +4,7 @@ use crate::api::*;
 use crate::local::local_fs::{AccessTimes, FsOptions, LocalFs, VALID};
 use crate::local::pool::{Pool, Work};
 use crate::snapdir::directory::{Directory, NAME};
-use crate::snapdir::number::{DIRECTORY, LIVE_END, Node, Tree};
+use crate::snapdir::number::{DIRECTORY, LIVE_END, Node, TREES_MAX, Tree};
 use crate::snapdir::open::{OPEN_MAX, OpenSnapshots, Source};
 use crate::snapdir::readers::Reader;
 use std::sync::Arc;
@@ -37,21 +37,28 @@ impl WithSnapshots {
             tracing::warn!(volume = live.name, "inode numbers are too high for .snapshots");
             return None;
         }
-        let source = Beside { live: Arc::clone(live), cache_bytes: share(&live.options) };
+        let (open_max, cache_bytes) = share(live.options.cache_bytes);
+        let source = Beside { live: Arc::clone(live), cache_bytes };
+        let first = (live.env.entropy.next_u64() % TREES_MAX as u64) as usize;
         let fs = Arc::new(Self {
             live: Arc::clone(live),
             directory: Directory::new(Arc::clone(&live.dev), live.now()),
-            open: OpenSnapshots::new(source, Arc::clone(&live.env.clock)),
+            open: OpenSnapshots::new(source, Arc::clone(&live.env.clock), first, open_max),
             pool: Arc::default(),
         });
         fs.pool.serve(&fs);
         Some(fs)
     }
 
-    /// Closes the snapshots; requests to them fail from now on. The volume itself is not closed.
+    /// Requests to snapshots fail from now on. It does not wait for those under way.
+    pub fn end(&self) {
+        self.open.end();
+    }
+
+    /// Closes the snapshots, and waits for requests to them. The volume itself is not closed.
     /// Idempotent.
     pub fn close(&self) {
-        self.open.end();
+        self.end();
         self.pool.stop();
         self.open.close();
     }
@@ -149,9 +156,11 @@ impl Drop for WithSnapshots {
     }
 }
 
-/// Bytes of memory of an open snapshot.
-fn share(options: &FsOptions) -> usize {
-    (options.cache_bytes / LENT_SHARE / OPEN_MAX).max(CACHE_MIN)
+/// How many snapshots may be open, and bytes of memory of each.
+fn share(cache_bytes: usize) -> (usize, usize) {
+    let lent = cache_bytes / LENT_SHARE;
+    let open_max = (lent / CACHE_MIN).clamp(1, OPEN_MAX);
+    (open_max, (lent / open_max).max(CACHE_MIN))
 }
 
 /// Refuses to change what is not in the volume itself.
@@ -286,6 +295,9 @@ impl Filesystem for WithSnapshots {
                 _ => self.look_up_snapshot(cx, name),
             },
             Node::Snapshot(_, ROOT) if name == b".." => Ok(self.directory_entry()?),
+            // Only the kernel asks so, for a file handle. That may be of an earlier mount, whose
+            // trees were other ones.
+            Node::Snapshot(..) if name == b"." => Err(Errno(libc::ESTALE).into()),
             Node::Snapshot(tree, ino) => {
                 let name = name.to_vec();
                 self.later(cx, tree, move |reader| {
@@ -637,5 +649,18 @@ impl Filesystem for WithSnapshots {
             }
             _ => Err(Errno(libc::ENOTTY).into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_snapshots_have_a_quarter_of_the_memory_or_what_one_needs() {
+        assert_eq!(share(3 << 30), (8, 96 << 20));
+        assert_eq!(share(64 << 20), (8, 2 << 20));
+        assert_eq!(share(32 << 20), (4, 2 << 20));
+        assert_eq!(share(1 << 20), (1, 2 << 20));
     }
 }

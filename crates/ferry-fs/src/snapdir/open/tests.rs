@@ -50,7 +50,15 @@ impl Source for Numbers {
 
 fn world() -> (Arc<OpenSnapshots<Numbers>>, Arc<Set>) {
     let clock = Arc::new(Set::default());
-    (OpenSnapshots::new(Numbers::default(), Arc::clone(&clock) as Arc<dyn Clock>), clock)
+    (
+        OpenSnapshots::new(
+            Numbers::default(),
+            Arc::clone(&clock) as Arc<dyn Clock>,
+            1_000,
+            OPEN_MAX,
+        ),
+        clock,
+    )
 }
 
 fn read(open: &Arc<OpenSnapshots<Numbers>>, number: u64) -> Result<u64, Errno> {
