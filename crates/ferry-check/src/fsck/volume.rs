@@ -71,6 +71,27 @@ pub(super) fn check(
 ) -> Result<Report, VolumeError> {
     let mut findings = Findings::default();
     compare_copies(dev, sb, &mut findings);
+    check_contents(dev, sb, options, env, repairs, findings)
+}
+
+/// Checks the metadata of a copy that has no superblocks yet.
+pub(crate) fn check_copied(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    env: &Env,
+) -> Result<Report, VolumeError> {
+    check_contents(dev, sb, FsckOptions::default(), env, &mut [], Findings::default())
+}
+
+/// The check of everything but the superblocks. `findings` are those of before.
+fn check_contents(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    options: FsckOptions<'_>,
+    env: &Env,
+    repairs: &mut [Repair],
+    mut findings: Findings,
+) -> Result<Report, VolumeError> {
     findings.append(compare_slots(dev, sb));
     let data_read = options.verify_data;
     let journal_options = JournalOptions::offline(HOME_CACHE_BYTES);

@@ -1,0 +1,305 @@
+//! `ferry copy`: a whole volume, as it is, from a file, a block device or a store to another one.
+//! This process has the source open to read it, and the copy to write it.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ferry_check::copy::{Copied, CopyError, CopyOptions, Copying, copy};
+use ferry_device::{
+    BlockDevice, CompositeError, CompositeVolume, DeviceError, FileDevice, OpenMode,
+};
+use ferry_env::Env;
+use ferry_fs::volume::{Superblock, VolumeError, read_copy_mark, read_superblock};
+use ferry_object::{
+    Compression, Made, ObjectError, Opening, StoreUrl, VolumeOptions, is_encrypted, make_volume,
+    open_to_copy, remove_volume,
+};
+
+use crate::backup::{refuse_same, resolved};
+use crate::cli::{Compress, CopyArgs};
+use crate::control::print;
+use crate::error::CliError;
+use crate::location::Location;
+use crate::mkfs::refuse_device_directory;
+use crate::open::{OpenError, Opened, explain, open_source_when_free};
+use crate::passphrase;
+use crate::size::{format_bytes, format_nanos};
+use crate::waiting::{progress_bar, stop_on_signals};
+
+/// What this process made for the copy.
+enum New {
+    /// It was there before.
+    Nothing,
+    /// A file.
+    File(PathBuf),
+    /// A volume in a store.
+    Store(StoreUrl),
+}
+
+/// Where the copy goes.
+struct Target {
+    opened: Opened,
+    new: New,
+}
+
+/// Runs the command.
+pub fn run(args: &CopyArgs) -> Result<(), CliError> {
+    refuse(args)?;
+    let (env, stop) = (Env::real(), stop_on_signals()?);
+    let begun = env.clock.monotonic();
+    let source = open_source_when_free(&args.volume, &env);
+    let source = source.map_err(|error| source_refused(&args.volume, &error))?;
+    let failed = |error: VolumeError| CliError::Failed(format!("{}: {error}", args.volume));
+    let sb = read_superblock(&source.device).map_err(failed)?;
+    let Target { opened, new } = match &args.other {
+        Location::Path(path) => open_file(args, path, sb.size, &env)?,
+        Location::Store(url) => open_store(args, url, &sb, &env)?,
+        other => return Err(other.not_the_volume()),
+    };
+    let copied = copy_with_bar(args, &source, &opened, &stop, &env);
+    if copied.is_err() && matches!(read_superblock(&opened.device), Err(VolumeError::Empty)) {
+        // Nothing of the copy is there, so nothing is left to go on with.
+        drop(opened);
+        remove(new, &env);
+        return copied.map(drop);
+    }
+    let closed = opened.close();
+    let Copied { bytes, bytes_total } = copied?;
+    closed.map_err(|error| explain(&args.other, &error.into()))?;
+    let time = env.clock.monotonic().saturating_sub(begun);
+    let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let other = &args.other;
+    print(&format!(
+        "{other}: copied {} of {}, {}\nTo read its data once, too: ferry fsck '{other}'\nTo use it: ferry mount '{other}' MOUNTPOINT\n",
+        format_bytes(bytes),
+        format_bytes(bytes_total),
+        format_nanos(nanos).trim()
+    ))
+}
+
+/// Refuses what cannot be copied, before anything is opened.
+fn refuse(args: &CopyArgs) -> Result<(), CliError> {
+    let CopyArgs { volume, other, .. } = args;
+    if let Location::Server(_) = volume {
+        return Err(volume.not_the_volume());
+    }
+    let in_store = args.encrypt || args.compress.is_some() || args.new_passphrase_file.is_some();
+    if in_store && !matches!(other, Location::Store(_)) {
+        return Err(CliError::Usage(format!(
+            "{other}: --encrypt, --compress and --new-passphrase-file are for a copy in a store (s3://, dir://)"
+        )));
+    }
+    if args.new_passphrase_file.is_some() && !args.encrypt {
+        return Err(CliError::Usage(
+            "--new-passphrase-file is for --encrypt: give that, too".into(),
+        ));
+    }
+    let is_inside = match (volume.store(), other) {
+        (Some(from), Location::Store(to)) => return refuse_same(from, to),
+        (Some(StoreUrl::Dir(from)), Location::Path(path)) => {
+            resolved(path).starts_with(resolved(from))
+        }
+        (None, Location::Path(path)) => volume.path().map(resolved) == Some(resolved(path)),
+        _ => false,
+    };
+    match is_inside {
+        true => Err(CliError::Usage(format!(
+            "{other}: this is the volume, or lies in its store: choose another place, best on other disks"
+        ))),
+        false => Ok(()),
+    }
+}
+
+fn source_refused(volume: &Location, error: &OpenError) -> CliError {
+    let in_use =
+        matches!(error, OpenError::Store(ObjectError::InUse { .. } | ObjectError::Locked(_)));
+    match (volume, in_use) {
+        (Location::Store(_), true) => CliError::Failed(format!(
+            "{}. To copy it while it is used: make a snapshot (`ferry snapshot create`) and copy VOLUME@NAME",
+            explain(volume, error)
+        )),
+        _ => explain(volume, error),
+    }
+}
+
+/// Opens the file or block device for the copy. A file that does not exist is made.
+fn open_file(args: &CopyArgs, path: &Path, size: u64, env: &Env) -> Result<Target, CliError> {
+    let other = &args.other;
+    refuse_device_directory(path)?;
+    if CompositeVolume::is_at(path) {
+        return Err(CliError::Usage(format!(
+            "{other}: this lists the components of a volume: a copy goes to one file, one block device or a store"
+        )));
+    }
+    let failed = |error: DeviceError| explain(other, &CompositeError::from(error).into());
+    let is_empty = std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0);
+    let target =
+        |device: FileDevice, new: New| Target { opened: Opened::on_disk(Arc::new(device)), new };
+    match FileDevice::create(path, size, is_empty, env) {
+        Ok(device) if is_empty => return Ok(target(device, New::Nothing)),
+        Ok(device) => return Ok(target(device, New::File(path.into()))),
+        Err(DeviceError::Exists(_)) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let device = FileDevice::open(path, OpenMode::ReadWrite, env).map_err(failed)?;
+    let (holds_data, is_file) =
+        (device.next_data(0) < device.capacity(), !device.is_block_device());
+    let target = target(device, New::Nothing);
+    let marked = read_copy_mark(&*target.opened.device);
+    let marked = marked.map_err(|error| CliError::path(path, "cannot read it")(error))?;
+    // Of a block device only the beginning is looked at. A file that this command made has no data
+    // until it has a mark.
+    if is_file
+        && holds_data
+        && marked.is_none()
+        && matches!(read_superblock(&target.opened.device), Err(VolumeError::Empty))
+    {
+        return Err(CliError::Failed(format!(
+            "{other}: {}, and is left alone: choose another place",
+            VolumeError::Foreign
+        )));
+    }
+    Ok(target)
+}
+
+/// Opens the store for the copy. One that is empty gets a volume that reads as zeros.
+fn open_store(
+    args: &CopyArgs,
+    url: &StoreUrl,
+    sb: &Superblock,
+    env: &Env,
+) -> Result<Target, CliError> {
+    let other = &args.other;
+    let failed = |error: ObjectError| explain(other, &error.into());
+    let encryption = match args.encrypt {
+        true => {
+            passphrase::protect_memory();
+            Some(passphrase::changed_encryption(other, args.new_passphrase_file.as_deref())?)
+        }
+        false => None,
+    };
+    let compression = match args.compress {
+        Some(Compress::Off) => Compression::Off,
+        Some(Compress::Zstd) | None => Compression::Zstd,
+    };
+    let boundary = (sb.segments_offset, sb.segment_len);
+    let options =
+        VolumeOptions { compression, encryption, ..VolumeOptions::new(sb.size, boundary) };
+    let (device, new) = match make_volume(url, &options, env) {
+        Ok(Made { device, is_new, warnings }) => {
+            for warning in warnings {
+                tracing::warn!("{url}: {warning}");
+            }
+            device.tick_by_itself();
+            (device, if is_new { New::Store(url.clone()) } else { New::Nothing })
+        }
+        Err(ObjectError::VolumeExists) => {
+            refuse_other_encryption(args, url, env)?;
+            let passphrase = options.encryption.map(|encryption| encryption.passphrase);
+            let open = |opening| open_to_copy(url, opening, passphrase.clone(), None, env);
+            // A volume is not claimed to find out that it is one.
+            let found: Arc<dyn BlockDevice> = open(Opening::Read).map_err(failed)?;
+            let marked = read_copy_mark(&*found);
+            let marked = marked.map_err(|error| CliError::Failed(format!("{other}: {error}")))?;
+            if marked.is_none() && !matches!(read_superblock(&found), Err(VolumeError::Empty)) {
+                return Err(failed(ObjectError::VolumeExists));
+            }
+            drop(found);
+            let own = Opening::Own { take_over: false, force: false };
+            (open(own).map_err(failed)?, New::Nothing)
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    Ok(Target { opened: Opened::in_store(device), new })
+}
+
+/// A copy that has not ended goes on only as it was begun.
+fn refuse_other_encryption(args: &CopyArgs, url: &StoreUrl, env: &Env) -> Result<(), CliError> {
+    let other = &args.other;
+    let encrypted = is_encrypted(url, env).map_err(|error| explain(other, &error.into()))?;
+    if encrypted == args.encrypt {
+        return Ok(());
+    }
+    let (what, how) = match encrypted {
+        true => ("encrypted", "with"),
+        false => ("not encrypted", "without"),
+    };
+    Err(CliError::Failed(format!(
+        "{other}: there is a volume here already, which is {what}. If it is a copy that has not ended, go on {how} --encrypt; else choose \
+         another place"
+    )))
+}
+
+/// Copies, and shows how far it is.
+fn copy_with_bar(
+    args: &CopyArgs,
+    source: &Opened,
+    target: &Opened,
+    stop: &AtomicBool,
+    env: &Env,
+) -> Result<Copied, CliError> {
+    let bar = progress_bar("{bar:40} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left");
+    let mut tell = |Copying { bytes, bytes_total }: Copying| {
+        bar.set_length(bytes_total);
+        bar.set_position(bytes);
+        match stop.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    };
+    let options = CopyOptions { restart: args.restart, ..CopyOptions::default() };
+    let copied = copy(&source.device, &target.device, options, env, &mut tell);
+    bar.finish_and_clear();
+    copied.map_err(|error| {
+        // Why a device failed says more than that it did.
+        let failure = target.store().and_then(|store| store.failure());
+        copy_failed(args, error, failure)
+    })
+}
+
+/// The message for a copy that was not made.
+fn copy_failed(args: &CopyArgs, error: CopyError, failure: Option<ObjectError>) -> CliError {
+    let CopyArgs { volume, other, .. } = args;
+    let again = "run `ferry copy` again to go on";
+    CliError::Failed(match error {
+        CopyError::Source(_) => format!("{volume}: {error}"),
+        CopyError::SourceDamaged { .. } => {
+            format!("{volume}: {error}: run `ferry fsck --repair` first")
+        }
+        CopyError::SourceRead { .. } | CopyError::SourceData { .. } => format!(
+            "{volume}: {error}. `ferry fsck` says which file that is. Restore or remove that file, then {again}, with --restart"
+        ),
+        CopyError::TooSmall { .. } | CopyError::NotEmpty(_) => {
+            format!("{other}: {error}, and is left alone: choose another place")
+        }
+        CopyError::OtherState => {
+            format!("{other}: {error}, and is left alone: `ferry copy --restart` begins it anew")
+        }
+        CopyError::Target { .. } => {
+            let why = failure.map_or_else(
+                || format!("{other}: {error}"),
+                |failure| explain(other, &failure.into()).to_string(),
+            );
+            format!("{why}; {volume} is as it was. Mend that, then {again}")
+        }
+        CopyError::TargetDamaged { .. } => format!(
+            "{other}: {error}: look whether its disk is sound, then run `ferry copy --restart`; {volume} is as it was"
+        ),
+        CopyError::Stopped => format!("{other}: stopped; {again}"),
+    })
+}
+
+/// Removes what was made for a copy that has not begun.
+fn remove(new: New, env: &Env) {
+    match new {
+        New::Nothing => {}
+        New::File(path) => {
+            if let Err(error) = std::fs::remove_file(&path) {
+                tracing::warn!(%error, "cannot remove {}", path.display());
+            }
+        }
+        New::Store(url) => remove_volume(&url, env),
+    }
+}
