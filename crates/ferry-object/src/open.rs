@@ -4,6 +4,7 @@ use crate::access::{Access, Patience};
 use crate::backup::{BackupError, BackupSource};
 use crate::cache::{CacheOptions, DiskCache};
 use crate::clone::Cloned;
+use crate::codec::Compression;
 use crate::device::{Limits, ObjectDevice};
 use crate::dir::DirStore;
 use crate::error::ObjectError;
@@ -233,6 +234,11 @@ fn access(url: &StoreUrl, env: &Env) -> Result<Access, ObjectError> {
 /// Whether the volume in a store is encrypted.
 pub fn is_encrypted(url: &StoreUrl, env: &Env) -> Result<bool, ObjectError> {
     read_super(&access(url, env)?).map(|volume| volume.info.encrypted)
+}
+
+/// What the owners of the volume in a store compress with.
+pub fn compression_of(url: &StoreUrl, env: &Env) -> Result<Compression, ObjectError> {
+    read_super(&access(url, env)?).map(|volume| volume.info.compression)
 }
 
 /// Changes the passphrase of an encrypted volume, which may be in use. Nothing else is written

@@ -13,8 +13,8 @@ use ferry_device::{
 use ferry_env::Env;
 use ferry_fs::volume::{Superblock, VolumeError, read_copy_mark, read_superblock};
 use ferry_object::{
-    Compression, Made, ObjectError, Opening, StoreUrl, VolumeOptions, is_encrypted, make_volume,
-    open_to_copy, remove_volume,
+    Compression, Made, ObjectError, Opening, StoreUrl, VolumeOptions, compression_of, is_encrypted,
+    make_volume, open_to_copy, remove_volume,
 };
 
 use crate::backup::{refuse_same, resolved};
@@ -59,10 +59,14 @@ pub fn run(args: &CopyArgs) -> Result<(), CliError> {
         other => return Err(other.not_the_volume()),
     };
     let copied = copy_with_bar(args, &source, &opened, &stop, &env);
-    if copied.is_err() && matches!(read_superblock(&opened.device), Err(VolumeError::Empty)) {
+    // A device that has failed is not asked.
+    let can_tell = opened.store().is_none_or(|store| store.failure().is_none());
+    let is_empty = || matches!(read_superblock(&opened.device), Err(VolumeError::Empty));
+    if copied.is_err() && can_tell && is_empty() {
         // Nothing of the copy is there, so nothing is left to go on with.
-        drop(opened);
+        // It is removed while nobody else can open it.
         remove(new, &env);
+        drop(opened);
         return copied.map(drop);
     }
     let closed = opened.close();
@@ -134,11 +138,9 @@ fn open_file(args: &CopyArgs, path: &Path, size: u64, env: &Env) -> Result<Targe
         )));
     }
     let failed = |error: DeviceError| explain(other, &CompositeError::from(error).into());
-    let is_empty = std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0);
     let target =
         |device: FileDevice, new: New| Target { opened: Opened::on_disk(Arc::new(device)), new };
-    match FileDevice::create(path, size, is_empty, env) {
-        Ok(device) if is_empty => return Ok(target(device, New::Nothing)),
+    match FileDevice::create(path, size, false, env) {
         Ok(device) => return Ok(target(device, New::File(path.into()))),
         Err(DeviceError::Exists(_)) => {}
         Err(error) => return Err(failed(error)),
@@ -180,10 +182,7 @@ fn open_store(
         }
         false => None,
     };
-    let compression = match args.compress {
-        Some(Compress::Off) => Compression::Off,
-        Some(Compress::Zstd) | None => Compression::Zstd,
-    };
+    let compression = args.compress.map(compression).unwrap_or_default();
     let boundary = (sb.segments_offset, sb.segment_len);
     let options =
         VolumeOptions { compression, encryption, ..VolumeOptions::new(sb.size, boundary) };
@@ -196,7 +195,7 @@ fn open_store(
             (device, if is_new { New::Store(url.clone()) } else { New::Nothing })
         }
         Err(ObjectError::VolumeExists) => {
-            refuse_other_encryption(args, url, env)?;
+            refuse_other_options(args, url, env)?;
             let passphrase = options.encryption.map(|encryption| encryption.passphrase);
             let open = |opening| open_to_copy(url, opening, passphrase.clone(), None, env);
             // A volume is not claimed to find out that it is one.
@@ -215,12 +214,27 @@ fn open_store(
     Ok(Target { opened: Opened::in_store(device), new })
 }
 
-/// A copy that has not ended goes on only as it was begun.
-fn refuse_other_encryption(args: &CopyArgs, url: &StoreUrl, env: &Env) -> Result<(), CliError> {
+fn compression(wanted: Compress) -> Compression {
+    match wanted {
+        Compress::Off => Compression::Off,
+        Compress::Zstd => Compression::Zstd,
+    }
+}
+
+/// A copy that has not ended goes on only as it was begun, also if it begins anew.
+fn refuse_other_options(args: &CopyArgs, url: &StoreUrl, env: &Env) -> Result<(), CliError> {
     let other = &args.other;
-    let encrypted = is_encrypted(url, env).map_err(|error| explain(other, &error.into()))?;
+    let failed = |error: ObjectError| explain(other, &error.into());
+    let encrypted = is_encrypted(url, env).map_err(failed)?;
     if encrypted == args.encrypt {
-        return Ok(());
+        let found = compression_of(url, env).map_err(failed)?;
+        return match args.compress.is_none_or(|wanted| compression(wanted) == found) {
+            true => Ok(()),
+            false => Err(CliError::Failed(format!(
+                "{other}: there is a volume here already, with another --compress. If it is a copy that has not ended, go on without that; \
+                 else choose another place"
+            ))),
+        };
     }
     let (what, how) = match encrypted {
         true => ("encrypted", "with"),
@@ -267,6 +281,9 @@ fn copy_failed(args: &CopyArgs, error: CopyError, failure: Option<ObjectError>) 
         CopyError::Source(_) => format!("{volume}: {error}"),
         CopyError::SourceDamaged { .. } => {
             format!("{volume}: {error}: run `ferry fsck --repair` first")
+        }
+        CopyError::SourceRead { .. } if volume.store().is_some() => {
+            format!("{volume}: {error}; {again}")
         }
         CopyError::SourceRead { .. } | CopyError::SourceData { .. } => format!(
             "{volume}: {error}. `ferry fsck` says which file that is. Restore or remove that file, then {again}, with --restart"

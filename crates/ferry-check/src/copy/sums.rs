@@ -73,8 +73,9 @@ impl Sums {
                 continue;
             }
             let read = device.read(at, &mut one);
-            let good = read.is_ok() && wanted(&one);
-            if !good && !(crc.is_some() && device.read_matching(at, &mut one, &wanted)) {
+            let good = (read.is_ok() && wanted(&one))
+                || (crc.is_some() && device.read_matching(at, &mut one, &wanted));
+            if !good {
                 return Err(match read {
                     Err(source) => CopyError::SourceRead { offset: at, source },
                     Ok(()) => CopyError::SourceData { offset: at },
