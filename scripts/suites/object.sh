@@ -279,7 +279,7 @@ object_copied() {
   cp -r "$repo/docs" "$mount/docs"
   head -c 64M /dev/urandom >"$mount/noise"
   unmount_volume "$mount"
-  timeout -s KILL 0.2 "$ferry" copy "$file" "$to" || true
+  timeout -s KILL 0.4 "$ferry" copy "$file" "$to" || true
   # Unless it had ended.
   "$ferry" fsck "$to" || "$ferry" copy "$file" "$to"
   timeout 200 "$ferry" fsck "$to"

@@ -246,3 +246,26 @@ fn encrypted_volumes_are_copied_and_a_copy_has_a_passphrase_of_its_own() {
     assert_eq!(fs::read_to_string(store.at("second/hidden")).expect("a file"), text);
     unmount(&store, "second");
 }
+
+#[test]
+fn data_that_one_side_of_a_mirror_has_wrong_is_copied_from_the_other() {
+    const BYTES: usize = 8 << 20;
+    let store = Store::new();
+    let mkfs = ["mkfs", "local.ferry", "--size", "256M", "--device", "mirror", "a", "b"];
+    ok(&store.ferry(&mkfs));
+    mount_of(&store, "local.ferry", "first");
+    fs::write(store.at("first/noise"), noise(BYTES)).expect("a file");
+    unmount(&store, "first");
+    // Blocks of the file: some on one side, others on the other one.
+    let wanted = noise(BYTES);
+    for (side, first) in [("a", 100), ("b", 900)] {
+        let bytes = fs::read(store.at(side)).expect("a file");
+        let file = fs::File::options().write(true).open(store.at(side)).expect("a file");
+        for block in wanted.chunks(4096).skip(first).take(200) {
+            let at = bytes.chunks(4096).position(|found| found == block).expect("it has the data");
+            file.write_all_at(b"damaged", at as u64 * 4096).expect("a write");
+        }
+    }
+    ok(&store.ferry(&["copy", "local.ferry", "other.ferry"]));
+    is_copied(&store, "other.ferry", BYTES);
+}
