@@ -288,8 +288,11 @@ fn copy_failed(args: &CopyArgs, error: CopyError, failure: Option<ObjectError>) 
         CopyError::SourceRead { .. } | CopyError::SourceData { .. } => format!(
             "{volume}: {error}. `ferry fsck` says which file that is. Restore or remove that file, then {again}, with --restart"
         ),
+        CopyError::NotEmpty(VolumeError::Exists { label }) => format!(
+            "{other}: there is a FerryFS volume here already ({label}), which is left alone: choose another place"
+        ),
         CopyError::TooSmall { .. } | CopyError::NotEmpty(_) => {
-            format!("{other}: {error}, and is left alone: choose another place")
+            format!("{other}: {error}. It is left alone: choose another place")
         }
         CopyError::OtherState => {
             format!("{other}: {error}, and is left alone: `ferry copy --restart` begins it anew")
