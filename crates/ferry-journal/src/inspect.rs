@@ -136,7 +136,7 @@ pub fn log_extents(
     let mut end = Point { seq: start.seq, position: start.position, id: start.id };
     while let Some(record) = reader.record(end)? {
         for extent in &record.body.extents {
-            visit(extent.offset..extent.offset + u64::from(extent.len));
+            visit(extent.offset..extent.offset.saturating_add(extent.len.into()));
         }
         end = record.end;
     }

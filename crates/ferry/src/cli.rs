@@ -626,7 +626,7 @@ pub struct CopyArgs {
     /// A copy in a store: whether objects are compressed [default: zstd]
     #[arg(long, value_name = "HOW")]
     pub compress: Option<Compress>,
-    /// A copy in a store: encrypt it. Without this it is not encrypted, whatever the volume is
+    /// A copy in a store: encrypt it. A copy of an encrypted volume has to be, unless it is a file
     #[arg(long)]
     pub encrypt: bool,
     /// The passphrase of the copy is in this file [default: asked for]

@@ -49,6 +49,7 @@ pub fn run(args: &CopyArgs) -> Result<(), CliError> {
     refuse(args)?;
     let (env, stop) = (Env::real(), stop_on_signals()?);
     let begun = env.clock.monotonic();
+    keep_secret(args, &env)?;
     let source = open_source_when_free(&args.volume, &env);
     let source = source.map_err(|error| source_refused(&args.volume, &error))?;
     let failed = |error: VolumeError| CliError::Failed(format!("{}: {error}", args.volume));
@@ -114,6 +115,22 @@ fn refuse(args: &CopyArgs) -> Result<(), CliError> {
         ))),
         false => Ok(()),
     }
+}
+
+/// What is encrypted comes into another store only encrypted. A file cannot be.
+fn keep_secret(args: &CopyArgs, env: &Env) -> Result<(), CliError> {
+    let CopyArgs { volume, other, encrypt, .. } = args;
+    let Some(url) = volume.store().filter(|_| !encrypt) else { return Ok(()) };
+    if !is_encrypted(url, env).map_err(|error| explain(volume, &error.into()))? {
+        return Ok(());
+    }
+    if let Location::Store(_) = other {
+        return Err(CliError::Usage(format!(
+            "{volume}: it is encrypted, so a copy in a store is to be, too: give --encrypt"
+        )));
+    }
+    tracing::warn!("{other} is not encrypted, as {volume} is: it can be read without a passphrase");
+    Ok(())
 }
 
 fn source_refused(volume: &Location, error: &OpenError) -> CliError {

@@ -113,6 +113,8 @@ fn begin_of(
         None => match read_superblock(to) {
             Ok(sb) => Err(CopyError::NotEmpty(VolumeError::Exists { label: sb.name() })),
             Err(VolumeError::Empty) => Ok(Begin::Anew),
+            // A mark is left, and the device was used for something else since.
+            Err(VolumeError::Unfinished) => Err(CopyError::NotEmpty(VolumeError::Foreign)),
             Err(error) => Err(CopyError::NotEmpty(error)),
         },
     }

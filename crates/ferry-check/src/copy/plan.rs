@@ -72,11 +72,12 @@ impl Plan {
 fn named_by_log(inspector: &Inspector) -> Result<Vec<Range<u64>>, CopyError> {
     let geometry = inspector.superblock().geometry();
     let start = log_start(inspector.device(), &geometry)?;
-    let size = inspector.superblock().size;
+    let segments = geometry.segments_offset..inspector.superblock().size - BLOCK;
     let mut named: BTreeMap<u64, Range<u64>> = BTreeMap::new();
     log_extents(inspector.device(), &geometry, &start, &mut |extent| {
-        let begin = extent.start / BLOCK * BLOCK;
-        let end = extent.end.next_multiple_of(BLOCK).min(size);
+        // A volume of a stranger may name anything: nothing but segments is read.
+        let begin = (extent.start.min(segments.end) / BLOCK * BLOCK).max(segments.start);
+        let end = extent.end.min(segments.end).next_multiple_of(BLOCK).max(begin);
         let range = named.entry(begin / geometry.segment_len).or_insert(begin..end);
         *range = range.start.min(begin)..range.end.max(end);
     })?;

@@ -196,3 +196,25 @@ fn a_full_target_ends_a_copy_which_goes_on_when_there_is_room() {
     assert!(copied.bytes < total && copied.bytes + (room + (1 << 20)) >= total, "{copied:?}");
     assert!(view(&to) == view(&from) && is_clean(&to));
 }
+
+#[test]
+fn a_mark_that_is_left_on_a_device_with_other_data_lets_no_copy_begin() {
+    let (from, to) = (volume(), empty(VOLUME_BYTES));
+    let stopped = copy(&from, &to, small(), &env(), &mut |_| ControlFlow::Break(()));
+    assert!(matches!(stopped, Err(CopyError::Stopped)));
+    let mut other = AlignedBuf::zeroed(BLOCK_SIZE);
+    other.fill(7);
+    to.write(0, &other).unwrap();
+    let all = |dev: &Arc<dyn BlockDevice>| {
+        let mut bytes = AlignedBuf::zeroed(VOLUME_BYTES as usize);
+        dev.read(0, &mut bytes).unwrap();
+        bytes.to_vec()
+    };
+    let before = all(&to);
+    for restart in [false, true] {
+        let options = CopyOptions { restart, ..small() };
+        let refused = copy(&from, &to, options, &env(), &mut |_| ControlFlow::Continue(()));
+        assert!(matches!(refused, Err(CopyError::NotEmpty(VolumeError::Foreign))));
+    }
+    assert!(all(&to) == before);
+}

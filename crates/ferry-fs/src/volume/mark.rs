@@ -72,6 +72,11 @@ impl CopyMark {
         block
     }
 
+    /// Whether a block that need not be whole begins as a mark.
+    pub(super) fn begins(block: &[u8]) -> bool {
+        block[..8] == MAGIC
+    }
+
     /// The mark in a block; `None`: there is none, or it is damaged.
     pub(super) fn decode(block: &[u8]) -> Option<Self> {
         let u32_at = |at: usize| {

@@ -96,6 +96,11 @@ pub(super) enum Bad {
     Unfinished,
 }
 
+/// Whether a block that need not be whole begins as the superblock of this volume.
+pub(super) fn superblock_begins(block: &[u8], volume_id: [u8; 16]) -> bool {
+    block[..8] == MAGIC && block[32..48] == volume_id
+}
+
 impl Superblock {
     /// Where the journal and the segments are.
     pub fn geometry(&self) -> Geometry {

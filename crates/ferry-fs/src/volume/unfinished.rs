@@ -2,7 +2,7 @@
 //! them.
 
 use crate::volume::mark::{CopyMark, SECTOR};
-use crate::volume::superblock::{SUPERBLOCK_OFFSETS, Superblock};
+use crate::volume::superblock::{Bad, SUPERBLOCK_OFFSETS, Superblock, superblock_begins};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use std::io;
 
@@ -14,20 +14,34 @@ impl Superblock {
 }
 
 /// The mark of a copy that has not ended, if there is one on the device: the one that is further.
+/// `None` also if the other place of a mark has what no copy leaves there: the device was used for
+/// something else since.
 pub fn read_copy_mark(dev: &dyn BlockDevice) -> io::Result<Option<CopyMark>> {
-    let mut furthest: Option<CopyMark> = None;
-    for offset in SUPERBLOCK_OFFSETS {
-        if offset + BLOCK_SIZE as u64 > dev.capacity() {
-            break;
-        }
-        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
-        dev.read(offset, &mut block)?;
-        let further = |mark: &CopyMark| furthest.as_ref().is_none_or(|old| old.done < mark.done);
-        if let Some(mark) = CopyMark::decode(&block).filter(further) {
-            furthest = Some(mark);
-        }
+    if SUPERBLOCK_OFFSETS.iter().any(|offset| offset + BLOCK_SIZE as u64 > dev.capacity()) {
+        return Ok(None);
     }
-    Ok(furthest)
+    let read = |offset| {
+        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+        dev.read(offset, &mut block).map(|()| block)
+    };
+    let [first, second] = SUPERBLOCK_OFFSETS;
+    let (first, second) = (read(first)?, read(second)?);
+    Ok(match (CopyMark::decode(&first), CopyMark::decode(&second)) {
+        (Some(one), Some(other)) => Some(if one.done < other.done { other } else { one }),
+        (Some(mark), None) => Some(mark).filter(|mark| may_be_beside(mark, &second)),
+        (None, Some(mark)) => Some(mark).filter(|mark| may_be_beside(mark, &first)),
+        (None, None) => None,
+    })
+}
+
+/// Whether a copy with this mark may have left this block at the other place: zeros from before its
+/// first mark, a mark or its superblock, which may be torn.
+fn may_be_beside(mark: &CopyMark, block: &[u8]) -> bool {
+    match Superblock::decode(block) {
+        Ok(sb) => sb.crc() == mark.state.superblock_crc,
+        Err(Bad::Zeros) => true,
+        Err(_) => CopyMark::begins(block) || superblock_begins(block, mark.state.volume_id),
+    }
 }
 
 /// Writes the mark and makes it durable. What it says is done must be durable before.
@@ -92,13 +106,15 @@ mod tests {
     fn a_copy_with_one_mark_is_no_volume_though_the_other_superblocks_are_whole() {
         let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(64 << 20));
         let sb = mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
+        let mut mark = mark(9);
+        mark.state.superblock_crc = sb.crc();
         for offset in SUPERBLOCK_OFFSETS {
-            end_copy(&*dev, &sb, &mark(9)).unwrap();
+            end_copy(&*dev, &sb, &mark).unwrap();
             assert_eq!(read_superblock(&dev).unwrap(), sb);
-            dev.write(offset, &mark(9).encode()).unwrap();
+            dev.write(offset, &mark.encode()).unwrap();
             assert!(matches!(read_superblock(&dev), Err(VolumeError::Unfinished)));
             assert!(matches!(find_superblock(&dev), Err(VolumeError::Unfinished)));
-            assert_eq!(read_copy_mark(&*dev).unwrap(), Some(mark(9)));
+            assert_eq!(read_copy_mark(&*dev).unwrap(), Some(mark.clone()));
         }
         let again = mkfs(&dev, &MkfsOptions::default(), &Env::real());
         assert!(matches!(again, Err(VolumeError::Unfinished)));
@@ -111,5 +127,30 @@ mod tests {
         write_copy_mark(&dev, &mark(1)).unwrap();
         dev.write(SUPERBLOCK_OFFSETS[0], &mark(2).encode()).unwrap();
         assert_eq!(read_copy_mark(&dev).unwrap(), Some(mark(2)));
+    }
+
+    #[test]
+    fn a_mark_beside_what_no_copy_leaves_does_not_count() {
+        let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(64 << 20));
+        let mut noise = AlignedBuf::zeroed(BLOCK_SIZE);
+        noise.fill(7);
+        let other = mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
+        for (place, beside) in
+            [(0, 1), (1, 0)].map(|(a, b)| (SUPERBLOCK_OFFSETS[a], SUPERBLOCK_OFFSETS[b]))
+        {
+            dev.write(place, &mark(9).encode()).unwrap();
+            for block in [&noise, &other.encode()] {
+                dev.write(beside, block).unwrap();
+                assert_eq!(read_copy_mark(&*dev).unwrap(), None);
+                assert!(matches!(read_superblock(&dev), Err(VolumeError::Unfinished)));
+            }
+            dev.write(beside, &AlignedBuf::zeroed(BLOCK_SIZE)).unwrap();
+            assert_eq!(read_copy_mark(&*dev).unwrap(), Some(mark(9)));
+            let mut own = mark(9);
+            own.state.superblock_crc = other.crc();
+            dev.write(place, &own.encode()).unwrap();
+            dev.write(beside, &other.encode()).unwrap();
+            assert_eq!(read_copy_mark(&*dev).unwrap(), Some(own));
+        }
     }
 }

@@ -233,7 +233,7 @@ fn encrypted_volumes_are_copied_and_a_copy_has_a_passphrase_of_its_own() {
     fs::write(store.at("first/hidden"), &text).expect("a file");
     unmount(&store, "first");
 
-    fails(&store.ferry(&["copy", &url, &to]), 1, &["encrypted", "--passphrase-file"]);
+    fails(&store.ferry(&["copy", &url, &to]), 2, &["it is encrypted", "--encrypt"]);
     let copy = |words: &[&str]| store.ferry(&[&["copy", &url, &to, "--encrypt"], words].concat());
     let own = ["--compress", "off", "--new-passphrase-file", "new", "--passphrase-file"];
     fails(&copy(&[&own[..], &["new"]].concat()), 1, &["not the passphrase of the volume"]);
