@@ -135,10 +135,10 @@ mod tests {
         let mut noise = AlignedBuf::zeroed(BLOCK_SIZE);
         noise.fill(7);
         let other = mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
-        for (place, beside) in
+        for (marked, beside) in
             [(0, 1), (1, 0)].map(|(a, b)| (SUPERBLOCK_OFFSETS[a], SUPERBLOCK_OFFSETS[b]))
         {
-            dev.write(place, &mark(9).encode()).unwrap();
+            dev.write(marked, &mark(9).encode()).unwrap();
             for block in [&noise, &other.encode()] {
                 dev.write(beside, block).unwrap();
                 assert_eq!(read_copy_mark(&*dev).unwrap(), None);
@@ -148,7 +148,7 @@ mod tests {
             assert_eq!(read_copy_mark(&*dev).unwrap(), Some(mark(9)));
             let mut own = mark(9);
             own.state.superblock_crc = other.crc();
-            dev.write(place, &own.encode()).unwrap();
+            dev.write(marked, &own.encode()).unwrap();
             dev.write(beside, &other.encode()).unwrap();
             assert_eq!(read_copy_mark(&*dev).unwrap(), Some(own));
         }
