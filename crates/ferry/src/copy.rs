@@ -71,8 +71,14 @@ pub fn run(args: &CopyArgs) -> Result<(), CliError> {
         return copied.map(drop);
     }
     let closed = opened.close();
-    let Copied { bytes, bytes_total } = copied?;
+    let Copied { bytes, bytes_total, zeroed } = copied?;
     closed.map_err(|error| explain(&args.other, &error.into()))?;
+    if zeroed > 0 {
+        tracing::warn!(
+            "{}: {zeroed} blocks that no file uses cannot be read: the copy has zeros there",
+            args.volume
+        );
+    }
     let time = env.clock.monotonic().saturating_sub(begun);
     let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let other = &args.other;
@@ -191,7 +197,7 @@ fn open_store(
     env: &Env,
 ) -> Result<Target, CliError> {
     let other = &args.other;
-    let failed = |error: ObjectError| explain(other, &error.into());
+    let failed = |error: ObjectError| target_refused(other, error);
     let encryption = match args.encrypt {
         true => {
             passphrase::protect_memory();
@@ -209,6 +215,14 @@ fn open_store(
                 tracing::warn!("{url}: {warning}");
             }
             device.tick_by_itself();
+            if !is_new {
+                // Its first object was there, with the options that it was begun with.
+                let refused = refuse_other_options(args, url, env);
+                if let Err(error) = refused {
+                    drop(Opened::in_store(device).close());
+                    return Err(error);
+                }
+            }
             (device, if is_new { New::Store(url.clone()) } else { New::Nothing })
         }
         Err(ObjectError::VolumeExists) => {
@@ -229,6 +243,19 @@ fn open_store(
         Err(error) => return Err(failed(error)),
     };
     Ok(Target { opened: Opened::in_store(device), new })
+}
+
+/// Why there cannot be a copy in a store. Nobody is to take a store from a copy that runs.
+fn target_refused(other: &Location, error: ObjectError) -> CliError {
+    CliError::Failed(match error {
+        ObjectError::NoStore(_) => {
+            format!("{error}: make its parent, or mount the disk that it is on")
+        }
+        ObjectError::InUse { owner, since, .. } => format!(
+            "{other}: in use by {owner}, since {since}: wait until that has ended, or choose another place"
+        ),
+        error => return explain(other, &error.into()),
+    })
 }
 
 fn compression(wanted: Compress) -> Compression {
@@ -285,7 +312,11 @@ fn copy_with_bar(
     bar.finish_and_clear();
     copied.map_err(|error| {
         // Why a device failed says more than that it did.
-        let failure = target.store().and_then(|store| store.failure());
+        let device = match error {
+            CopyError::Target { .. } => target,
+            _ => source,
+        };
+        let failure = device.store().and_then(|store| store.failure());
         copy_failed(args, error, failure)
     })
 }
@@ -294,19 +325,45 @@ fn copy_with_bar(
 fn copy_failed(args: &CopyArgs, error: CopyError, failure: Option<ObjectError>) -> CliError {
     let CopyArgs { volume, other, .. } = args;
     let again = "run `ferry copy` again to go on";
+    let is_snapshot = matches!(volume, Location::Snapshot(..));
     CliError::Failed(match error {
         CopyError::Source(_) => format!("{volume}: {error}"),
-        CopyError::SourceDamaged { .. } => {
-            format!("{volume}: {error}: run `ferry fsck --repair` first")
+        CopyError::SourceDamaged { .. } if is_snapshot => format!(
+            "{volume}: {error}. A snapshot cannot be repaired: copy another one, or its files from a mount of it"
+        ),
+        CopyError::SourceDamaged { .. } => format!(
+            "{volume}: {error}. Save what it lies on first, as with ddrescue, or its files from a mount with -o ro; then run \
+             `ferry fsck --repair`, and copy it then"
+        ),
+        CopyError::SourceRead { .. } | CopyError::SourceUnread { .. }
+            if volume.name_in_store().is_some() =>
+        {
+            let why = failure.map_or_else(
+                || format!("{volume}: {error}"),
+                |failure| explain(volume, &failure.into()).to_string(),
+            );
+            format!(
+                "{why}. If the snapshot was deleted, or the volume used meanwhile, make a new snapshot, and copy that with --restart; \
+                 if its store did not answer, {again}"
+            )
         }
-        CopyError::SourceRead { .. } if volume.store().is_some() => {
-            format!("{volume}: {error}; {again}")
-        }
+        CopyError::SourceUnread { .. } => format!(
+            "{volume}: {error}. No file has its data there. Save what it lies on, as with ddrescue, or its files from a mount with -o ro"
+        ),
+        CopyError::SourceRead { .. } | CopyError::SourceData { .. } if is_snapshot => format!(
+            "{volume}: {error}. `ferry fsck` says which file that is. A snapshot cannot be repaired: copy another one, or its other files \
+             from a mount of it"
+        ),
         CopyError::SourceRead { .. } | CopyError::SourceData { .. } => format!(
-            "{volume}: {error}. `ferry fsck` says which file that is. Restore or remove that file, then {again}, with --restart"
+            "{volume}: {error}. `ferry fsck` says which file that is. Save the other files first, from a mount with -o ro. Then restore \
+             or remove that file, and {again}, with --restart"
         ),
         CopyError::NotEmpty(VolumeError::Exists { label }) => format!(
             "{other}: there is a FerryFS volume here already ({label}), which is left alone: choose another place"
+        ),
+        CopyError::TooSmall { .. } if matches!(other, Location::Store(_)) => format!(
+            "{other}: {error}: what is here was begun with another size, by a copy or `ferry mkfs` that did not end. Remove its store, \
+             or choose another place"
         ),
         CopyError::TooSmall { .. } | CopyError::NotEmpty(_) => {
             format!("{other}: {error}. It is left alone: choose another place")

@@ -10,7 +10,8 @@
 //! * COPY-3: A mark says what is done only after a flush of that.
 //! * COPY-4: A copy goes on only where the source is in the state that the mark names.
 //! * COPY-5: Data is held against its checksums as it is read (`sums`). The metadata of the copy is
-//!   checked, and its log must end where the source's ends, before it becomes a volume.
+//!   checked, and its log must end where the source's ends, before it becomes a volume. The data of
+//!   a copy that went on is read, too.
 //!
 //! The source is only read.
 
@@ -23,8 +24,9 @@ mod types;
 
 use crate::fsck::{FsckOptions, Report, check_copied, fsck};
 use crate::inspect::Inspector;
-use ferry_device::BlockDevice;
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_env::Env;
+use ferry_fs::keys::BLOCK;
 use ferry_fs::volume::{
     CopyMark, SourceState, Superblock, VolumeError, end_copy, read_copy_mark, read_superblock,
     write_copy_mark,
@@ -58,29 +60,37 @@ pub fn copy(
     }
     let inspector = Inspector::open(from, env).map_err(CopyError::Source)?;
     let plan = Plan::new(&inspector)?;
-    if begins == Begin::Anew {
+    if let Begin::Anew { after } = begins {
         write_copy_mark(&**to, &CopyMark { state: state.clone(), done: 0 })
             .map_err(target("write the mark of the copy"))?;
         // What an earlier copy left in free segments could be taken for data by a repair.
-        to.discard(sb.segments_offset, sb.size - sb.segments_offset)
+        let end = if after { to.capacity() / BLOCK * BLOCK } else { sb.size };
+        to.discard(sb.segments_offset, end - sb.segments_offset)
             .map_err(target("discard the old contents"))?;
+        if after {
+            // A larger volume may have its last superblock there.
+            let zeros = AlignedBuf::zeroed(BLOCK_SIZE);
+            to.write(end - BLOCK, &zeros).map_err(target("write over the old contents"))?;
+        }
     }
     for range in plan.fixed() {
         to.allocate(range.start, range.end - range.start)
             .map_err(target("take space from the host"))?;
     }
     let done = match begins {
-        Begin::Anew => 0,
+        Begin::Anew { .. } => 0,
         Begin::At(done) => done,
     };
     let mark = CopyMark { state: state.clone(), done };
-    let bytes = transfer(&inspector, to, &plan, mark, options, &mut *tell)?;
+    let (bytes, zeroed) = transfer(&inspector, to, &plan, mark, options, &mut *tell)?;
     go_on(&plan, &mut *tell)?;
-    verify(to, &sb, &state, env)?;
+    // What an earlier attempt wrote may have changed since.
+    let verify_data = done > 0;
+    verify(to, &sb, &state, verify_data, env)?;
     go_on(&plan, &mut *tell)?;
     let mark = CopyMark { state, done: sb.size };
     end_copy(&**to, &sb, &mark).map_err(target("write the superblock"))?;
-    Ok(Copied { bytes, bytes_total: plan.bytes() })
+    Ok(Copied { bytes, bytes_total: plan.bytes(), zeroed })
 }
 
 /// Everything was copied: whether to go on.
@@ -94,8 +104,8 @@ fn go_on(plan: &Plan, tell: Tell<'_>) -> Result<(), CopyError> {
 /// Where a copy begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Begin {
-    /// Nothing is there, or nothing that counts.
-    Anew,
+    /// Nothing is there, or nothing that counts: `after` a copy that has not ended.
+    Anew { after: bool },
     /// What lies before this byte of the device was copied.
     At(u64),
 }
@@ -107,12 +117,12 @@ fn begin_of(
     restart: bool,
 ) -> Result<Begin, CopyError> {
     match read_copy_mark(&**to).map_err(target("read the device"))? {
-        Some(_) if restart => Ok(Begin::Anew),
+        Some(_) if restart => Ok(Begin::Anew { after: true }),
         Some(mark) if mark.state == *state => Ok(Begin::At(mark.done)),
         Some(_) => Err(CopyError::OtherState),
         None => match read_superblock(to) {
             Ok(sb) => Err(CopyError::NotEmpty(VolumeError::Exists { label: sb.name() })),
-            Err(VolumeError::Empty) => Ok(Begin::Anew),
+            Err(VolumeError::Empty) => Ok(Begin::Anew { after: false }),
             // A mark is left, and the device was used for something else since.
             Err(VolumeError::Unfinished) => Err(CopyError::NotEmpty(VolumeError::Foreign)),
             Err(error) => Err(CopyError::NotEmpty(error)),
@@ -142,6 +152,7 @@ fn verify(
     to: &Arc<dyn BlockDevice>,
     sb: &Superblock,
     state: &SourceState,
+    verify_data: bool,
     env: &Env,
 ) -> Result<(), CopyError> {
     let damaged = |what: String| CopyError::TargetDamaged { what };
@@ -149,7 +160,8 @@ fn verify(
     if found != *state {
         return Err(damaged("its log does not end where the log of the volume ends".into()));
     }
-    let report = check_copied(to, sb, env).map_err(|error| damaged(error.to_string()))?;
+    let report =
+        check_copied(to, sb, verify_data, env).map_err(|error| damaged(error.to_string()))?;
     first_finding(&report).map_or(Ok(()), |first| Err(damaged(first)))
 }
 

@@ -3,7 +3,7 @@
 use super::types::CopyError;
 use crate::inspect::{Inspector, SegmentUse};
 use ferry_fs::keys::BLOCK;
-use ferry_journal::inspect::{log_extents, log_start};
+use ferry_journal::inspect::{log_end, log_extents, log_start};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -12,6 +12,10 @@ pub(super) struct Plan {
     ranges: Vec<Range<u64>>,
     /// What is written over in place, and must never want space.
     fixed: Vec<Range<u64>>,
+    /// The log and the segments with data: what of them no file uses may be zeros in a copy, ...
+    spare: Vec<Range<u64>>,
+    /// ... but not these: recovery reads them.
+    recovered: Vec<Range<u64>>,
     bytes: u64,
 }
 
@@ -23,7 +27,7 @@ impl Plan {
         let maps = geometry.home_map_offsets.map(|offset| offset..offset + geometry.home_map_len);
         let mut ranges = vec![log.clone()];
         ranges.extend(maps);
-        let mut fixed = vec![log];
+        let (mut fixed, mut spare) = (vec![log.clone()], vec![log]);
         inspector.segments(&mut |segment| {
             let filled = match segment.used {
                 SegmentUse::Free => return true,
@@ -33,16 +37,20 @@ impl Plan {
                 SegmentUse::Home | SegmentUse::Unknown => geometry.segment_len,
             };
             let range = segment.offset..segment.offset + filled;
-            if segment.used == SegmentUse::Home {
-                fixed.push(range.clone());
+            match segment.used {
+                SegmentUse::Home => fixed.push(range.clone()),
+                SegmentUse::Data(_) => spare.push(range.clone()),
+                SegmentUse::Free | SegmentUse::Unknown => {}
             }
             ranges.push(range);
             true
         })?;
-        ranges.extend(named_by_log(inspector)?);
+        let named = named_by_log(inspector)?;
+        ranges.extend(named.iter().cloned());
         let ranges = merged(ranges);
+        let recovered = merged([named, used_log(inspector)?].concat());
         let bytes = ranges.iter().map(|range| range.end - range.start).sum();
-        Ok(Self { ranges, fixed: merged(fixed), bytes })
+        Ok(Self { ranges, fixed: merged(fixed), spare: merged(spare), recovered, bytes })
     }
 
     /// What is to be copied, ascending.
@@ -55,6 +63,15 @@ impl Plan {
         &self.fixed
     }
 
+    /// Whether nothing but a file could need the block at this byte of the device.
+    pub(super) fn is_spare(&self, offset: u64) -> bool {
+        let within = |ranges: &[Range<u64>]| {
+            let at = ranges.partition_point(|range| range.end <= offset);
+            ranges.get(at).is_some_and(|range| range.contains(&offset))
+        };
+        within(&self.spare) && !within(&self.recovered)
+    }
+
     /// Bytes of all ranges.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
@@ -65,6 +82,23 @@ impl Plan {
         let before = |range: &Range<u64>| range.end.min(end).saturating_sub(range.start);
         self.ranges.iter().map(before).sum()
     }
+}
+
+/// The part of the log that recovery reads.
+fn used_log(inspector: &Inspector) -> Result<Vec<Range<u64>>, CopyError> {
+    let geometry = inspector.superblock().geometry();
+    let start = log_start(inspector.device(), &geometry)?;
+    let end = log_end(inspector.device(), &geometry, &start)?;
+    let (offset, blocks) = (geometry.log_offset, geometry.log_len / BLOCK);
+    let block = |position: u64| offset + position % blocks * BLOCK;
+    let (first, behind) = (block(start.position), block(end.position));
+    let whole = offset..offset + geometry.log_len;
+    Ok(match end.position - start.position {
+        0 => Vec::new(),
+        used if used >= blocks => std::iter::once(whole).collect(),
+        _ if first < behind => std::iter::once(first..behind).collect(),
+        _ => vec![first..whole.end, whole.start..behind],
+    })
 }
 
 /// What contexts in the log name, as one range for each segment's length of the device. A later
@@ -112,8 +146,16 @@ mod tests {
 
     #[test]
     fn bytes_before_a_point_count_parts_of_ranges() {
-        let plan = Plan { ranges: vec![10..20, 30..40], fixed: Vec::new(), bytes: 20 };
+        let plan = Plan {
+            ranges: vec![10..20, 30..40],
+            fixed: Vec::new(),
+            spare: vec![10..20],
+            recovered: vec![12..14],
+            bytes: 20,
+        };
         let before = [0, 10, 15, 25, 31, 99].map(|end| plan.bytes_before(end));
         assert_eq!(before, [0, 0, 5, 10, 11, 20]);
+        let spare = [9, 10, 11, 12, 14, 19, 20, 30].map(|at| plan.is_spare(at));
+        assert_eq!(spare, [false, true, true, false, true, true, false, false]);
     }
 }

@@ -6,6 +6,7 @@ use ferry_fs::keys::{self, BLOCK, Extent, Key};
 use ferry_journal::JournalError;
 use std::ops::Range;
 
+use super::plan::Plan;
 use super::types::CopyError;
 
 /// The checksums of the blocks of one window.
@@ -56,13 +57,16 @@ impl Sums {
     }
 
     /// Reads a chunk of the device. A block of it that is not what was written is looked for on the
-    /// other copies that the device has.
+    /// other copies that the device has. One that nothing needs becomes zeros if it cannot be read:
+    /// returns how many.
     pub(super) fn read(
         &self,
         device: &dyn BlockDevice,
+        plan: &Plan,
         offset: u64,
         buf: &mut AlignedBuf,
-    ) -> Result<(), CopyError> {
+    ) -> Result<u64, CopyError> {
+        let mut zeroed = 0;
         let whole = device.read(offset, buf).is_ok();
         let mut one = AlignedBuf::zeroed(BLOCK as usize);
         for (i, block) in (0..).zip(buf.chunks_exact_mut(BLOCK as usize)) {
@@ -77,12 +81,18 @@ impl Sums {
                 || (crc.is_some() && device.read_matching(at, &mut one, &wanted));
             if !good {
                 return Err(match read {
+                    Err(_) if crc.is_none() && plan.is_spare(at) => {
+                        block.fill(0);
+                        zeroed += 1;
+                        continue;
+                    }
+                    Err(source) if crc.is_none() => CopyError::SourceUnread { offset: at, source },
                     Err(source) => CopyError::SourceRead { offset: at, source },
                     Ok(()) => CopyError::SourceData { offset: at },
                 });
             }
             block.copy_from_slice(&one);
         }
-        Ok(())
+        Ok(zeroed)
     }
 }

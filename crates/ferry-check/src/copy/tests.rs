@@ -3,9 +3,9 @@
 
 use super::*;
 use crate::testing::{make_dir, make_file, mount};
-use ferry_device::{AlignedBuf, BLOCK_SIZE, HookedDevice, MemDevice, Op};
+use ferry_device::{HookedDevice, MemDevice, Op};
 use ferry_fs::api::{Filesystem, ROOT};
-use ferry_fs::keys::{self, BLOCK, Extent, Key};
+use ferry_fs::keys::{self, Extent, Key};
 use ferry_fs::volume::{MkfsOptions, mkfs};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -217,4 +217,71 @@ fn a_mark_that_is_left_on_a_device_with_other_data_lets_no_copy_begin() {
         assert!(matches!(refused, Err(CopyError::NotEmpty(VolumeError::Foreign))));
     }
     assert!(all(&to) == before);
+}
+
+#[test]
+fn blocks_that_nothing_needs_and_that_cannot_be_read_are_zeros_in_the_copy() {
+    let from = volume();
+    let sb = read_superblock(&from).unwrap();
+    let geometry = sb.geometry();
+    let end = log_end(&from, &geometry, &log_start(&from, &geometry).unwrap()).unwrap();
+    // In the log behind where it ends.
+    let unused = geometry.log_offset
+        + (end.offset - geometry.log_offset + geometry.log_len / 2) % geometry.log_len;
+    let hooked = Arc::new(HookedDevice::new(from.clone()));
+    hooked.set_unreadable([unused]);
+    let unreadable: Arc<dyn BlockDevice> = hooked.clone();
+    let to = empty(VOLUME_BYTES);
+    assert_eq!(copied(&unreadable, &to).unwrap().zeroed, 1);
+    assert!(view(&to) == view(&from) && is_clean(&to));
+    // A segment of the home store.
+    let mut home = None;
+    let inspector = Inspector::open(&from, &env()).unwrap();
+    let seen = inspector.segments(&mut |segment| {
+        if segment.used == crate::inspect::SegmentUse::Home {
+            home = Some(segment.offset + geometry.segment_len - BLOCK);
+        }
+        true
+    });
+    seen.unwrap();
+    hooked.set_unreadable([home.unwrap()]);
+    let failed = copied(&unreadable, &empty(VOLUME_BYTES));
+    assert!(matches!(failed, Err(CopyError::SourceUnread { offset, .. }) if Some(offset) == home));
+}
+
+#[test]
+fn a_copy_that_goes_on_finds_that_what_it_had_was_changed() {
+    let (from, to) = (volume(), empty(VOLUME_BYTES));
+    let stop_late = |told: Copying| match told.bytes < told.bytes_total {
+        true => ControlFlow::Continue(()),
+        false => ControlFlow::Break(()),
+    };
+    let stopped = copy(&from, &to, small(), &env(), &mut { stop_late });
+    assert!(matches!(stopped, Err(CopyError::Stopped)));
+    let offset = data_block(&from) * BLOCK;
+    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+    to.read(offset, &mut block).unwrap();
+    block[9] ^= 1;
+    to.write(offset, &block).unwrap();
+    assert!(matches!(copied(&from, &to), Err(CopyError::TargetDamaged { .. })));
+    assert!(matches!(read_superblock(&to), Err(VolumeError::Unfinished)));
+}
+
+#[test]
+fn a_copy_that_begins_anew_leaves_nothing_of_a_larger_one() {
+    let (from, to) = (volume(), empty(VOLUME_BYTES * 2));
+    let stopped = copy(&from, &to, small(), &env(), &mut |_| ControlFlow::Break(()));
+    assert!(matches!(stopped, Err(CopyError::Stopped)));
+    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+    block.fill(7);
+    for offset in [VOLUME_BYTES, VOLUME_BYTES * 2 - BLOCK] {
+        to.write(offset, &block).unwrap();
+    }
+    let options = CopyOptions { restart: true, ..small() };
+    copy(&from, &to, options, &env(), &mut |_| ControlFlow::Continue(())).unwrap();
+    for offset in [VOLUME_BYTES, VOLUME_BYTES * 2 - BLOCK] {
+        to.read(offset, &mut block).unwrap();
+        assert!(block.iter().all(|byte| *byte == 0));
+    }
+    assert!(view(&to) == view(&from));
 }

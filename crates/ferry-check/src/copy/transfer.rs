@@ -8,15 +8,18 @@ use ferry_device::{AlignedBuf, BlockDevice};
 use ferry_fs::volume::{CopyMark, write_copy_mark};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
 /// Threads, and so chunks in memory.
 const THREADS: usize = 8;
 
+/// Reads the source from this byte on.
+type Read<'r> = &'r (dyn Fn(u64, &mut AlignedBuf) -> Result<(), CopyError> + Sync);
+
 /// Copies what the plan has behind what the mark says is done, all of it durably. Returns how many
-/// bytes that was.
+/// bytes that was, and how many blocks of them nothing needs, and are zeros instead.
 pub(super) fn transfer(
     inspector: &Inspector,
     to: &Arc<dyn BlockDevice>,
@@ -24,7 +27,8 @@ pub(super) fn transfer(
     mut mark: CopyMark,
     options: CopyOptions,
     tell: Tell<'_>,
-) -> Result<u64, CopyError> {
+) -> Result<(u64, u64), CopyError> {
+    let zeroed = AtomicU64::new(0);
     let before = plan.bytes_before(mark.done);
     let mut sums: Option<Sums> = None;
     while let Some(next) = next_byte(plan, mark.done) {
@@ -38,8 +42,13 @@ pub(super) fn transfer(
         let told = plan.bytes_before(next);
         let mut progress =
             |bytes: u64| tell(Copying { bytes: told + bytes, bytes_total: plan.bytes() });
-        let (outcome, whole) =
-            run(&window, &**inspector.device(), &**to, &chunks, options.chunk_bytes, &mut progress);
+        let device = &**inspector.device();
+        let read = |offset: u64, buf: &mut AlignedBuf| {
+            let zeros = window.read(device, plan, offset, buf)?;
+            zeroed.fetch_add(zeros, Ordering::Relaxed);
+            Ok(())
+        };
+        let (outcome, whole) = run(&read, &**to, &chunks, options.chunk_bytes, &mut progress);
         // What is whole in front of the first failure need not be copied again.
         let reached = chunks.get(whole).map_or(ends, |chunk| chunk.start);
         let marked = if reached > next {
@@ -55,7 +64,7 @@ pub(super) fn transfer(
         marked?;
         sums = Some(window);
     }
-    Ok(plan.bytes() - before)
+    Ok((plan.bytes() - before, zeroed.into_inner()))
 }
 
 /// The first byte at or behind `from` that is to be copied.
@@ -84,8 +93,7 @@ fn leg(plan: &Plan, window: Range<u64>, options: CopyOptions) -> Vec<Range<u64>>
 
 /// Copies chunks. Returns how it ended, and how many chunks from the first one on are whole.
 fn run(
-    sums: &Sums,
-    from: &dyn BlockDevice,
+    read: Read<'_>,
     to: &dyn BlockDevice,
     chunks: &[Range<u64>],
     chunk_bytes: u64,
@@ -98,7 +106,7 @@ fn run(
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(chunk) = chunks.get(at) else { return };
-            let result = one(sums, from, to, chunk, &mut buf);
+            let result = one(read, to, chunk, &mut buf);
             if sender.send((at, result)).is_err() {
                 return;
             }
@@ -141,14 +149,13 @@ fn run(
 
 /// Copies one chunk.
 fn one(
-    sums: &Sums,
-    from: &dyn BlockDevice,
+    read: Read<'_>,
     to: &dyn BlockDevice,
     chunk: &Range<u64>,
     buf: &mut AlignedBuf,
 ) -> Result<(), CopyError> {
     // The buffer was made for a whole chunk.
     buf.set_len((chunk.end - chunk.start) as usize);
-    sums.read(from, chunk.start, buf)?;
+    read(chunk.start, buf)?;
     to.write(chunk.start, buf).map_err(target("write the copy"))
 }

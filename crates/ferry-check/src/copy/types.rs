@@ -21,6 +21,8 @@ pub struct Copied {
     pub bytes: u64,
     /// Bytes of the copy.
     pub bytes_total: u64,
+    /// Blocks that this attempt could not read, and that nothing needs: the copy has zeros there.
+    pub zeroed: u64,
 }
 
 /// How a volume is copied.
@@ -61,6 +63,14 @@ pub enum CopyError {
     /// The source's device failed.
     #[error("byte {offset} of the volume cannot be read: {source}")]
     SourceRead {
+        /// Where on the device.
+        offset: u64,
+        /// The device's own error.
+        source: io::Error,
+    },
+    /// The source's device failed where no file has data.
+    #[error("byte {offset} of the volume, in its log or metadata, cannot be read: {source}")]
+    SourceUnread {
         /// Where on the device.
         offset: u64,
         /// The device's own error.

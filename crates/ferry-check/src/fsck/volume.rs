@@ -74,13 +74,15 @@ pub(super) fn check(
     check_contents(dev, sb, options, env, repairs, findings)
 }
 
-/// Checks the metadata of a copy that has no superblocks yet.
+/// Checks the metadata of a copy that has no superblocks yet, and its data if that is wanted.
 pub(crate) fn check_copied(
     dev: &Arc<dyn BlockDevice>,
     sb: &Superblock,
+    verify_data: bool,
     env: &Env,
 ) -> Result<Report, VolumeError> {
-    check_contents(dev, sb, FsckOptions::default(), env, &mut [], Findings::default())
+    let options = FsckOptions { verify_data, ..FsckOptions::default() };
+    check_contents(dev, sb, options, env, &mut [], Findings::default())
 }
 
 /// The check of everything but the superblocks. `findings` are those of before.
