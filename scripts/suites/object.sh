@@ -278,6 +278,27 @@ object_backed_up() {
   rm -r "$mount/backed-up"
 }
 
+# object_copied URL: a volume in a file is copied to a store, killed once, and from there to another file.
+object_copied() {
+  local mount=$scratch/second file=$scratch/copied.ferry again=$scratch/again.ferry to=${1%%\?*}-copy
+  rm -f "$file" "$again"
+  "$ferry" mkfs "$file" --size 1G
+  mount_volume "$file" "$mount"
+  cp -r "$repo/docs" "$mount/docs"
+  head -c 64M /dev/urandom >"$mount/noise"
+  unmount_volume "$mount"
+  timeout -s KILL 0.4 "$ferry" copy "$file" "$to" || true
+  # Unless it had ended.
+  "$ferry" fsck "$to" || "$ferry" copy "$file" "$to"
+  timeout 200 "$ferry" fsck "$to"
+  "$ferry" copy "$to" "$again"
+  mount_volume "$again" "$mount"
+  diff -r "$repo/docs" "$mount/docs"
+  unmount_volume "$mount"
+  timeout 200 "$ferry" fsck "$again"
+  rm "$file" "$again"
+}
+
 # object_snapshots_diff URL: what was removed, moved and changed since the snapshot is told by paths.
 object_snapshots_diff() {
   local mount=$scratch/mnt before=$1@before after=$1@after
@@ -341,6 +362,7 @@ object_owners() {
   check "rolled back" 180 object_mounted "$1" object_rolled_back
   check "cloned" 180 object_mounted "$1" object_cloned
   check "backed up and restored" 180 object_mounted "$1" object_backed_up
+  check "copied" 180 object_copied "$1"
   # FERRY_STOPS=200 FERRY_ONLY=stopped scripts/test object: as often as the bar says, 40 minutes.
   check "stopped and taken over, ${FERRY_STOPS:-3} times" $((60 + 30 * ${FERRY_STOPS:-3})) \
     object_stopped "$1" "${FERRY_STOPS:-3}"

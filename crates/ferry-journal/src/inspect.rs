@@ -12,6 +12,7 @@ use crate::log::ring::LogArea;
 use crate::types::Point;
 use crate::{Geometry, JournalError, Seq};
 use ferry_device::{AlignedBuf, BlockDevice};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Memory for the home store while its state is read, in bytes.
@@ -65,6 +66,8 @@ pub struct LogEnd {
     pub seq: Seq,
     /// Position behind its record.
     pub position: u64,
+    /// Id of that record.
+    pub id: u64,
     /// The same on the device, in bytes.
     pub offset: u64,
     /// Contexts that would be applied.
@@ -112,11 +115,32 @@ pub fn log_end(
     Ok(LogEnd {
         seq: replayed.end.seq,
         position: replayed.end.position,
+        id: replayed.end.id,
         offset: area.offset(replayed.end.position),
         contexts: replayed.contexts,
         records: replayed.records,
         bytes: replayed.bytes,
     })
+}
+
+/// Shows where the data lies, in bytes of the device, that the contexts in the log name, also those
+/// that recovery would cut off: it reads that data to find out where the log ends.
+pub fn log_extents(
+    dev: &Arc<dyn BlockDevice>,
+    geo: &Geometry,
+    start: &LogStart,
+    visit: &mut dyn FnMut(Range<u64>),
+) -> Result<(), JournalError> {
+    let (disk, area) = (Disk::new(dev.clone()), LogArea::new(geo));
+    let mut reader = Reader::new(&disk, &area, start.position);
+    let mut end = Point { seq: start.seq, position: start.position, id: start.id };
+    while let Some(record) = reader.record(end)? {
+        for extent in &record.body.extents {
+            visit(extent.offset..extent.offset.saturating_add(extent.len.into()));
+        }
+        end = record.end;
+    }
+    Ok(())
 }
 
 /// Shows every record whose beginning is in the log, the oldest position first, those that no

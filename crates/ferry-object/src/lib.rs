@@ -93,9 +93,9 @@ pub use local::{LocalStore, Lost, NotTaken};
 pub use local_dir::Tell;
 pub use locks::{DirLocks, Locks};
 pub use open::{
-    Made, NewClone, OnDisk, Opening, backup_source, change_passphrase, has_volume, is_encrypted,
-    lock_files, make_volume, open_backup, open_volume, owner_here, prepare_clone, remove_volume,
-    snapshots_of,
+    Made, NewClone, OnDisk, Opening, backup_source, change_passphrase, compression_of, has_volume,
+    is_encrypted, lock_files, make_volume, open_backup, open_to_copy, open_volume, owner_here,
+    prepare_clone, remove_volume, snapshots_of,
 };
 pub use pins::CloneName;
 pub use prove::prove;

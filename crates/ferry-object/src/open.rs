@@ -4,6 +4,7 @@ use crate::access::{Access, Patience};
 use crate::backup::{BackupError, BackupSource};
 use crate::cache::{CacheOptions, DiskCache};
 use crate::clone::Cloned;
+use crate::codec::Compression;
 use crate::device::{Limits, ObjectDevice};
 use crate::dir::DirStore;
 use crate::error::ObjectError;
@@ -149,6 +150,30 @@ pub fn open_volume(
     on_disk: &OnDisk,
     env: &Env,
 ) -> Result<Arc<ObjectDevice>, ObjectError> {
+    open_with(url, opening, passphrase, on_disk, limits(), env)
+}
+
+/// The same for a copy of the volume, or to one: what the store refuses, as for want of space, is
+/// an error of the device, and is not tried again without end.
+pub fn open_to_copy(
+    url: &StoreUrl,
+    opening: Opening,
+    passphrase: Option<Passphrase>,
+    tell: Option<Tell>,
+    env: &Env,
+) -> Result<Arc<ObjectDevice>, ObjectError> {
+    let on_disk = OnDisk { tell, ..OnDisk::default() };
+    open_with(url, opening, passphrase, &on_disk, Limits { holds: false, ..limits() }, env)
+}
+
+fn open_with(
+    url: &StoreUrl,
+    opening: Opening,
+    passphrase: Option<Passphrase>,
+    on_disk: &OnDisk,
+    limits: Limits,
+    env: &Env,
+) -> Result<Arc<ObjectDevice>, ObjectError> {
     // A wrong passphrase is found before anything is changed.
     let (mut access, volume) = identify(access(url, env)?, passphrase.as_ref())?;
     // A cache that cannot be used is found before the volume is claimed.
@@ -160,12 +185,12 @@ pub fn open_volume(
     let mut local = OwnersLog::default();
     let device = match &opening {
         Opening::Snapshot(name) => {
-            ObjectDevice::snapshot_identified(access, volume, name, limits(), env)?
+            ObjectDevice::snapshot_identified(access, volume, name, limits, env)?
         }
         Opening::Read => {
             let mut claimant = claimant()?;
             locals(&access.store).refuse_unread(&mut claimant)?;
-            ObjectDevice::observe_identified(access, volume, &claimant, limits(), env)?
+            ObjectDevice::observe_identified(access, volume, &claimant, limits, env)?
         }
         Opening::Own { .. } => {
             let mut claimant = claimant()?;
@@ -173,7 +198,7 @@ pub fn open_volume(
             if let Some(layer) = &local.layer {
                 access.store = layer.clone();
             }
-            ObjectDevice::claim_identified(access, volume, &claimant, limits(), env)?
+            ObjectDevice::claim_identified(access, volume, &claimant, limits, env)?
         }
     };
     let layer = local.layer.clone();
@@ -209,6 +234,11 @@ fn access(url: &StoreUrl, env: &Env) -> Result<Access, ObjectError> {
 /// Whether the volume in a store is encrypted.
 pub fn is_encrypted(url: &StoreUrl, env: &Env) -> Result<bool, ObjectError> {
     read_super(&access(url, env)?).map(|volume| volume.info.encrypted)
+}
+
+/// What the owners of the volume in a store compress with.
+pub fn compression_of(url: &StoreUrl, env: &Env) -> Result<Compression, ObjectError> {
+    read_super(&access(url, env)?).map(|volume| volume.info.compression)
 }
 
 /// Changes the passphrase of an encrypted volume, which may be in use. Nothing else is written

@@ -95,7 +95,7 @@ fn next(copy: &Location, to: &StoreUrl) -> String {
 }
 
 /// Refuses a target that is in the source, or the other way round.
-fn refuse_same(from: &StoreUrl, to: &StoreUrl) -> Result<(), CliError> {
+pub fn refuse_same(from: &StoreUrl, to: &StoreUrl) -> Result<(), CliError> {
     let inside = |outer: &StoreUrl, inner: &StoreUrl| match (outer, inner) {
         (StoreUrl::Dir(outer), StoreUrl::Dir(inner)) => {
             resolved(inner).starts_with(resolved(outer))
@@ -120,7 +120,7 @@ fn refuse_same(from: &StoreUrl, to: &StoreUrl) -> Result<(), CliError> {
 }
 
 /// A path without symbolic links, as far as it exists.
-fn resolved(path: &Path) -> std::path::PathBuf {
+pub fn resolved(path: &Path) -> std::path::PathBuf {
     match (path.canonicalize(), path.parent(), path.file_name()) {
         (Ok(found), ..) => found,
         (Err(_), Some(parent), Some(name)) => resolved(parent).join(name),

@@ -101,6 +101,9 @@ pub enum Command {
     /// `ferry backup TARGET@NAME STORE` restores it. A backup that is cut off is not there; run
     /// again with @NAME, it goes on with what it had copied.
     Backup(BackupArgs),
+    /// Copy a whole volume as it is, block by block, between a file or block device and a store, in
+    /// any direction. A copy that is cut off is no volume; run again, it goes on where it was
+    Copy(CopyArgs),
     /// Show which paths differ between two snapshots of a volume, or a snapshot and the volume:
     /// exit 0 none, 1 some, 2 could not compare
     Diff(DiffArgs),
@@ -599,6 +602,36 @@ pub struct BackupArgs {
     /// Take the target from a process that may be alive, as a backup of a machine that died
     #[arg(long)]
     pub take_over: bool,
+}
+
+/// The arguments of `ferry copy`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The copy has the same inodes, times, holes and id as the volume, and none of its snapshots. Data is held
+against its checksums as it is read, and the metadata of the copy is checked; `ferry fsck OTHER` reads the
+data of the copy, too.
+  ferry copy /var/lib/data.ferry s3://bucket/data
+  ferry copy s3://bucket/data@monday /dev/sdb")]
+pub struct CopyArgs {
+    /// The volume, which must not be in use; or a snapshot of one in a store, which may be
+    #[arg(value_name = "VOLUME[@NAME]")]
+    pub volume: Location,
+    /// A file that does not exist, a block device that is empty, a store that is empty or absent;
+    /// or a copy that has not ended
+    pub other: Location,
+    /// If OTHER has a copy that has not ended, begin anew, also if that is of another volume, or of
+    /// what this one was before
+    #[arg(long)]
+    pub restart: bool,
+    /// A copy in a store: whether objects are compressed [default: zstd]
+    #[arg(long, value_name = "HOW")]
+    pub compress: Option<Compress>,
+    /// A copy in a store: encrypt it. A copy of an encrypted volume has to be, unless it is a file
+    #[arg(long)]
+    pub encrypt: bool,
+    /// The passphrase of the copy is in this file [default: asked for]
+    #[arg(long, value_name = "FILE")]
+    pub new_passphrase_file: Option<PathBuf>,
 }
 
 /// The arguments of `ferry diff`.

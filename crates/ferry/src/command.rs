@@ -15,7 +15,7 @@ use crate::error::CliError;
 use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
-    backup, cert, clients, clone, control, debug, diff, fsck, logging, mkfs, mount, pages,
+    backup, cert, clients, clone, control, copy, debug, diff, fsck, logging, mkfs, mount, pages,
     passphrase, rekey, replace, rollback, scrub, serve, snapshot, sync, top, umount, warm,
 };
 
@@ -112,6 +112,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Clone(args) => quietly().and_then(|()| clone::run(args))?,
         Command::Rollback(args) => quietly().and_then(|()| rollback::run(args))?,
         Command::Backup(args) => quietly().and_then(|()| backup::run(args))?,
+        Command::Copy(args) => quietly().and_then(|()| copy::run(args))?,
         Command::Umount(args) => quietly().and_then(|()| umount::run(args))?,
         Command::Stats(args) => quietly().and_then(|()| control::stats(args))?,
         Command::Top(args) => quietly().and_then(|()| top::run(args))?,

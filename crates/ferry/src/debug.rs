@@ -166,7 +166,13 @@ impl Printed {
 /// Shows all copies. `false`: one is damaged, or they differ, or the volume was truncated.
 fn superblock(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
     let read = LocalFs::read_superblock(&volume.device);
-    if let Err(error @ (VolumeError::Empty | VolumeError::TooShort | VolumeError::Foreign)) = read {
+    if let Err(
+        error @ (VolumeError::Empty
+        | VolumeError::TooShort
+        | VolumeError::Foreign
+        | VolumeError::Unfinished),
+    ) = read
+    {
         return Err(volume.failed(&error));
     }
     let copies = read_superblock_copies(&*volume.device);

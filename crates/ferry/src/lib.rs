@@ -47,6 +47,7 @@ mod clone;
 #[doc(hidden)]
 pub mod command;
 mod control;
+mod copy;
 mod daemon;
 mod debug;
 mod diff;

@@ -12,7 +12,7 @@ use ferry_device::{
 use ferry_env::Env;
 use ferry_object::{
     BackupSource, CacheOptions, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase, Snapshot,
-    StoreUrl, backup_source, open_volume, snapshots_of,
+    StoreUrl, backup_source, open_to_copy, open_volume, snapshots_of,
 };
 
 use crate::error::CliError;
@@ -93,6 +93,11 @@ impl Opened {
     /// Of a device in a store.
     pub fn in_store(device: Arc<ObjectDevice>) -> Self {
         Self { device: device.clone(), store: Some(device) }
+    }
+
+    /// Of a file or a block device.
+    pub fn on_disk(device: Arc<dyn BlockDevice>) -> Self {
+        Self { device, store: None }
     }
 
     /// The device, if it is in a store.
@@ -237,7 +242,25 @@ pub fn open_to_read_when_free(
     when_free(volume, || open(volume, How::Read, &on_disk, passphrase, env))
 }
 
-/// The same for a volume that must be of several components.
+/// Opens a volume, or a snapshot, that is to be copied. A store that fails is an error.
+pub fn open_source_when_free(volume: &Location, env: &Env) -> Result<Opened, OpenError> {
+    let passphrase = OnceCell::new();
+    let Some(url) = volume.store() else {
+        return open_to_read_when_free(volume, &passphrase, env);
+    };
+    let opening = match volume.snapshot() {
+        Some(name) => Opening::Snapshot(name.into()),
+        None => Opening::Read,
+    };
+    when_free(volume, || {
+        let opened = open_in_store(volume, &passphrase, |passphrase| {
+            open_to_copy(url, opening.clone(), passphrase.cloned(), Some(tell), env)
+        });
+        opened.map(Opened::in_store)
+    })
+}
+
+/// Opens a volume that must be of several components.
 pub fn open_composite_when_free(volume: &Path, env: &Env) -> Result<CompositeVolume, OpenError> {
     let open = || Ok(CompositeVolume::open(volume, OpenMode::ReadWrite, env)?);
     when_free(&Location::from(volume), open)
@@ -348,7 +371,7 @@ fn open(
         }
         Arc::new(device)
     };
-    Ok(Opened { device, store: None })
+    Ok(Opened::on_disk(device))
 }
 
 /// The message for a volume that could not be opened: which process has it, and where it is

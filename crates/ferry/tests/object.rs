@@ -5,6 +5,8 @@
 mod backup;
 #[path = "object/clone.rs"]
 mod clone;
+#[path = "object/copy.rs"]
+mod copy;
 #[path = "object/diff.rs"]
 mod diff;
 #[path = "object/snapdir.rs"]

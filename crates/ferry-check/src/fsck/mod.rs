@@ -18,4 +18,5 @@ mod volume;
 
 pub use repair::repair;
 pub use report::{Code, FINDINGS_MAX, Finding, Holdings, LostRange, Repair, Report};
+pub(crate) use volume::check_copied;
 pub use volume::{FsckOptions, Progress, fsck};

@@ -71,6 +71,29 @@ pub(super) fn check(
 ) -> Result<Report, VolumeError> {
     let mut findings = Findings::default();
     compare_copies(dev, sb, &mut findings);
+    check_contents(dev, sb, options, env, repairs, findings)
+}
+
+/// Checks the metadata of a copy that has no superblocks yet, and its data if that is wanted.
+pub(crate) fn check_copied(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    verify_data: bool,
+    env: &Env,
+) -> Result<Report, VolumeError> {
+    let options = FsckOptions { verify_data, ..FsckOptions::default() };
+    check_contents(dev, sb, options, env, &mut [], Findings::default())
+}
+
+/// The check of everything but the superblocks. `findings` are those of before.
+fn check_contents(
+    dev: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    options: FsckOptions<'_>,
+    env: &Env,
+    repairs: &mut [Repair],
+    mut findings: Findings,
+) -> Result<Report, VolumeError> {
     findings.append(compare_slots(dev, sb));
     let data_read = options.verify_data;
     let journal_options = JournalOptions::offline(HOME_CACHE_BYTES);

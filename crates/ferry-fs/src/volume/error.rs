@@ -22,6 +22,11 @@ pub enum VolumeError {
     /// Something else is stored here.
     #[error("this is not a FerryFS volume, or its superblocks are gone: it holds other data")]
     Foreign,
+    /// `ferry copy` has not ended here.
+    #[error(
+        "a copy that has not ended: run `ferry copy` again, which goes on where it was, or remove it"
+    )]
+    Unfinished,
     /// The superblocks in front are gone, the last one is there.
     #[error(
         "the superblocks in front of the volume {name} are gone, the one at its end is whole: run `ferry fsck --repair`"

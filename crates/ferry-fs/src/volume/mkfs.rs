@@ -174,7 +174,9 @@ fn refuse_content(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeError> {
     match read_superblock(dev) {
         Ok(sb) => Err(VolumeError::Exists { label: sb.name() }),
         Err(VolumeError::Empty) => Ok(()),
-        Err(error @ (VolumeError::Io { .. } | VolumeError::Foreign)) => Err(error),
+        Err(error @ (VolumeError::Io { .. } | VolumeError::Foreign | VolumeError::Unfinished)) => {
+            Err(error)
+        }
         Err(error) => Err(VolumeError::Exists { label: error.to_string() }),
     }
 }

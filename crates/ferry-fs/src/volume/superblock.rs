@@ -2,6 +2,7 @@
 //! in front and, since volumes are made so, in the volume's last block.
 
 use crate::volume::error::VolumeError;
+use crate::volume::mark::CopyMark;
 use crate::volume::version::FORMAT_VERSION;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_journal::Geometry;
@@ -91,6 +92,13 @@ pub(super) enum Bad {
     Damaged(String),
     Version(u32),
     Features(u64),
+    /// A copy to this device has not ended.
+    Unfinished,
+}
+
+/// Whether a block that need not be whole begins as the superblock of this volume.
+pub(super) fn superblock_begins(block: &[u8], volume_id: [u8; 16]) -> bool {
+    block[..8] == MAGIC && block[32..48] == volume_id
 }
 
 impl Superblock {
@@ -161,6 +169,9 @@ impl Superblock {
     pub(super) fn decode(block: &[u8]) -> Result<Self, Bad> {
         if block.iter().all(|b| *b == 0) {
             return Err(Bad::Zeros);
+        }
+        if CopyMark::decode(block).is_some() {
+            return Err(Bad::Unfinished);
         }
         if block[..8] != MAGIC {
             return Err(Bad::NoMagic);
@@ -292,6 +303,7 @@ pub fn read_superblock_copies(dev: &dyn BlockDevice) -> Vec<(u64, Result<Superbl
         Bad::Damaged(detail) => detail,
         Bad::Version(found) => format!("format version {found}, which this program does not know"),
         Bad::Features(bits) => format!("features that this program does not know (bits {bits:#x})"),
+        Bad::Unfinished => "a copy that has not ended has its mark there".into(),
     };
     let copies = copies(dev).into_iter().map(|(offset, copy)| {
         let missing = offset.saturating_add(BLOCK) > dev.capacity();
@@ -322,6 +334,10 @@ fn counting(copies: &[(u64, Result<Superblock, Bad>)]) -> Option<usize> {
 /// for a repair to find out.
 pub fn read_superblock(dev: &Arc<dyn BlockDevice>) -> Result<Superblock, VolumeError> {
     let mut copies = copies(&**dev);
+    // While one mark is there, the other superblocks may be whole already, and count for nothing.
+    if copies.iter().any(|(_, copy)| copy.as_ref().err() == Some(&Bad::Unfinished)) {
+        return Err(VolumeError::Unfinished);
+    }
     let Some(used) = counting(&copies) else {
         return Err(refusal(dev, copies.into_iter().filter_map(|(_, copy)| copy.err()).collect()));
     };
@@ -353,6 +369,7 @@ pub fn find_superblock(dev: &Arc<dyn BlockDevice>) -> Result<(Superblock, u64), 
         }
         Err(
             error @ (VolumeError::Io { .. }
+            | VolumeError::Unfinished
             | VolumeError::Version { .. }
             | VolumeError::Features { .. }),
         ) => {

@@ -7,6 +7,7 @@
 //!
 //! ```text
 //! volume    a whole file system whose machine crashes at every request
+//! noted     a store that can be had as it was after each request
 //! cloning   owners that make and read clones
 //! run       owners that write, flush, read, sleep, crash and take over
 //! clones    what each clone must hold
@@ -25,6 +26,7 @@ mod cloning;
 mod disk;
 mod executor;
 mod history;
+mod noted;
 mod objects;
 mod run;
 mod snapshots;
@@ -35,5 +37,6 @@ mod tests;
 mod turns;
 mod volume;
 
+pub use noted::{NotedStore, Owner};
 pub use run::{Outcome, Plan};
 pub use volume::{VolumePlan, VolumeTally};

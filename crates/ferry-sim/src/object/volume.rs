@@ -2,10 +2,10 @@
 //! changes the store: what is there then is opened by the next owner, checked, and compared with
 //! what the model allows.
 
-use super::objects::{Effect, Objects};
+use super::noted::{InlineExecutor, NotedStore, Owner};
 use super::stored;
-use crate::crash::{Life, Traced};
-use crate::device::{SimClock, SimRng, sim_env};
+use crate::crash::Life;
+use crate::device::SimRng;
 use crate::generator::Generator;
 use crate::history::History;
 use crate::model::Model;
@@ -13,14 +13,9 @@ use crate::overlap::Step;
 use crate::plan::{Failure, Plan, Tally};
 use crate::world::{Opening, World};
 use ferry_device::BlockDevice;
-use ferry_env::Env;
 use ferry_fs::volume::{MkfsOptions, mkfs};
-use ferry_object::{
-    Claimant, Executor, Job, Limits, ObjectDevice, ObjectError, Replaced, Store, VolumeOptions,
-};
-use parking_lot::Mutex;
+use ferry_object::{ObjectDevice, ObjectError, Replaced, Store, VolumeOptions};
 use std::collections::HashSet;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,140 +57,15 @@ pub struct VolumeTally {
     pub cloned: [usize; 2],
 }
 
-/// A store that notes each change, so that it can be had as it was after any of them.
-#[derive(Clone, Default)]
-struct NotedStore {
-    objects: Arc<Mutex<Objects>>,
-    changes: Arc<Mutex<Vec<Effect>>>,
-    /// What the names of its volume's objects begin with.
-    prefix: String,
-}
-
-impl NotedStore {
-    /// A store as this one was after so many changes.
-    fn after(&self, changes: usize) -> Self {
-        let mut objects = Objects::default();
-        for change in &self.changes.lock()[..changes] {
-            drop(objects.apply(change, Duration::ZERO));
-        }
-        Self { objects: Arc::new(Mutex::new(objects)), ..Self::default() }
-    }
-
-    /// The place of another volume in it.
-    fn at(&self, prefix: &str) -> Self {
-        Self { prefix: prefix.to_owned(), ..self.clone() }
-    }
-
-    fn key(&self, name: &str) -> String {
-        format!("{}{name}", self.prefix)
-    }
-
-    fn change(&self, effect: Effect) -> Result<(), ObjectError> {
-        self.objects.lock().apply(&effect, Duration::ZERO)?;
-        self.changes.lock().push(effect);
-        Ok(())
-    }
-}
-
-impl Store for NotedStore {
-    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
-        self.objects.lock().read(&self.key(name), range)
-    }
-
-    fn create(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
-        self.change(Effect::Create(self.key(name), Arc::new(bytes.to_vec())))
-    }
-
-    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
-        self.change(Effect::Put(self.key(name), Arc::new(bytes.to_vec())))
-    }
-
-    fn delete(&self, name: &str) -> Result<(), ObjectError> {
-        self.change(Effect::Delete(self.key(name)))
-    }
-
-    fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
-        let found = self.objects.lock().names(&self.key(prefix), |_| false);
-        Ok(found.iter().filter_map(|key| Some(key.strip_prefix(&self.prefix)?.into())).collect())
-    }
-
-    fn name(&self) -> Result<String, ObjectError> {
-        Ok(self.prefix.strip_suffix('/').unwrap_or_default().into())
-    }
-
-    fn beside(&self, name: &str) -> Result<Arc<dyn Store>, ObjectError> {
-        let prefix = if name.is_empty() { String::new() } else { format!("{name}/") };
-        Ok(Arc::new(self.at(&prefix)))
-    }
-}
-
-impl Traced for NotedStore {
-    fn trace_len(&self) -> usize {
-        self.changes.lock().len()
-    }
-}
-
-/// Runs each job at once.
-struct InlineExecutor(Arc<SimClock>);
-
-impl Executor for InlineExecutor {
-    fn start(&self, job: Job) {
-        (job.run)()();
-    }
-
-    fn step(&self) -> bool {
-        false
-    }
-
-    fn pause(&self, time: Duration) {
-        self.0.advance(time);
-    }
-}
-
-/// Small enough that roots, deletions and data objects come all the time.
-fn limits() -> Limits {
-    Limits {
-        seal_bytes: 256 << 10,
-        unsent_bytes_max: 512 << 10,
-        data_run_bytes_min: 16 << 10,
-        data_bytes_max: 64 << 10,
-        root_log_bytes: 1 << 20,
-        root_log_objects: 12,
-        root_delay: Duration::from_secs(20),
-        grace: Duration::from_secs(60),
-        repack_bytes_min: 16 << 10,
-        sweep: Duration::from_secs(100),
-        term: Duration::from_secs(5),
-        ahead_bytes_max: 1 << 20,
-        holds: true,
-        patience: Duration::MAX,
-    }
-}
-
-/// A device that an owner has opened, and the handle that moves its time.
-struct Owner {
-    device: Arc<ObjectDevice>,
-    clock: Arc<SimClock>,
-    env: Env,
-}
-
 impl VolumePlan {
     fn fail<T>(stage: impl Into<String>, what: impl Into<String>) -> Result<T, Failure> {
         Err(Failure { life: 0, stage: stage.into(), what: what.into() })
     }
 
     fn owner(&self, store: &Arc<NotedStore>, stage: &str, seed: u64) -> Result<Owner, Failure> {
-        let (env, clock) = sim_env(seed);
-        let executor = Arc::new(InlineExecutor(Arc::clone(&clock)));
-        let claimant = Claimant {
-            take_over: true,
-            passphrase: stored::passphrase(self.seed),
-            ..Claimant::default()
-        };
-        match ObjectDevice::open(store.clone(), executor, &claimant, limits(), &env) {
-            Ok(device) => Ok(Owner { device, clock, env }),
-            Err(error) => Self::fail(stage, format!("the volume cannot be opened: {error}")),
-        }
+        store
+            .own(stored::passphrase(self.seed), seed)
+            .or_else(|error| Self::fail(stage, format!("the volume cannot be opened: {error}")))
     }
 
     /// Runs it, and crashes it.
@@ -203,13 +73,12 @@ impl VolumePlan {
         let plan = Plan { fault: None, ..Plan::fifty(self.seed) };
         let mut rng = SimRng::new(self.seed);
         let store = Arc::new(NotedStore::default());
-        let (env, clock) = sim_env(rng.next_u64());
-        let executor = Arc::new(InlineExecutor(clock));
         let options = VolumeOptions {
             window: 4,
             ..stored::options(self.seed, plan.volume_bytes, (0, 1 << 20))
         };
-        ObjectDevice::make(store.clone(), executor, &options, &env)
+        store
+            .make(&options, rng.next_u64())
             .or_else(|error| Self::fail("make", error.to_string()))?;
         let mut made_at = None;
         let owner = self.owner(&store, "the first opening", rng.next_u64())?;

@@ -1,0 +1,170 @@
+//! Copies a volume that nobody has mounted to another device, as it is: the same inodes, the same
+//! log, the same identity.
+//!
+//! * COPY-1: What recovery reads is copied: both slots of the home store's map, the home store, the
+//!   whole log, what is filled of the segments with data, and the data that contexts in the log
+//!   name though nothing maps it any more. Without the last, recovery of the copy could end the
+//!   log earlier than that of the source. (`plan`)
+//! * COPY-2: Until all of it is durable, marks lie where the superblocks belong. Nothing takes the
+//!   device for a volume meanwhile. ([`ferry_fs::volume::CopyMark`])
+//! * COPY-3: A mark says what is done only after a flush of that.
+//! * COPY-4: A copy goes on only where the source is in the state that the mark names.
+//! * COPY-5: Data is held against its checksums as it is read (`sums`). The metadata of the copy is
+//!   checked, and its log must end where the source's ends, before it becomes a volume. The data of
+//!   a copy that went on is read, too.
+//!
+//! The source is only read.
+
+mod plan;
+mod sums;
+#[cfg(test)]
+mod tests;
+mod transfer;
+mod types;
+
+use crate::fsck::{FsckOptions, Report, check_copied, fsck};
+use crate::inspect::Inspector;
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
+use ferry_env::Env;
+use ferry_fs::keys::BLOCK;
+use ferry_fs::volume::{
+    CopyMark, SourceState, Superblock, VolumeError, end_copy, read_copy_mark, read_superblock,
+    write_copy_mark,
+};
+use ferry_journal::inspect::{home_map, log_end, log_start};
+use plan::Plan;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use transfer::transfer;
+use types::target;
+pub use types::{Copied, CopyError, CopyOptions, Copying, Tell};
+
+/// Copies the volume on `from` to the device `to`, which is empty or has a copy of the same state
+/// that has not ended: that goes on where it was.
+pub fn copy(
+    from: &Arc<dyn BlockDevice>,
+    to: &Arc<dyn BlockDevice>,
+    options: CopyOptions,
+    env: &Env,
+    tell: Tell<'_>,
+) -> Result<Copied, CopyError> {
+    let sb = read_superblock(from).map_err(CopyError::Source)?;
+    if to.capacity() < sb.size {
+        return Err(CopyError::TooSmall { has: to.capacity(), needs: sb.size });
+    }
+    let state = state_of(from, &sb)?;
+    let begins = begin_of(to, &state, options.restart)?;
+    let report = fsck(from, FsckOptions::default(), env).map_err(CopyError::Source)?;
+    if let Some(first) = first_finding(&report) {
+        return Err(CopyError::SourceDamaged { first });
+    }
+    let inspector = Inspector::open(from, env).map_err(CopyError::Source)?;
+    let plan = Plan::new(&inspector)?;
+    if let Begin::Anew { after } = begins {
+        write_copy_mark(&**to, &CopyMark { state: state.clone(), done: 0 })
+            .map_err(target("write the mark of the copy"))?;
+        // What an earlier copy left in free segments could be taken for data by a repair.
+        let end = if after { to.capacity() / BLOCK * BLOCK } else { sb.size };
+        to.discard(sb.segments_offset, end - sb.segments_offset)
+            .map_err(target("discard the old contents"))?;
+        if after {
+            // A larger volume may have its last superblock there.
+            let zeros = AlignedBuf::zeroed(BLOCK_SIZE);
+            to.write(end - BLOCK, &zeros).map_err(target("write over the old contents"))?;
+        }
+    }
+    for range in plan.fixed() {
+        to.allocate(range.start, range.end - range.start)
+            .map_err(target("take space from the host"))?;
+    }
+    let done = match begins {
+        Begin::Anew { .. } => 0,
+        Begin::At(done) => done,
+    };
+    let mark = CopyMark { state: state.clone(), done };
+    let (bytes, zeroed) = transfer(&inspector, to, &plan, mark, options, &mut *tell)?;
+    go_on(&plan, &mut *tell)?;
+    // What an earlier attempt wrote may have changed since.
+    let verify_data = done > 0;
+    verify(to, &sb, &state, verify_data, env)?;
+    go_on(&plan, &mut *tell)?;
+    let mark = CopyMark { state, done: sb.size };
+    end_copy(&**to, &sb, &mark).map_err(target("write the superblock"))?;
+    Ok(Copied { bytes, bytes_total: plan.bytes(), zeroed })
+}
+
+/// Everything was copied: whether to go on.
+fn go_on(plan: &Plan, tell: Tell<'_>) -> Result<(), CopyError> {
+    match tell(Copying { bytes: plan.bytes(), bytes_total: plan.bytes() }) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(CopyError::Stopped),
+    }
+}
+
+/// Where a copy begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begin {
+    /// Nothing is there, or nothing that counts: `after` a copy that has not ended.
+    Anew { after: bool },
+    /// What lies before this byte of the device was copied.
+    At(u64),
+}
+
+/// Whether the target may be written to, and from where on.
+fn begin_of(
+    to: &Arc<dyn BlockDevice>,
+    state: &SourceState,
+    restart: bool,
+) -> Result<Begin, CopyError> {
+    match read_copy_mark(&**to).map_err(target("read the device"))? {
+        Some(_) if restart => Ok(Begin::Anew { after: true }),
+        Some(mark) if mark.state == *state => Ok(Begin::At(mark.done)),
+        Some(_) => Err(CopyError::OtherState),
+        None => match read_superblock(to) {
+            Ok(sb) => Err(CopyError::NotEmpty(VolumeError::Exists { label: sb.name() })),
+            Err(VolumeError::Empty) => Ok(Begin::Anew { after: false }),
+            // A mark is left, and the device was used for something else since.
+            Err(VolumeError::Unfinished) => Err(CopyError::NotEmpty(VolumeError::Foreign)),
+            Err(error) => Err(CopyError::NotEmpty(error)),
+        },
+    }
+}
+
+/// The state that the volume on a device is in. The device need not have superblocks.
+fn state_of(dev: &Arc<dyn BlockDevice>, sb: &Superblock) -> Result<SourceState, CopyError> {
+    let geometry = sb.geometry();
+    let start = log_start(dev, &geometry)?;
+    let end = log_end(dev, &geometry, &start)?;
+    let maps = home_map(dev, &geometry);
+    let home_generation = maps.iter().flatten().map(|map| map.generation).max().unwrap_or(0);
+    Ok(SourceState {
+        volume_id: sb.volume_id,
+        home_generation,
+        log_start: start.position,
+        log_end: end.position,
+        log_end_id: end.id,
+        superblock_crc: sb.crc(),
+    })
+}
+
+/// The copy, which has no superblocks yet, is what the source is.
+fn verify(
+    to: &Arc<dyn BlockDevice>,
+    sb: &Superblock,
+    state: &SourceState,
+    verify_data: bool,
+    env: &Env,
+) -> Result<(), CopyError> {
+    let damaged = |what: String| CopyError::TargetDamaged { what };
+    let found = state_of(to, sb).map_err(|error| damaged(error.to_string()))?;
+    if found != *state {
+        return Err(damaged("its log does not end where the log of the volume ends".into()));
+    }
+    let report =
+        check_copied(to, sb, verify_data, env).map_err(|error| damaged(error.to_string()))?;
+    first_finding(&report).map_or(Ok(()), |first| Err(damaged(first)))
+}
+
+fn first_finding(report: &Report) -> Option<String> {
+    report.findings.first().map(ToString::to_string)
+}
