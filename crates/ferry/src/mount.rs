@@ -212,8 +212,8 @@ fn serve(
         Box::new(move |question| Some(answering.upgrade().filter(|_| question == STATS)?.stats())),
     );
     drop(gives_way);
-    // A mount that was ended by force may still have requests under way. The volume is closed before
-    // those to snapshots have ended, which may wait for the store.
+    // A mount that was ended by force may still have requests under way. The volume is closed
+    // before those to snapshots have ended, which may wait for the store.
     if let Some(with) = &with_snapshots {
         with.end();
     }

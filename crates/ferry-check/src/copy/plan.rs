@@ -149,8 +149,8 @@ mod tests {
         let plan = Plan {
             ranges: vec![10..20, 30..40],
             fixed: Vec::new(),
-            spare: vec![10..20],
-            recovered: vec![12..14],
+            spare: std::iter::once(10..20).collect(),
+            recovered: std::iter::once(12..14).collect(),
             bytes: 20,
         };
         let before = [0, 10, 15, 25, 31, 99].map(|end| plan.bytes_before(end));
