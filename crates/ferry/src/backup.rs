@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ferry_env::{Env, Utc};
+use ferry_env::Env;
 use ferry_object::{
     BackedUp, BackupError, BackupSource, Copying, Made, ObjectDevice, ObjectError, StoreUrl,
     open_backup,
@@ -131,9 +131,7 @@ pub fn resolved(path: &Path) -> std::path::PathBuf {
 impl Backup<'_> {
     /// Makes a snapshot of what the volume is now.
     fn make_snapshot(&self) -> Result<String, CliError> {
-        let Utc { year, month, day, hour, minute, second } =
-            Utc::from_secs(self.env.clock.wall().as_secs());
-        let name = format!("backup-{year:04}-{month:02}-{day:02}-{hour:02}{minute:02}{second:02}");
+        let name = snapshot::dated("backup-", self.env.clock.wall().as_secs());
         snapshot::make(self.given, &self.volume, &name)?;
         print(&format!("{}: made the snapshot {name}\n", self.volume))?;
         Ok(name)

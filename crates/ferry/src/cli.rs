@@ -12,6 +12,7 @@ use ferry_net::{Export, IdSet};
 
 use crate::location::Location;
 use crate::options::{HELP as OPTIONS_HELP, one_access, parse_cache_disk, parse_flush_interval};
+use crate::schedule::Schedule;
 use crate::size::{parse_bytes, parse_duration};
 
 /// A POSIX file system in a single file, for work that makes many small files and syncs them.
@@ -531,8 +532,10 @@ pub enum SnapshotCommand {
     /// serves) the volume may.
     #[command(after_help = "\
 It can be mounted, read only, beside the volume:
-  ferry mount s3://bucket/data@before-upgrade /mnt2")]
-    Create(SnapshotArgs),
+  ferry mount s3://bucket/data@before-upgrade /mnt2
+Run hourly, this has a snapshot of each of the last 24 hours, 7 days and 4 weeks:
+  ferry snapshot create /mnt --schedule hourly=24,daily=7,weekly=4")]
+    Create(SnapshotCreateArgs),
     /// Show the snapshots of a volume, the oldest one first; a volume in use elsewhere, too
     List {
         /// The mount point, or any directory in it; or the volume
@@ -546,7 +549,22 @@ It can be mounted, read only, beside the volume:
     Delete(SnapshotArgs),
 }
 
-/// The arguments of `ferry snapshot create` and `ferry snapshot delete`.
+/// The arguments of `ferry snapshot create`.
+#[derive(Args, Debug)]
+pub struct SnapshotCreateArgs {
+    /// The mount point, or any directory in it; or the volume
+    #[arg(value_name = "MOUNTPOINT|VOLUME")]
+    pub target: Location,
+    /// The snapshot's name, at most 255 bytes, without / , @ ? and control characters
+    #[arg(required_unless_present = "schedule", conflicts_with = "schedule")]
+    pub name: Option<String>,
+    /// Make scheduled-DATE-TIME if the shortest of these periods has none yet, and delete those
+    /// that were made so and are not the first of one of the last N hours, days or weeks (in UTC)
+    #[arg(long, value_name = "hourly=N,daily=N,weekly=N")]
+    pub schedule: Option<Schedule>,
+}
+
+/// The arguments of `ferry snapshot delete`.
 #[derive(Args, Debug)]
 pub struct SnapshotArgs {
     /// The mount point, or any directory in it; or the volume
@@ -888,6 +906,7 @@ mod tests {
             "ferry stats /mnt --json --log-level debug",
             "ferry warm /mnt /mnt2/a",
             "ferry snapshot create /mnt before",
+            "ferry snapshot create /mnt --schedule hourly=24,daily=7,weekly=4",
             "ferry snapshot list s3://bucket/a --json",
             "ferry snapshot delete dir:///srv/store before",
             "ferry clone s3://bucket/a@before?endpoint=https://s3.example.org s3://bucket/b",
@@ -918,6 +937,8 @@ mod tests {
             "ferry fsck dir://",
             "ferry fsck dir:///srv/store@",
             "ferry snapshot create /mnt",
+            "ferry snapshot create /mnt before --schedule daily=7",
+            "ferry snapshot create /mnt --schedule yearly=7",
             "ferry snapshot list /mnt before",
             "ferry clone dir:///srv/store@before",
             "ferry rollback dir:///srv/store before",

@@ -69,6 +69,7 @@ mod rekey;
 mod remote;
 mod replace;
 mod rollback;
+mod schedule;
 mod scrub;
 mod serve;
 mod served;

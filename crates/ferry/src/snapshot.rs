@@ -9,13 +9,14 @@ use ferry_object::{
 };
 use serde_json::Value;
 
-use crate::cli::{SnapshotArgs, SnapshotCommand};
+use crate::cli::{SnapshotArgs, SnapshotCommand, SnapshotCreateArgs};
 use crate::control::{Control, print};
 use crate::error::CliError;
 use crate::location::Location;
 use crate::mounts::{self, Mount};
 use crate::object;
 use crate::open::{How, OpenError, explain, mounted, open_when_free, snapshots_in_store};
+use crate::schedule::{PREFIX, Schedule};
 use crate::served;
 use crate::socket::printable;
 
@@ -28,12 +29,44 @@ pub fn run(command: &SnapshotCommand) -> Result<(), CliError> {
     }
 }
 
-fn create(args: &SnapshotArgs) -> Result<(), CliError> {
-    let SnapshotArgs { target, name } = args;
+fn create(args: &SnapshotCreateArgs) -> Result<(), CliError> {
+    let SnapshotCreateArgs { target, name, schedule } = args;
     let volume = volume_of(target)?;
+    if let Some(schedule) = schedule {
+        return follow(schedule, target, &volume);
+    }
+    let name = name.as_deref().unwrap_or_default();
     check_snapshot_name(name).map_err(|error| CliError::Usage(error.to_string()))?;
-    make(target, &volume, name)?;
+    make_and_say(target, &volume, name)
+}
+
+/// Makes the snapshot that is due, and deletes those that the schedule does not need any more.
+fn follow(schedule: &Schedule, target: &Location, volume: &Location) -> Result<(), CliError> {
+    let mut made = Schedule::made(snapshots_of(target, volume)?);
+    let now = Env::real().clock.wall().as_secs();
+    if schedule.is_due(&made, now) {
+        let name = dated(PREFIX, now);
+        make_and_say(target, volume, &name)?;
+        made.push(Snapshot { name, made_secs: now });
+    }
+    for spare in schedule.spare(&made) {
+        match user_of(volume, &spare.name)? {
+            Some(user) => tracing::warn!("{volume}@{}: it stays: {user}", spare.name),
+            None => delete_and_say(target, volume, &spare.name)?,
+        }
+    }
+    Ok(())
+}
+
+fn make_and_say(target: &Location, volume: &Location, name: &str) -> Result<(), CliError> {
+    make(target, volume, name)?;
     print(&format!("{volume}: made the snapshot {name}\n"))
+}
+
+/// A name for a snapshot that is made at this time, in seconds since 1970.
+pub fn dated(prefix: &str, secs: u64) -> String {
+    let Utc { year, month, day, hour, minute, second } = Utc::from_secs(secs);
+    format!("{prefix}{year:04}-{month:02}-{day:02}-{hour:02}{minute:02}{second:02}")
 }
 
 /// Makes a snapshot of a volume, which `target` names as the user does.
@@ -60,40 +93,37 @@ fn add(control: Option<Control>, volume: &Location, name: &str) -> Result<(), Cl
 fn delete(args: &SnapshotArgs) -> Result<(), CliError> {
     let SnapshotArgs { target, name } = args;
     let volume = volume_of(target)?;
-    // Its objects would be missing there after the grace.
-    if let Ok(snapshot) = volume.with_snapshot(name)
-        && let Some(user) = user_of(&snapshot)?
-    {
-        return Err(CliError::Failed(format!("{snapshot}: {user}")));
+    if let Some(user) = user_of(&volume, name)? {
+        return Err(CliError::Failed(format!("{volume}@{name}: {user}")));
     }
+    delete_and_say(target, &volume, name)
+}
+
+fn delete_and_say(target: &Location, volume: &Location, name: &str) -> Result<(), CliError> {
     match Control::find(target)? {
         Some(control) => {
             let deleted = ferry_fuse::control::snapshot_delete(&control, name);
-            deleted.map_err(|e| refused(&control, &volume, "cannot delete a snapshot", name, e))
+            deleted.map_err(|e| refused(&control, volume, "cannot delete a snapshot", name, e))
         }
-        None => alone(&volume, |device| device.delete_snapshot(name)),
+        None => alone(volume, |device| device.delete_snapshot(name)),
     }?;
     print(&format!("{volume}: deleted the snapshot {name}\n"))
 }
 
-/// What to do about a snapshot that is in use on this machine, if it is.
-fn user_of(snapshot: &Location) -> Result<Option<String>, CliError> {
-    Ok(if mounted(snapshot) {
+/// What to do about a snapshot that is in use on this machine, if it is: if it were deleted, its
+/// objects would be missing there after the grace.
+fn user_of(volume: &Location, name: &str) -> Result<Option<String>, CliError> {
+    let Ok(snapshot) = volume.with_snapshot(name) else { return Ok(None) };
+    Ok(if mounted(&snapshot) {
         Some(format!("mounted on this machine: unmount it first (`ferry umount {snapshot}`)"))
     } else {
-        served::at(snapshot)?.map(|_| "served by this machine: stop its `ferry serve` first".into())
+        let served = served::at(&snapshot)?;
+        served.map(|_| "served by this machine: stop its `ferry serve` first".into())
     })
 }
 
 fn list(target: &Location, json: bool) -> Result<(), CliError> {
-    let volume = volume_of(target)?;
-    let snapshots = match (Control::find(target)?, &volume) {
-        (Some(control), _) => list_of(&control)
-            .map_err(|error| refused(&control, &volume, "cannot list the snapshots", "", error))?,
-        (None, Location::Store(url)) => snapshots_in_store(&volume, url, &Env::real())
-            .map_err(|error| explain(&volume, &error))?,
-        (None, _) => return Err(volume.no_snapshots()),
-    };
+    let snapshots = snapshots_of(target, &volume_of(target)?)?;
     if json {
         let json =
             |one: &Snapshot| object!({ "name": one.name.clone(), "made_secs": one.made_secs });
@@ -103,6 +133,18 @@ fn list(target: &Location, json: bool) -> Result<(), CliError> {
     let line =
         |one: &Snapshot| format!("{}  {}\n", Utc::from_secs(one.made_secs), printable(&one.name));
     print(&snapshots.iter().map(line).collect::<String>())
+}
+
+/// All snapshots of a volume, the oldest one first.
+fn snapshots_of(target: &Location, volume: &Location) -> Result<Vec<Snapshot>, CliError> {
+    match (Control::find(target)?, volume) {
+        (Some(control), _) => list_of(&control)
+            .map_err(|error| refused(&control, volume, "cannot list the snapshots", "", error)),
+        (None, Location::Store(url)) => {
+            snapshots_in_store(volume, url, &Env::real()).map_err(|error| explain(volume, &error))
+        }
+        (None, _) => Err(volume.no_snapshots()),
+    }
 }
 
 /// The volume that is mounted at `target`, or that `target` is.

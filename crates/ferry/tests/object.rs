@@ -274,6 +274,40 @@ fn a_snapshot_is_read_beside_its_volume_and_stays_as_it_was() {
 }
 
 #[test]
+fn a_schedule_makes_what_is_due_and_deletes_only_its_own() {
+    let store = Store::made();
+    let url = store.url();
+    store.mount("first");
+    fs::write(store.at("first/file"), "x").expect("a file");
+    // They are of this week, and later than one that is made first.
+    let old = ["scheduled-2001-01-01-000000", "scheduled-2001-01-02-000000"];
+    for name in ["scheduled-by-hand", "before", old[0], old[1]] {
+        ok(&store.ferry(&["snapshot", "create", "first", name]));
+    }
+    let schedule = |target: &str, rules: &str| {
+        let done = store.ferry(&["snapshot", "create", target, "--schedule", rules]);
+        ok(&done);
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    };
+    // This hour has some, of which the first one is needed; but the hour may end just now.
+    ok(&store.ferry(&["mount", &format!("{url}@{}", old[1]), "second"]));
+    let done = store.ferry(&["snapshot", "create", "first", "--schedule", "weekly=1"]);
+    ok(&done);
+    assert!(said(&done).contains(&format!("{}: it stays: mounted", old[1])), "{done:?}");
+    ok(&store.ferry(&["umount", "second"]));
+    assert_eq!(schedule("first", "weekly=1"), format!("{url}: deleted the snapshot {}\n", old[1]));
+    assert_eq!(snapshots(&store, "first"), ["scheduled-by-hand", "before", old[0]]);
+    assert_eq!(schedule("first", "weekly=1"), "", "nothing is due or spare");
+    ok(&store.ferry(&["snapshot", "delete", "first", old[0]]));
+    ok(&store.ferry(&["umount", "first"]));
+    let made = schedule(&url, "daily=3,weekly=2");
+    let name = made.trim().strip_prefix(&format!("{url}: made the snapshot scheduled-20"));
+    let name = format!("scheduled-20{}", name.expect("one is due"));
+    assert_eq!(snapshots(&store, &url), ["scheduled-by-hand", "before", &name]);
+    assert!(!schedule(&url, "daily=3,weekly=2").contains("deleted"));
+}
+
+#[test]
 fn what_cannot_be_done_with_a_snapshot_is_said() {
     let store = Store::made();
     let (url, one) = (store.url(), format!("{}@one", store.url()));
