@@ -887,9 +887,10 @@ impl BlockDevice for ObjectDevice {
         true
     }
 
-    /// It has writes of [`Limits::unsent_bytes_max`] in memory while the store is slower.
+    /// It has writes of [`Limits::unsent_bytes_max`] in memory while the store is slower; as many
+    /// as the next batch takes wait behind them.
     fn busy_bytes(&self) -> usize {
-        8 << 20
+        self.limits.seal_bytes
     }
 
     fn read_ahead_bytes(&self) -> u64 {

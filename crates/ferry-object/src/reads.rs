@@ -90,7 +90,11 @@ impl ObjectDevice {
             let now = self.env.clock.monotonic();
             match self.ahead.read(object, &range, now, || self.access.executor.step()) {
                 Found::Nothing => break,
-                Found::Fetch(fetch) => self.fetched_ahead(&fetch, self.fetch_span(&fetch)),
+                Found::Fetch(fetch) => {
+                    self.fetched_ahead(&fetch, self.fetch_span(&fetch));
+                    // There may be more to fetch now, behind a front.
+                    self.start_fetchers();
+                }
                 Found::Bytes(bytes) => match verify(&bytes) {
                     Err(error) => {
                         tracing::debug!(%error, "what was read ahead is something else");
@@ -236,18 +240,17 @@ impl ObjectDevice {
 
     fn fetched_ahead(&self, fetch: &Fetch, bytes: Option<Vec<u8>>) {
         let bytes = bytes.map(Arc::new);
-        if fetch.range.start == 0 {
+        let is_begin = fetch.range.start == 0;
+        if let Some(bytes) = bytes.as_ref().filter(|_| is_begin) {
             // What is wanted behind the front is noted before a reader wakes, which would ask for
             // it itself.
-            match &bytes {
-                Some(bytes) => {
-                    let front = &bytes[..bytes.len().min(FRONT_LEN as usize)];
-                    self.resolve_ahead(fetch.object, self.add_front(fetch.object, front));
-                }
-                None => drop(self.ahead.take_unresolved(fetch.object)),
-            }
+            let front = &bytes[..bytes.len().min(FRONT_LEN as usize)];
+            self.resolve_ahead(fetch.object, self.add_front(fetch.object, front));
         }
         self.ahead.ended(fetch, bytes.clone());
+        if is_begin && bytes.is_none() {
+            self.ahead.take_unresolved(fetch.object);
+        }
         if let (Some(bytes), Some(cache)) = (bytes, self.cache.get()) {
             cache.add(fetch.object, fetch.range.start, &bytes);
         }

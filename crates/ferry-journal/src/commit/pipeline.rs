@@ -11,8 +11,8 @@ use crate::{Completion, JournalError, Seq};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// If a context has more data than this, the data is flushed before the record is written, so that
-/// recovery has little to verify.
+/// If a context has more data than this, the data is safe before the record is written, so that
+/// recovery has little to verify: it was flushed, or the device is ordered.
 pub const UNFLUSHED_DATA_MAX: u64 = 32 << 20;
 
 /// A record between its seal and its durability.
