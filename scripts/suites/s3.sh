@@ -55,11 +55,21 @@ tests_on_s3_store() {
   return "$code"
 }
 
+# s3_stuck URL: what the daemon of a mount waits for, if a command on it does not end.
+s3_stuck() {
+  local task
+  timeout 5 "$ferry" stats "$scratch/mnt" --json | head -c 6000 || true
+  for task in /proc/"$(pgrep -n -f -- "mount $1 ")"/task/*; do
+    echo "$(cat "$task/comm") $(cat "$task/wchan") $(cat "$task/syscall")"
+  done
+  return 1
+}
+
 # s3_away URL: while the store is away nothing fails. A sync waits, and its exit code follows. What
 # needs no part of the volume that is only in the store goes on: its caller has made a first copy
-# there, whose metadata is in memory.
+# there, whose metadata is in memory or in the cache on disk.
 s3_away() {
-  cp -r "$repo/docs" "$scratch/mnt/away/second"
+  timeout 30 cp -r "$repo/docs" "$scratch/mnt/away/second" || s3_stuck "$1"
   { "$ferry" sync "$scratch/mnt"; echo $? >"$scratch/s3-synced"; } >/dev/null 2>&1 &
   # The mount itself answers, as everything is in memory.
   until stat_of "$scratch/mnt" store held reason 2>/dev/null; do sleep 0.2; done
@@ -310,7 +320,7 @@ volume_on_s3_store() {
   suite_object_on "$url" "$2"
   check "mount(8) and fstab" 120 s3_fstab "$url"
   check "the systemd unit's command" 200 s3_unit "$url"
-  mount_volume "$url" "$scratch/mnt"
+  mount_volume "$url" "$scratch/mnt" "cache=$scratch/away-cache"
   mkdir "$scratch/mnt/away"
   cp -r "$repo/docs" "$scratch/mnt/away/first"
   : >"$scratch/acknowledged"
