@@ -55,6 +55,22 @@ impl DirStore {
         fs::canonicalize(&self.root).map_err(|error| failed(&self.root, &error))
     }
 
+    /// The store's own directory is not there: a disk or a share is not mounted.
+    fn is_away(&self) -> bool {
+        fs::metadata(&self.root).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    }
+
+    /// The error of a call that failed. Nothing is known of any object while the store is away.
+    fn failed(&self, path: &Path, error: &io::Error) -> ObjectError {
+        match failed(path, error) {
+            ObjectError::NotFound(_) if self.is_away() => {
+                let root = self.root.display();
+                ObjectError::Unavailable(format!("{root}: the directory of the store is not there"))
+            }
+            other => other,
+        }
+    }
+
     /// Whether a name in the store's directory is one that a store makes there.
     pub(crate) fn is_ours(name: &OsStr) -> bool {
         let others = [SUPER, LOST_AND_FOUND];
@@ -164,7 +180,7 @@ impl Store for DirStore {
         let read = || {
             let mut file = File::open(&path)?;
             let mut bytes = Vec::new();
-            match range {
+            match &range {
                 None => file.read_to_end(&mut bytes)?,
                 Some(range) => {
                     file.seek(SeekFrom::Start(range.start))?;
@@ -173,14 +189,20 @@ impl Store for DirStore {
             };
             Ok(bytes)
         };
-        read().map_err(|error: io::Error| match error.kind() {
-            ErrorKind::NotFound => ObjectError::NotFound(name.into()),
-            _ => failed(&path, &error),
+        let is_missing = |error: &io::Error| error.kind() == ErrorKind::NotFound;
+        let mut found = read();
+        // The directory may have come back since.
+        if found.as_ref().is_err_and(is_missing) && !self.is_away() {
+            found = read();
+        }
+        found.map_err(|error| match self.failed(&path, &error) {
+            ObjectError::NotFound(_) => ObjectError::NotFound(name.into()),
+            other => other,
         })
     }
 
     fn create(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
-        let fail = |error: &io::Error| failed(&self.root.join(name), error);
+        let fail = |error: &io::Error| self.failed(&self.root.join(name), error);
         let temporary = self.write_temporary(bytes).map_err(|error| fail(&error))?;
         let published = self.publish(&temporary, name);
         remove_temporary(&temporary);
@@ -196,7 +218,7 @@ impl Store for DirStore {
             Err(ObjectError::Exists(_)) => {
                 let path = self.root.join(name);
                 let parent = path.parent().unwrap_or(&self.root);
-                sync_directory(parent).map_err(|error| failed(&path, &error))
+                sync_directory(parent).map_err(|error| self.failed(&path, &error))
             }
             other => other,
         }
@@ -205,8 +227,11 @@ impl Store for DirStore {
     fn delete(&self, name: &str) -> Result<(), ObjectError> {
         let path = self.root.join(name);
         match fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(&path, &error)),
-            _ => Ok(()),
+            Ok(()) => Ok(()),
+            Err(error) => match self.failed(&path, &error) {
+                ObjectError::NotFound(_) => Ok(()),
+                failed => Err(failed),
+            },
         }
     }
 
@@ -235,7 +260,7 @@ impl Store for DirStore {
         }
         directories.iter().try_for_each(|directory| {
             let path = self.root.join(directory);
-            sync_directory(&path).map_err(|error| failed(&path, &error))
+            sync_directory(&path).map_err(|error| self.failed(&path, &error))
         })
     }
 
@@ -278,19 +303,19 @@ impl DirStore {
         let mut todo = vec![PathBuf::from(directory)];
         while let Some(directory) = todo.pop() {
             let path = self.root.join(&directory);
-            let entries = match fs::read_dir(&path) {
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                other => other.map_err(|error| failed(&path, &error))?,
+            let entries = match fs::read_dir(&path).map_err(|error| self.failed(&path, &error)) {
+                Err(ObjectError::NotFound(_)) => continue,
+                other => other?,
             };
             for entry in entries {
-                let entry = entry.map_err(|error| failed(&path, &error))?;
+                let entry = entry.map_err(|error| self.failed(&path, &error))?;
                 let name = directory.join(entry.file_name());
                 if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                     let others = [TEMPORARY, Self::LOCKS, LOST_AND_FOUND];
                     let is_other = others.iter().any(|other| name == Path::new(other));
                     todo.extend((!is_other).then_some(name));
                 } else if let Some(name) = name.to_str().filter(|name| name.starts_with(prefix)) {
-                    found(name.to_owned(), &entry).map_err(|error| failed(&path, &error))?;
+                    found(name.to_owned(), &entry).map_err(|error| self.failed(&path, &error))?;
                 }
             }
         }
@@ -333,6 +358,25 @@ mod tests {
         assert_eq!(store.list("a/"), Ok(vec!["a/x/1".into()]));
         let left = fs::read_dir(directory.path().join(TEMPORARY)).expect("it is there").count();
         assert_eq!(left, 0, "no temporary file is left");
+    }
+
+    #[test]
+    fn while_the_directory_is_not_there_nothing_is_said_of_any_object() {
+        let (directory, store) = store();
+        let (at, away) = (directory.path().to_owned(), directory.path().with_extension("away"));
+        store.put("a/1", b"12345").expect("put");
+        fs::rename(&at, &away).expect("it is ours");
+        fn unavailable<T>(answer: Result<T, ObjectError>) -> bool {
+            matches!(answer, Err(ObjectError::Unavailable(_)))
+        }
+        assert!(unavailable(store.get("a/1", None)) && unavailable(store.get("a/2", None)));
+        assert!(unavailable(store.list("a/")) && unavailable(store.list_sizes("")));
+        assert!(unavailable(store.create("a/2", b"")) && unavailable(store.put("a/2", b"")));
+        assert!(unavailable(store.delete("a/1")) && unavailable(store.delete("a/2")));
+        assert!(unavailable(store.make_durable(&mut ["a/1".to_owned()].into_iter())));
+        fs::rename(&away, &at).expect("it is ours");
+        assert_eq!(store.list(""), Ok(vec!["a/1".into()]));
+        assert_eq!(store.get("a/2", None), Err(ObjectError::NotFound("a/2".into())));
     }
 
     #[test]
