@@ -110,6 +110,7 @@ pub struct HookedDevice {
     capacity: u64,
     host_free: Option<u64>,
     keeps_what_is_dead: bool,
+    read_ahead_bytes: u64,
     /// How long it says that a flush takes, and what it said so far.
     flush_time: Option<(Duration, Arc<FlushTimer>)>,
     asked: Mutex<[Asked; OPS]>,
@@ -132,6 +133,7 @@ impl HookedDevice {
             capacity,
             host_free: None,
             keeps_what_is_dead: false,
+            read_ahead_bytes: 0,
             flush_time: None,
             asked: Mutex::default(),
             hook: Mutex::default(),
@@ -162,6 +164,12 @@ impl HookedDevice {
     #[must_use]
     pub fn keeping_what_is_dead(self) -> Self {
         Self { keeps_what_is_dead: true, ..self }
+    }
+
+    /// It says that it is far away, and wants to know of so many bytes ahead of a reader.
+    #[must_use]
+    pub fn far_away(self, read_ahead_bytes: u64) -> Self {
+        Self { read_ahead_bytes, ..self }
     }
 
     /// It says that each flush takes this long.
@@ -490,7 +498,7 @@ impl BlockDevice for HookedDevice {
     }
 
     fn read_ahead_bytes(&self) -> u64 {
-        self.inner.read_ahead_bytes()
+        self.inner.read_ahead_bytes().max(self.read_ahead_bytes)
     }
 
     fn read_ahead(&self, offset: u64, len: u64) {

@@ -106,6 +106,7 @@ from_reply! {
     u64 = Reply::Count(count) => count,
     usize = Reply::Count(count) => usize::try_from(count).ok()?,
     Vec<u8> = Reply::Data(data) => data,
+    Vec<DirEntry> = Reply::Dir(entries) => entries,
     Statfs = Reply::Statfs(statfs) => statfs,
     FileLock = Reply::Lock(lock) => lock,
 }

@@ -60,6 +60,7 @@ pub mod keys;
 mod local;
 mod namespace;
 mod order;
+mod patience;
 pub mod posix;
 mod requests;
 pub mod scrub;

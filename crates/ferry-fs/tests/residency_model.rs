@@ -14,10 +14,14 @@ mod residency;
 /// What `residency.rs` is compiled against here.
 mod sync {
     pub use loom::sync::atomic::{Ordering, fence};
-    pub use loom::sync::{Arc, Mutex, MutexGuard};
+    pub use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 
     pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap()
+    }
+
+    pub fn wait_for<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        condvar.wait(guard).unwrap()
     }
 }
 
@@ -28,6 +32,8 @@ use std::convert::Infallible;
 use sync::{Arc, Ordering};
 
 const INO: u64 = 7;
+/// What the journal has of an inode that was deleted.
+const DELETED: u64 = u64::MAX;
 
 /// An inode: its lookups, a value that the journal stores, and the context that has it.
 struct Inode {
@@ -43,8 +49,14 @@ impl Store for Journal {
     type Inode = Inode;
     type Error = Infallible;
 
+    fn may_wait(&self) -> Result<(), Infallible> {
+        Ok(())
+    }
     fn load(&self, _ino: u64) -> Result<Option<Inode>, Infallible> {
         let value = self.0.load(Ordering::Acquire);
+        if value == DELETED {
+            return Ok(None);
+        }
         Ok(Some(Inode {
             lookups: AtomicU64::new(0),
             value: AtomicU64::new(value),
@@ -83,10 +95,22 @@ impl Model {
         Arc::new(Self { shard: Shard::default(), journal: Journal(AtomicU64::new(0)) })
     }
 
-    fn get(&self) -> Arc<Inode> {
+    fn find(&self) -> Option<Arc<Inode>> {
         let mut moved = Moved::default();
         let Ok(found) = self.shard.get(&self.journal, INO, 0, &mut moved);
-        found.unwrap()
+        found
+    }
+
+    fn get(&self) -> Arc<Inode> {
+        self.find().unwrap()
+    }
+
+    /// Its last user deletes it.
+    fn delete(&self) {
+        let inode = self.get();
+        self.journal.0.store(DELETED, Ordering::Release);
+        inode.value.store(DELETED, Ordering::Relaxed);
+        assert!(self.shard.remove(INO).is_some());
     }
 
     fn lookup(&self) {
@@ -154,5 +178,30 @@ fn a_change_is_there_when_the_inode_comes_back() {
         let inode = model.get();
         assert_eq!(inode.value.load(Ordering::Relaxed), 1);
         assert_eq!(inode.changed.load(Ordering::Relaxed), 1, "an fsync would force too little");
+    });
+}
+
+#[test]
+fn threads_that_want_the_same_inode_get_the_same_one() {
+    check(|| {
+        let model = Model::new();
+        let other = Arc::clone(&model);
+        let there = thread::spawn(move || other.get());
+        let here = model.get();
+        assert!(Arc::ptr_eq(&here, &there.join().unwrap()));
+    });
+}
+
+#[test]
+fn an_inode_that_was_deleted_does_not_come_back() {
+    check(|| {
+        let model = Model::new();
+        let threads = [Model::delete, |model: &Model| drop(model.find())].map(|act| {
+            let model = Arc::clone(&model);
+            thread::spawn(move || act(&model))
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(model.find().is_none());
+        assert_eq!(model.shard.counts().resident, 0);
     });
 }

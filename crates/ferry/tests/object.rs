@@ -9,6 +9,8 @@ mod clone;
 mod copy;
 #[path = "object/diff.rs"]
 mod diff;
+#[path = "object/far.rs"]
+mod far;
 #[path = "object/snapdir.rs"]
 mod snapdir;
 

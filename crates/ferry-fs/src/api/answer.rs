@@ -1,6 +1,8 @@
 //! Answers: at once, or later by a request that parks; and what a request says of its caller.
 
-use crate::api::types::{Attr, DirEntry, Entry, Errno, FileLock, Ino, Opened, Statfs, Timestamp};
+use crate::api::types::{
+    Attr, DirEntry, Entry, Errno, FileLock, Ino, Listing, Opened, Statfs, Timestamp,
+};
 use ferry_device::ReadRing;
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -99,6 +101,10 @@ pub trait Park {
     /// Whether the request has its thread to itself, so that what would park may as well wait.
     fn may_wait(&self) -> bool {
         false
+    }
+    /// Bytes of a listing that its asker has room for.
+    fn listing_bytes(&self) -> usize {
+        Listing::BYTES_MIN
     }
     /// The ring of the calling thread, if the transport has one that reads for others.
     fn read_ring(&self) -> Option<&dyn ReadRing> {

@@ -129,6 +129,40 @@ pub struct DirEntry {
     pub entry: Option<Entry>,
 }
 
+/// A listing for an answer that comes later: as much as its asker has room for.
+#[derive(Debug)]
+pub struct Listing {
+    /// In order.
+    pub entries: Vec<DirEntry>,
+    plus: bool,
+    /// Bytes that are left.
+    room: usize,
+}
+
+impl Listing {
+    /// Every asker has room for so many bytes.
+    pub const BYTES_MIN: usize = 4096;
+    /// What an entry takes beside its name, and what its attributes take.
+    const ENTRY_BYTES: usize = 24;
+    const ATTRIBUTES_BYTES: usize = 128;
+
+    /// An empty one of up to `bytes`; with `plus` its entries may have attributes.
+    pub fn new(plus: bool, bytes: usize) -> Self {
+        Self { entries: Vec::new(), plus, room: bytes }
+    }
+
+    /// Whether it has room for the entry. Adds it then.
+    pub fn push(&mut self, entry: &DirEntry) -> bool {
+        let attributes = if self.plus { Self::ATTRIBUTES_BYTES } else { 0 };
+        let bytes = (attributes + Self::ENTRY_BYTES + entry.name.len()).next_multiple_of(8);
+        let room = self.room.checked_sub(bytes);
+        // Nothing comes behind an entry that did not fit.
+        self.room = room.unwrap_or(0);
+        self.entries.extend(room.is_some().then(|| entry.clone()));
+        room.is_some()
+    }
+}
+
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {

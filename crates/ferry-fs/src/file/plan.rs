@@ -46,6 +46,9 @@ impl DataStore {
         loop {
             match attempt(claim) {
                 Ok(made) => return Ok(made),
+                Err(Needs::Window(_) | Needs::Block(_)) if self.is_refused(busy) => {
+                    return Err(FsError::WouldWait);
+                }
                 Err(Needs::Window(window)) => self.load_window(inode, window)?,
                 Err(Needs::Block(block)) => self.fetch_block(inode, block)?,
                 Err(Needs::Space(want)) => self.find_space_or_refuse(busy, want, claim)?,

@@ -7,6 +7,7 @@
 //! directories.)
 
 use crate::api::Ino;
+use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::inode::state_lock::Exclusive;
@@ -20,19 +21,20 @@ pub(crate) struct Locked<'i> {
 }
 
 impl<'i> Locked<'i> {
-    /// Locks the inodes; one that is named twice is locked once.
-    pub(crate) fn new<const N: usize>(mut inodes: [&'i Inode; N]) -> Self {
+    /// Locks the inodes; one that is named twice is locked once. A thread that must not wait gets
+    /// [`FsError::WouldWait`] if another one has any of them.
+    pub(crate) fn new<const N: usize>(mut inodes: [&'i Inode; N]) -> Result<Self, FsError> {
         const { assert!(N <= MOST) };
         inodes.sort_unstable_by_key(|i| i.ino);
         let mut guards = [const { None }; MOST];
         let mut last = 0;
         for (slot, inode) in guards.iter_mut().zip(inodes) {
             if inode.ino != last {
-                *slot = Some((inode.ino, inode.state.write()));
+                *slot = Some((inode.ino, inode.state.write_now()?));
                 last = inode.ino;
             }
         }
-        Self { guards }
+        Ok(Self { guards })
     }
 
     /// The state of one of them.

@@ -19,12 +19,16 @@
 //!
 //! An inode has no generation: its number is never given to another inode (`local/counters.rs`).
 //!
+//! An inode is read without the shard's lock, by one thread: those that want the same one wait for
+//! it, those that want others do not. To be deleted an inode must be resident, so none is deleted
+//! while it is read, and one that was deleted first is not found.
+//!
 //! A shard has a queue of its residents, the oldest first. Each one that is added looks at a few at
 //! the front: one that was used since the last look goes to the back, another one leaves. So the
 //! work of a request is bounded, and one walk over all files does not drive out what is in use.
 
 use crate::api::Ino;
-use crate::sync::{Arc, Mutex, Ordering, fence, lock};
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, Ordering, fence, lock, wait_for};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -70,14 +74,15 @@ pub enum Parting {
     Behind,
 }
 
-/// Where inodes come from. `load` and `part` are called under a shard's lock: they wait for no lock
-/// of an inode.
+/// Where inodes come from. `part` is called under a shard's lock: it waits for no lock of an inode.
 pub trait Store {
     /// An inode in memory.
     type Inode;
     /// Why one could not be read.
     type Error;
-    /// Reads an inode; `None`: there is none.
+    /// An error where the caller must not wait until another thread has read the inode.
+    fn may_wait(&self) -> Result<(), Self::Error>;
+    /// Reads an inode; `None`: there is none. Waits for no lock of an inode.
     fn load(&self, ino: Ino) -> Result<Option<Self::Inode>, Self::Error>;
     /// Whether an inode that nobody refers to may leave.
     fn part(&self, inode: &Self::Inode) -> Parting;
@@ -146,6 +151,8 @@ const _: () = assert!(ENTRY_BYTES == 13);
 struct State<I> {
     resident: Map<Ino, Arc<I>>,
     remembered: Map<Half, Remembered>,
+    /// Those that a thread is reading.
+    loading: Vec<Ino>,
     /// Each resident once, the oldest first; and numbers of some that were removed.
     queue: VecDeque<Ino>,
     /// The newest context that changed one that left.
@@ -225,6 +232,8 @@ pub struct Counts {
 /// The inodes whose numbers have one remainder.
 pub struct Shard<I> {
     state: Mutex<State<I>>,
+    /// An inode was read.
+    loaded: Condvar,
 }
 
 impl<I> Default for Shard<I> {
@@ -232,19 +241,17 @@ impl<I> Default for Shard<I> {
         let state = State {
             resident: Map::default(),
             remembered: Map::default(),
+            loading: Vec::new(),
             queue: VecDeque::new(),
             newest_left: 0,
         };
-        Self { state: Mutex::new(state) }
+        Self { state: Mutex::new(state), loaded: Condvar::new() }
     }
 }
 
 impl<I> Shard<I> {
     /// The inode, read if it is not resident; `None`: it does not exist. If more than `most` are
     /// resident then, some leave.
-    ///
-    /// It is read under the lock, so that an inode that is deleted from the journal first and
-    /// removed from here after it cannot come back in between.
     pub fn get<S: Store<Inode = I>>(
         &self,
         store: &S,
@@ -253,17 +260,47 @@ impl<I> Shard<I> {
         moved: &mut Moved<I>,
     ) -> Result<Option<Arc<I>>, S::Error> {
         let mut state = lock(&self.state);
+        loop {
+            if let Some(inode) = state.resident.get(&ino) {
+                store.note_use(inode);
+                return Ok(Some(Arc::clone(inode)));
+            }
+            if !state.loading.contains(&ino) {
+                break;
+            }
+            store.may_wait()?;
+            state = wait_for(&self.loaded, state);
+        }
+        let loaded;
+        (state, loaded) = self.load(store, ino, state);
+        // A number that nobody knew may have been given to a new inode meanwhile.
         if let Some(inode) = state.resident.get(&ino) {
-            store.note_use(inode);
             return Ok(Some(Arc::clone(inode)));
         }
-        let Some(inode) = store.load(ino)? else { return Ok(None) };
+        let Some(inode) = loaded? else { return Ok(None) };
         let known = state.recall(ino);
         store.restore(&inode, known, state.newest_left);
         let inode = Arc::new(inode);
         state.admit(ino, &inode);
         state.make_room(store, most, STEPS, moved);
         Ok(Some(inode))
+    }
+
+    /// Reads the inode without the lock.
+    #[expect(clippy::type_complexity, reason = "the lock again, and what was read, for one caller")]
+    fn load<'s, S: Store<Inode = I>>(
+        &'s self,
+        store: &S,
+        ino: Ino,
+        mut state: MutexGuard<'s, State<I>>,
+    ) -> (MutexGuard<'s, State<I>>, Result<Option<I>, S::Error>) {
+        state.loading.push(ino);
+        drop(state);
+        let loaded = store.load(ino);
+        let mut state = lock(&self.state);
+        state.loading.retain(|other| *other != ino);
+        self.loaded.notify_all();
+        (state, loaded)
     }
 
     /// The inode, if it is resident.

@@ -5,8 +5,10 @@
 //! look at attributes or to change them brings them in line first.
 
 use crate::api::{Ino, Timestamp};
+use crate::error::FsError;
 use crate::inode::state::InodeState;
 use crate::order::{Guard, Rank};
+use crate::patience;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
@@ -50,15 +52,41 @@ impl StateLock {
 
     /// Takes it shared, with the times in line.
     pub fn read(&self) -> Shared<'_> {
-        if self.written.load(Ordering::Acquire) != 0 || self.accessed.load(Ordering::Acquire) != 0 {
+        if self.has_times() {
             drop(self.write());
         }
         self.share()
     }
 
+    /// The times are behind.
+    fn has_times(&self) -> bool {
+        self.written.load(Ordering::Acquire) != 0 || self.accessed.load(Ordering::Acquire) != 0
+    }
+
     /// Takes it shared; the times may be behind.
     pub fn share(&self) -> Shared<'_> {
         Guard::wait(Rank::Inode(self.ino), || self.state.read())
+    }
+
+    /// As [`StateLock::read`], unless the thread must not wait and another one has it: that one may
+    /// be waiting for the store.
+    pub(crate) fn read_now(&self) -> Result<Shared<'_>, FsError> {
+        if !patience::is_hurried() {
+            return Ok(self.read());
+        }
+        if self.has_times() {
+            drop(self.write_now()?);
+        }
+        let state = self.state.try_read().ok_or(FsError::WouldWait)?;
+        Ok(Guard::tried(Rank::Inode(self.ino), state))
+    }
+
+    /// As [`StateLock::write`], with the same exception.
+    pub(crate) fn write_now(&self) -> Result<Exclusive<'_>, FsError> {
+        if !patience::is_hurried() {
+            return Ok(self.write());
+        }
+        self.try_write().ok_or(FsError::WouldWait)
     }
 
     /// Takes it exclusively, with the times in line.

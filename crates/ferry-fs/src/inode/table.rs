@@ -8,17 +8,19 @@ use crate::inode::incore::Inode;
 use crate::inode::residency::{Counts, Moved, Parting, Remembered, Shard, Store};
 use crate::inode::state::InodeState;
 use crate::keys::{self, Dentry, InodeRecord, Key};
+use crate::patience;
 use ferry_journal::Journal;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A shard is locked while an inode is read, and while its tables grow: the more shards, the
-/// shorter.
+/// A shard is locked while its tables grow: the more shards, the shorter.
 const SHARDS: usize = 256;
 /// A thread that trims looks at so many inodes of a shard at a time.
 const TRIM_STEPS: usize = 256;
+/// So many inodes with successive numbers are loaded together.
+const NEAR: u64 = 64;
 /// Inodes may take this part of the memory, and cached names as much.
 const SHARE: usize = 8;
 /// Bytes that a cached name takes, about.
@@ -60,7 +62,12 @@ impl Store for Stored {
     type Inode = Inode;
     type Error = FsError;
 
+    fn may_wait(&self) -> Result<(), FsError> {
+        patience::may_wait()
+    }
+
     fn load(&self, ino: Ino) -> Result<Option<Inode>, FsError> {
+        patience::may_wait()?;
         let Some(value) = self.0.get(&keys::inode(ino))? else { return Ok(None) };
         Ok(Some(Inode::new(ino, InodeRecord::decode(&value)?)))
     }
@@ -187,6 +194,17 @@ impl InodeTable {
         found
     }
 
+    /// Loads the inodes whose numbers are near: they were made together, and their records lie
+    /// together. What cannot be read is told to who asks for it.
+    pub(crate) fn load_around(&self, ino: Ino) {
+        let first = ino - ino % NEAR;
+        for near in (first..first + NEAR).filter(|near| self.peek(*near).is_none()) {
+            if self.get(near).is_err() {
+                return;
+            }
+        }
+    }
+
     /// The inode that a request names.
     pub(crate) fn need(&self, ino: Ino) -> Result<Arc<Inode>, FsError> {
         self.get(ino)?.ok_or(FsError::Errno(Errno(libc::ESTALE)))
@@ -300,7 +318,7 @@ impl InodeTable {
             if self.dir_entries() <= self.names_most.load(Ordering::Relaxed) {
                 return;
             }
-            // The queue is not locked while a shard is: that one may be reading an inode.
+            // The queue is not locked while a shard is.
             let first = self.cached_dirs.lock().queue.pop_front();
             let Some(ino) = first else { return };
             let Some(inode) = self.peek(ino) else { continue };

@@ -2,8 +2,8 @@
 //! program of a core, so it must not wait: what may have to wait becomes a job.
 //!
 //! The blocking pool has three parts, so that one kind of wait does not keep the others from
-//! running: changes, changes that take many transactions, and fsyncs. Reads and snapshots have
-//! pools of their own.
+//! running: changes, changes that take many transactions, and fsyncs. Reads of contents, reads of
+//! metadata and snapshots have pools of their own.
 
 use crate::api::{Parked, Reply};
 use crate::inode::incore::Inode;
@@ -26,6 +26,20 @@ impl<F: 'static> Work<F> for BlockingChange<F> {
 
     fn run(these: Vec<Self>, fs: &F) {
         these.into_iter().for_each(|change| (change.0)(fs));
+    }
+}
+
+/// A request that must read metadata which may be far away.
+pub(crate) struct MetadataRead<F>(pub(crate) Job<F>);
+
+impl<F: 'static> Work<F> for MetadataRead<F> {
+    const NAME: &'static str = "ferry-metadata";
+    /// The store is asked for so much at the same time.
+    const THREADS_MAX: usize = 32;
+    const TOGETHER: bool = false;
+
+    fn run(these: Vec<Self>, fs: &F) {
+        these.into_iter().for_each(|read| (read.0)(fs));
     }
 }
 

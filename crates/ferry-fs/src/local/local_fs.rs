@@ -16,7 +16,9 @@ use crate::inode::table::InodeTable;
 use crate::keys::{self};
 use crate::local::counters::VolumeCounters;
 use crate::local::handles::Handles;
-use crate::local::jobs::{BlockingChange, BlockingDrop, BlockingFsync, PooledRead, SnapshotChange};
+use crate::local::jobs::{
+    BlockingChange, BlockingDrop, BlockingFsync, MetadataRead, PooledRead, SnapshotChange,
+};
 use crate::local::name_hash::NameHash;
 use crate::local::pool::Pool;
 use crate::local::reclaimer::Reclaimer;
@@ -174,6 +176,7 @@ pub struct LocalFs {
     pub(crate) blocking_fsyncs: Arc<Pool<LocalFs, BlockingFsync<LocalFs>>>,
     pub(crate) blocking_drops: Arc<Pool<LocalFs, BlockingDrop<LocalFs>>>,
     pub(crate) blocking_changes: Arc<Pool<LocalFs, BlockingChange<LocalFs>>>,
+    pub(crate) metadata_reads: Arc<Pool<LocalFs, MetadataRead<LocalFs>>>,
     pub(crate) snapshot_changes: Arc<Pool<LocalFs, SnapshotChange<LocalFs>>>,
     pub(crate) host: RwLock<Option<Arc<dyn Host>>>,
     pub(crate) closed: Mutex<bool>,

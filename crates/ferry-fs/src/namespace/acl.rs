@@ -7,6 +7,7 @@ use crate::api::{Errno, Ino};
 use crate::error::FsError;
 use crate::keys;
 use crate::local::local_fs::{LocalFs, errno};
+use crate::patience;
 
 /// The attribute that holds an inode's own list.
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -126,6 +127,7 @@ impl Acl {
 impl LocalFs {
     /// A stored list of an inode whose lock is held.
     pub(crate) fn stored_acl(&self, ino: Ino, name: &[u8]) -> Result<Option<Acl>, FsError> {
+        patience::may_wait()?;
         let Some(value) = self.journal.get(&keys::xattr(ino, name))? else { return Ok(None) };
         Acl::decode(&value).map_err(|_| errno(libc::EIO))
     }

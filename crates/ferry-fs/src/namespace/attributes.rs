@@ -1,6 +1,6 @@
 //! Reading and changing attributes.
 
-use crate::api::{Attr, Ino, SetAttr};
+use crate::api::{Attr, Ino, SetAttr, Timestamp};
 use crate::credits::FULL_RECORD_BYTES;
 use crate::error::FsError;
 use crate::inode::incore::Inode;
@@ -22,8 +22,13 @@ const SIZE_MAX: u64 = i64::MAX as u64;
 impl LocalFs {
     pub(crate) fn do_getattr(&self, ino: Ino) -> Result<Attr, FsError> {
         let inode = self.table.need(ino)?;
-        let attr = inode.state.read().attr(ino);
+        let attr = inode.state.read_now()?.attr(ino);
         Ok(attr)
+    }
+
+    /// When the inode was made.
+    pub(crate) fn do_birth_time(&self, ino: Ino) -> Result<Timestamp, FsError> {
+        Ok(self.table.need(ino)?.state.share().rec.btime)
     }
 
     pub(crate) fn do_setattr(&self, how: How, ino: Ino, set: &SetAttr) -> Result<Attr, FsError> {
@@ -90,7 +95,7 @@ impl LocalFs {
             let acl_bytes = if with_acl { acl::ENCODED_MAX as u32 + 64 } else { 0 };
             let bytes = FULL_RECORD_BYTES + acl_bytes;
             let mut txn = self.begin(how, Credits { keys: 2, bytes, urgent: false })?;
-            let mut state = inode.state.write();
+            let mut state = inode.state.write_now()?;
             if set.mode.is_some() && state.rec.flags & INODE_HAS_XATTRS != 0 {
                 if !with_acl {
                     with_acl = true;

@@ -77,7 +77,7 @@ impl LocalFs {
         let mut inherit = false;
         loop {
             let txn = self.begin(how, credits(new.target.map_or(0, <[u8]>::len), inherit))?;
-            let mut state = dir.state.write();
+            let mut state = dir.state.write_now()?;
             check_dir(&state)?;
             let cookie = match self.find(&dir, &state, name)? {
                 // A program that was told that the name is new cannot be given what is there.
@@ -303,7 +303,7 @@ impl LocalFs {
         let dir = self.table.need(parent)?;
         let mut txn = self.begin(how, credits(0, true))?;
         let (mut rec, inherited) = {
-            let dir_state = dir.state.read();
+            let dir_state = dir.state.read_now()?;
             check_dir(&dir_state)?;
             let new = New { mode: libc::S_IFREG | mode & 0o7777, rdev: 0, target: None };
             self.new_record(cx, parent, &dir_state, new)?

@@ -33,7 +33,7 @@ impl LocalFs {
         }
         let bytes = DENTRY_BYTES + RECORD_BYTES + FULL_RECORD_BYTES + SMALL_BYTES;
         let mut txn = self.begin(how, Credits { keys: 4, bytes, urgent: false })?;
-        let mut locked = Locked::new([&*dir, &*inode]);
+        let mut locked = Locked::new([&*dir, &*inode])?;
         check_dir(locked.state(&dir))?;
         let cookie = self.find(&dir, locked.state(&dir), name)?.absent()?;
         let now = self.time(how);

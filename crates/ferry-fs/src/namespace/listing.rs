@@ -12,7 +12,9 @@ use crate::inode::state::InodeState;
 use crate::keys;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::namespace::names::{FIRST_COOKIE, check_dir};
+use crate::patience;
 use crate::posix::is_dir;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -41,6 +43,12 @@ impl LocalFs {
         sink: Sink<'_>,
     ) -> Result<(), FsError> {
         let dir = self.table.need(ino)?;
+        let is_begun = Cell::new(false);
+        let sink: Sink<'_> = &mut |entry| {
+            let fits = sink(entry);
+            is_begun.set(is_begun.get() || fits);
+            fits
+        };
         let mut at = cookie;
         if at < FIRST_COOKIE && !self.list_dots(&dir, &mut at, sink)? {
             return Ok(());
@@ -49,10 +57,14 @@ impl LocalFs {
             self.touch_atime(&dir);
         }
         for batch in std::iter::once(BATCHES[0]).chain(std::iter::repeat(BATCHES[1])) {
-            let (entries, inodes) = self.next_entries(&dir, at, batch, plus)?;
+            let (entries, inodes) = match self.next_entries(&dir, at, batch, plus) {
+                // The listing goes on behind what it has.
+                Err(FsError::WouldWait) if is_begun.get() => return Ok(()),
+                next => next?,
+            };
             let last = entries.len() < batch;
             at = entries.last().map_or(at, |(cookie, _)| *cookie);
-            if !self.give_entries(entries, inodes, plus, sink) || last {
+            if !self.give_entries(entries, inodes, sink) || last {
                 break;
             }
         }
@@ -90,7 +102,7 @@ impl LocalFs {
         plus: bool,
     ) -> Result<(Vec<(u64, DirName)>, Vec<Option<Arc<Inode>>>), FsError> {
         let mut entries = Vec::with_capacity(most);
-        let state = dir.state.read();
+        let state = dir.state.read_now()?;
         if check_dir(&state).is_err() {
             return Ok((entries, Vec::new()));
         }
@@ -98,8 +110,12 @@ impl LocalFs {
         let mut inodes = Vec::new();
         if plus {
             // An entry whose inode is damaged is listed all the same.
-            let known = |(_, name): &(u64, DirName)| self.target(dir.ino, name.target.ino).ok();
-            inodes.extend(entries.iter().map(known));
+            for (_, name) in &entries {
+                match self.target(dir.ino, name.target.ino) {
+                    Err(FsError::WouldWait) => return Err(FsError::WouldWait),
+                    known => inodes.push(known.ok()),
+                }
+            }
             inodes.iter().flatten().for_each(|inode: &Arc<Inode>| {
                 inode.lookups.fetch_add(1, Ordering::AcqRel);
             });
@@ -134,6 +150,7 @@ impl LocalFs {
         most: usize,
         entries: &mut Vec<(u64, DirName)>,
     ) -> Result<(), FsError> {
+        patience::may_wait()?;
         let mut bad = None;
         let (from, to) = (keys::dentry_from(dir, after.saturating_add(1)), keys::dentry_end(dir));
         self.journal.scan(&from, &to, &mut |key, value| {
@@ -143,25 +160,24 @@ impl LocalFs {
         bad.map_or(Ok(()), |bad| Err(bad.into()))
     }
 
-    /// Hands entries out; `false`: one did not fit. Lookups of those that were not taken are taken
-    /// back.
+    /// Hands entries out; `false`: one did not fit. Lookups of those that were not taken, or whose
+    /// attributes another thread is changing, are taken back.
     fn give_entries(
         &self,
         entries: Vec<(u64, DirName)>,
         inodes: Vec<Option<Arc<Inode>>>,
-        plus: bool,
         sink: Sink<'_>,
     ) -> bool {
         let mut fits = true;
         let mut inodes = inodes.into_iter();
         for (cookie, DirName { name, target }) in entries {
             let inode = inodes.next().flatten();
-            if fits {
-                let entry =
-                    inode.as_ref().filter(|_| plus).map(|i| self.entry(i.state.read().attr(i.ino)));
-                fits = sink(&DirEntry { name, ino: target.ino, kind: target.kind, cookie, entry });
-            }
-            if let (false, Some(inode)) = (fits, inode) {
+            let attr = |inode: &Arc<Inode>| Some(inode.state.read_now().ok()?.attr(inode.ino));
+            let entry = inode.as_ref().filter(|_| fits).and_then(attr).map(|attr| self.entry(attr));
+            let is_known = entry.is_some();
+            fits =
+                fits && sink(&DirEntry { name, ino: target.ino, kind: target.kind, cookie, entry });
+            if let (false, Some(inode)) = (fits && is_known, inode) {
                 self.forget_inode(&inode, 1);
             }
         }

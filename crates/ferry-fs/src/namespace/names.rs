@@ -7,6 +7,7 @@ use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::keys::{self, BadRecord, Dentry, Key};
 use crate::local::local_fs::{LocalFs, VALID, errno};
+use crate::patience;
 use crate::posix::{self, is_dir};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -82,6 +83,7 @@ impl LocalFs {
 
     /// Finds a name of a directory that is not cached.
     pub(crate) fn find_stored(&self, dir: Ino, base: u64, name: &[u8]) -> Result<Found, FsError> {
+        patience::may_wait()?;
         let (mut found, mut free, mut bad) = (None, base, None);
         let (from, to) =
             (keys::dentry_from(dir, base), keys::dentry_from(dir, base + DISAMBIGUATORS));
@@ -105,6 +107,7 @@ impl LocalFs {
 
     /// Reads all entries of `dir` into its cache. Its lock is held.
     pub(crate) fn load_dir(&self, dir: &Inode) -> Result<(), FsError> {
+        patience::may_wait()?;
         let (mut entries, mut bad) = (Vec::new(), None);
         let (from, to) = (keys::dentry_from(dir.ino, 0), keys::dentry_end(dir.ino));
         self.journal.scan(&from, &to, &mut |key, value| {
@@ -139,7 +142,7 @@ impl LocalFs {
     /// Finds a name, and its inode, holding the directory's lock only while looking: the caller
     /// looks again under its locks.
     pub(crate) fn glance(&self, dir: &Inode, name: &[u8]) -> Result<Option<Arc<Inode>>, FsError> {
-        let state = dir.state.read();
+        let state = dir.state.read_now()?;
         check_dir(&state)?;
         match self.find(dir, &state, name)? {
             Found::Present(_, target) => self.target(dir.ino, target.ino).map(Some),
@@ -168,7 +171,7 @@ impl LocalFs {
         }
         let dir = self.table.need(parent)?;
         let inode = {
-            let state = dir.state.read();
+            let state = dir.state.read_now()?;
             // "." is asked of anything by a caller that has only its number: an NFS server, a
             // client of a server that was restarted. Of a removed file the kernel may not have
             // taken its lookups back yet: only an open handle keeps it.
@@ -198,7 +201,7 @@ impl LocalFs {
             inode.lookups.fetch_add(1, Ordering::AcqRel);
             inode
         };
-        let attr = inode.state.read().attr(inode.ino);
-        Ok(self.entry(attr))
+        let attr = inode.state.read_now().map(|state| state.attr(inode.ino));
+        attr.map(|attr| self.entry(attr)).inspect_err(|_| self.forget_inode(&inode, 1))
     }
 }

@@ -49,7 +49,7 @@ impl LocalFs {
         loop {
             let child = self.glance(&dir, name)?.ok_or(errno(libc::ENOENT))?;
             let mut txn = self.begin(how, UNLINK_CREDITS)?;
-            let mut locked = Locked::new([&*dir, &*child]);
+            let mut locked = Locked::new([&*dir, &*child])?;
             check_dir(locked.state(&dir))?;
             let (cookie, target) = self.find(&dir, locked.state(&dir), name)?.present()?;
             if target.ino != child.ino {

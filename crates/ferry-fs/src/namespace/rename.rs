@@ -111,7 +111,7 @@ impl LocalFs {
         if moves_dir {
             self.check_not_below(to.dir.ino, source.ino)?;
         }
-        let mut locked = Locked::new([from.dir, to.dir, source, to.to_lock()]);
+        let mut locked = Locked::new([from.dir, to.dir, source, to.to_lock()])?;
         let Some((old_cookie, new)) = self.look_again(&mut locked, from, to)? else {
             return Ok(false);
         };
@@ -295,7 +295,7 @@ impl LocalFs {
                 self.check_not_below(dir.ino, inode.ino)?;
             }
         }
-        let mut locked = Locked::new([a.dir, b.dir, &**ia, &**ib]);
+        let mut locked = Locked::new([a.dir, b.dir, &**ia, &**ib])?;
         let Some((cookie_a, Found::Present(cookie_b, _))) = self.look_again(&mut locked, a, b)?
         else {
             return Ok(false);

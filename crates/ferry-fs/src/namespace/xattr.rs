@@ -12,6 +12,7 @@ use crate::keys::{self, INODE_HAS_XATTRS, Key};
 use crate::local::local_fs::{LocalFs, errno, put_inode};
 use crate::local::transaction::How;
 use crate::namespace::acl::{self, Acl};
+use crate::patience;
 use crate::posix::is_dir;
 use ferry_journal::{Credits, JournalError, Transaction};
 
@@ -37,18 +38,19 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
 impl LocalFs {
     pub(crate) fn do_getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, FsError> {
         let inode = self.table.need(ino)?;
-        let state = inode.state.read();
+        let state = inode.state.read_now()?;
         if state.rec.flags & INODE_HAS_XATTRS == 0 {
             return Err(errno(libc::ENODATA));
         }
         check_name(name)?;
+        patience::may_wait()?;
         let value = self.journal.get(&keys::xattr(ino, name))?;
         value.map(|v| v.to_vec()).ok_or(errno(libc::ENODATA))
     }
 
     pub(crate) fn do_listxattr(&self, ino: Ino) -> Result<Vec<u8>, FsError> {
         let inode = self.table.need(ino)?;
-        let state = inode.state.read();
+        let state = inode.state.read_now()?;
         let mut list = Vec::new();
         if state.rec.flags & INODE_HAS_XATTRS != 0 {
             self.each_xattr(ino, &mut |name| {
@@ -60,6 +62,7 @@ impl LocalFs {
     }
 
     fn each_xattr(&self, ino: Ino, visit: &mut dyn FnMut(&[u8])) -> Result<(), FsError> {
+        patience::may_wait()?;
         self.journal.scan(&keys::xattr(ino, b""), &keys::xattr_end(ino), &mut |key, _| {
             if let Some(Key::Xattr(_, name)) = keys::parse(key) {
                 visit(name);
@@ -92,6 +95,7 @@ impl LocalFs {
             }
             begun => begun?,
         };
+        patience::may_wait()?;
         let mut state = inode.state.write();
         let stored = self.journal.get(&keys::xattr(ino, name))?.is_some();
         if stored && flags.create {
@@ -205,6 +209,7 @@ impl LocalFs {
 
     fn remove_xattr(&self, how: How, inode: &Inode, name: &[u8]) -> Result<(), FsError> {
         let mut txn = self.begin(how, Credits { urgent: true, ..xattr_credits(name.len(), 0) })?;
+        patience::may_wait()?;
         let mut state = inode.state.write();
         let has_any = state.rec.flags & INODE_HAS_XATTRS != 0;
         if !has_any || self.journal.get(&keys::xattr(inode.ino, name))?.is_none() {

@@ -1,10 +1,15 @@
-//! Requests whose change may have to wait: a thread of the blocking pool makes the change.
+//! Requests that may have to wait, for log space, write-back or a store that is far away: a thread
+//! of a pool makes them.
 
-use crate::api::{Answer, Cx, Filesystem, Ino, Interrupt, Parked, Reply, Stop};
+use crate::api::{
+    Answer, Cx, DirEntry, Entry, Filesystem, Ino, Interrupt, Listing, Parked, Reply, Stop,
+};
 use crate::error::FsError;
 use crate::inprocess::{FromReply, InProcess};
-use crate::local::jobs::{BlockingChange, BlockingDrop};
+use crate::local::jobs::{BlockingChange, BlockingDrop, Job, MetadataRead};
 use crate::local::local_fs::LocalFs;
+use crate::local::pool::{Pool, Work};
+use crate::patience::Hurried;
 use crate::store::data_store::Busy;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -13,7 +18,7 @@ use std::sync::Arc;
 /// done.
 const MANY_BLOCKS: u64 = 1 << 14;
 
-/// How far a change has come whose program may be killed meanwhile.
+/// How far a request has come whose program may be killed meanwhile.
 enum Progress {
     Waiting,
     /// Nobody waits for it any more.
@@ -22,57 +27,113 @@ enum Progress {
     Answered(Granted),
 }
 
-/// What an answer gave the program: a lookup of an inode, an open handle. If nobody hears it, they
-/// are taken back.
-#[derive(Clone, Copy, Default)]
+/// What an answer gave the program: lookups of inodes, an open handle. If nobody hears it, they are
+/// taken back.
+#[derive(Default)]
 struct Granted {
-    ino: Option<u64>,
+    inodes: Vec<Ino>,
     fh: Option<u64>,
 }
 
 impl Granted {
     fn by(reply: &Reply) -> Self {
-        match reply {
-            Reply::Entry(entry) => Self { ino: entry.attr.map(|attr| attr.ino), fh: None },
-            Reply::Created(entry, opened) => {
-                Self { ino: entry.attr.map(|attr| attr.ino), fh: Some(opened.fh) }
+        let known = |entry: &Entry| entry.attr.map(|attr| attr.ino);
+        let inodes = match reply {
+            Reply::Entry(entry) | Reply::Created(entry, _) => known(entry).into_iter().collect(),
+            Reply::Dir(entries) => {
+                entries.iter().filter_map(|one| one.entry.as_ref().and_then(known)).collect()
             }
-            _ => Self::default(),
-        }
+            _ => Vec::new(),
+        };
+        let fh = match reply {
+            Reply::Created(_, opened) | Reply::Opened(opened) => Some(opened.fh),
+            _ => None,
+        };
+        Self { inodes, fh }
     }
 
     fn take_back(self, fs: &LocalFs) {
         if let Some(fh) = self.fh {
             fs.do_release(fh);
         }
-        if let Some(ino) = self.ino {
-            fs.forget(ino, 1);
-        }
+        self.inodes.into_iter().for_each(|ino| fs.forget(ino, 1));
     }
 }
 
 impl LocalFs {
+    /// Makes a request on this thread, which does not wait for a store that is far away:
+    /// [`FsError::WouldWait`] if it had to.
+    pub(crate) fn at_once<T>(
+        &self,
+        cx: &Cx,
+        request: impl FnOnce() -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        let _hurried = Hurried::if_so(self.data.is_far() && self.patience(cx) == Busy::Refuse);
+        request()
+    }
+
     /// Has a change made by a thread that may wait.
     pub(crate) fn later<T: Into<Reply> + FromReply>(
         &self,
         cx: &Cx,
         change: impl FnOnce(&Self, &Cx) -> Answer<T> + Send + 'static,
     ) -> Answer<T> {
+        self.later_in(&self.blocking_changes, BlockingChange, cx, change)
+    }
+
+    /// Has a request that changes nothing made by a thread that may wait for the store.
+    pub(crate) fn read_later<T: Into<Reply> + FromReply>(
+        &self,
+        cx: &Cx,
+        read: impl FnOnce(&Self, &Cx) -> Answer<T> + Send + 'static,
+    ) -> Answer<T> {
+        self.later_in(&self.metadata_reads, MetadataRead, cx, read)
+    }
+
+    /// Who looks up a file looks up those beside it: their records come into memory, too, so that
+    /// those look-ups are answered at once.
+    pub(crate) fn load_around(&self, found: &Entry) {
+        if let Some(ino) = found.attr.map(|attr| attr.ino) {
+            let load = move |fs: &Self| fs.table.load_around(ino);
+            self.metadata_reads.push(MetadataRead(Box::new(load)));
+        }
+    }
+
+    /// The listing of a directory, by a thread that may wait for the store.
+    pub(crate) fn list_later(&self, cx: &Cx, ino: Ino, cookie: u64, plus: bool) -> Answer<()> {
+        let mut listing = Listing::new(plus, cx.park.listing_bytes());
+        let listed = self.read_later(cx, move |fs, cx| {
+            fs.readdir(cx, ino, 0, cookie, plus, &mut |entry| listing.push(entry))?;
+            Ok(listing.entries)
+        });
+        listed.map(|_: Vec<DirEntry>| ())
+    }
+
+    fn later_in<T: Into<Reply> + FromReply, W: Work<Self>>(
+        &self,
+        pool: &Arc<Pool<Self, W>>,
+        work: fn(Job<Self>) -> W,
+        cx: &Cx,
+        request: impl FnOnce(&Self, &Cx) -> Answer<T> + Send + 'static,
+    ) -> Answer<T> {
         let Cx { uid, gid, umask, pid: caller, .. } = *cx;
         let caller = InProcess { uid, gid, umask, caller, ack: cx.early_ack() };
         let progress = Arc::new(Mutex::new(Progress::Waiting));
         let parked: Parked<Reply> = cx.park(Some(self.when_given_up(&progress)));
-        self.blocking_changes.push(BlockingChange(Box::new(move |fs: &LocalFs| {
+        pool.push(work(Box::new(move |fs: &LocalFs| {
             if matches!(*progress.lock(), Progress::GivenUp) {
                 return;
             }
-            let result = caller.call(|cx| change(fs, cx)).map(Into::into);
+            let result = caller.call(|cx| request(fs, cx)).map(Into::into);
             let granted = result.as_ref().map_or(Granted::default(), Granted::by);
-            let before = std::mem::replace(&mut *progress.lock(), Progress::Answered(granted));
-            match before {
-                Progress::GivenUp => granted.take_back(fs),
-                _ => parked.complete(result),
+            let mut progress = progress.lock();
+            if matches!(*progress, Progress::GivenUp) {
+                drop(progress);
+                return granted.take_back(fs);
             }
+            *progress = Progress::Answered(granted);
+            drop(progress);
+            parked.complete(result);
         })));
         Err(Stop::Parked)
     }
@@ -108,7 +169,9 @@ impl LocalFs {
         });
         let long = blocks >= self.fits_log(MANY_BLOCKS) && drops(size);
         let short = self.journal.is_short(false) || self.data.is_short_of(takes);
-        if !(long || short) || self.patience(cx) == Busy::Wait {
+        // Which extents it drops may have to be read.
+        let far = blocks > 0 && self.data.is_far();
+        if !(long || short || far) || self.patience(cx) == Busy::Wait {
             return change(self).map_err(|error| Stop::Errno(self.report(what, ino, error)));
         }
         if !long {

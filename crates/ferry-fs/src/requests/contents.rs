@@ -13,6 +13,7 @@ use crate::local::jobs::PooledRead;
 use crate::local::local_fs::{CacheMode, LocalFs, errno};
 use crate::local::pool::Work;
 use crate::local::transaction::How;
+use crate::patience;
 use crate::posix::{is_dir, without_set_ids};
 use crate::store::data_store::{At, Busy, Touch};
 use ferry_device::ReadRing;
@@ -92,7 +93,11 @@ impl LocalFs {
         flags: i32,
         kill: bool,
     ) -> Result<Opened, FsError> {
-        if is_dir(inode.state.read().rec.mode) {
+        let (mode, blocks) = {
+            let state = inode.state.read_now()?;
+            (state.rec.mode, state.logged.blocks)
+        };
+        if is_dir(mode) {
             return Err(errno(libc::EISDIR));
         }
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
@@ -100,6 +105,9 @@ impl LocalFs {
             self.writable()?;
         }
         if flags & libc::O_TRUNC != 0 {
+            if blocks > 0 {
+                patience::may_wait()?;
+            }
             if kill {
                 self.drop_capability(How::waiting(cx.early_ack()), inode)?;
             }
@@ -372,7 +380,7 @@ impl LocalFs {
     pub(crate) fn do_readlink(&self, ino: Ino) -> Result<Vec<u8>, FsError> {
         let inode = self.table.need(ino)?;
         let target = {
-            let state = inode.state.read();
+            let state = inode.state.read_now()?;
             if state.rec.mode & libc::S_IFMT != libc::S_IFLNK {
                 return Err(errno(libc::EINVAL));
             }

@@ -292,6 +292,7 @@ impl LocalFs {
         self.blocking_fsyncs.stop();
         self.blocking_drops.stop();
         self.blocking_changes.stop();
+        self.metadata_reads.stop();
         if !self.options.read_only {
             // Waiting as long as it takes: it cannot be refused.
             self.log_lazy_times(Busy::Wait)?;
@@ -329,6 +330,7 @@ impl Drop for LocalFs {
         self.blocking_fsyncs.stop();
         self.blocking_drops.stop();
         self.blocking_changes.stop();
+        self.metadata_reads.stop();
         self.snapshot_changes.stop();
     }
 }

@@ -30,21 +30,35 @@ impl LocalFs {
         &self,
         cx: &Cx,
         (what, ino): (&'static str, Ino),
-        result: Result<T, FsError>,
+        change: impl FnOnce() -> Result<T, FsError>,
         again: impl FnOnce() -> F,
     ) -> Answer<T>
     where
         T: Into<Reply> + FromReply,
         F: FnOnce(&Self, &Cx) -> Answer<T> + Send + 'static,
     {
-        match result {
+        match self.at_once(cx, change) {
             Err(FsError::WouldWait) => self.later(cx, again()),
             result => self.answer(what, ino, result),
         }
     }
 
-    fn inode_for(&self, what: &'static str, ino: Ino) -> Answer<Arc<Inode>> {
-        self.answer(what, ino, self.table.need(ino))
+    /// The same for a request that changes nothing.
+    fn answer_read<T, F>(
+        &self,
+        cx: &Cx,
+        (what, ino): (&'static str, Ino),
+        read: impl FnOnce() -> Result<T, FsError>,
+        again: impl FnOnce() -> F,
+    ) -> Answer<T>
+    where
+        T: Into<Reply> + FromReply,
+        F: FnOnce(&Self, &Cx) -> Answer<T> + Send + 'static,
+    {
+        match self.at_once(cx, read) {
+            Err(FsError::WouldWait) => self.read_later(cx, again()),
+            result => self.answer(what, ino, result),
+        }
     }
 }
 
@@ -57,8 +71,12 @@ impl Filesystem for LocalFs {
         self.do_detach();
     }
 
-    fn lookup(&self, _cx: &Cx, parent: Ino, name: &[u8]) -> Answer<Entry> {
-        self.answer("lookup", parent, self.do_lookup(parent, name))
+    fn lookup(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<Entry> {
+        let look_up = || self.do_lookup(parent, name);
+        self.answer_read(cx, ("lookup", parent), look_up, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.lookup(cx, parent, &name).inspect(|entry| fs.load_around(entry))
+        })
     }
 
     fn forget(&self, ino: Ino, count: u64) {
@@ -67,18 +85,23 @@ impl Filesystem for LocalFs {
         }
     }
 
-    fn getattr(&self, _cx: &Cx, ino: Ino, fh: Option<u64>) -> Answer<(Attr, Duration)> {
+    fn getattr(&self, cx: &Cx, ino: Ino, fh: Option<u64>) -> Answer<(Attr, Duration)> {
         fh.map_or(Ok(()), |fh| self.tell_deferred_error(ino, fh))?;
-        self.answer("getattr", ino, self.do_getattr(ino)).map(|attr| (attr, VALID))
+        let read = || Ok((self.do_getattr(ino)?, VALID));
+        self.answer_read(cx, ("getattr", ino), read, || move |fs, cx| fs.getattr(cx, ino, None))
+    }
+
+    fn statx(&self, cx: &Cx, ino: Ino) -> Answer<(Attr, Duration, Timestamp)> {
+        let read = || {
+            let attr = self.do_getattr(ino)?;
+            Ok((attr, VALID, self.do_birth_time(ino)?))
+        };
+        self.answer_read(cx, ("statx", ino), read, || move |fs, cx| fs.statx(cx, ino))
     }
 
     fn birth_time(&self, ino: Ino) -> Option<Timestamp> {
         // What is not there is told so when its attributes are asked for.
-        Some(
-            self.table
-                .need(ino)
-                .map_or(Timestamp::default(), |inode| inode.state.share().rec.btime),
-        )
+        Some(self.do_birth_time(ino).unwrap_or_default())
     }
 
     fn loses_privileges(&self, ino: Ino) -> bool {
@@ -94,9 +117,9 @@ impl Filesystem for LocalFs {
         set: &SetAttr,
     ) -> Answer<(Attr, Duration)> {
         let Some(new) = set.size else {
-            let (set, changed) = (*set, self.do_setattr(self.how(cx), ino, set));
-            let changed = changed.map(|attr| (attr, VALID));
-            return self.answer_change(cx, ("setattr", ino), changed, || {
+            let set = *set;
+            let change = || Ok((self.do_setattr(self.how(cx), ino, &set)?, VALID));
+            return self.answer_change(cx, ("setattr", ino), change, || {
                 move |fs, cx| fs.setattr(cx, ino, None, &set)
             });
         };
@@ -107,8 +130,9 @@ impl Filesystem for LocalFs {
         })
     }
 
-    fn readlink(&self, _cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
-        self.answer("readlink", ino, self.do_readlink(ino))
+    fn readlink(&self, cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
+        let read = || self.do_readlink(ino);
+        self.answer_read(cx, ("readlink", ino), read, || move |fs, cx| fs.readlink(cx, ino))
     }
 
     fn mknod(&self, cx: &Cx, parent: Ino, name: &[u8], mode: Mode, rdev: u32) -> Answer<Entry> {
@@ -119,8 +143,8 @@ impl Filesystem for LocalFs {
         }
         let device = matches!(mode & libc::S_IFMT, libc::S_IFCHR | libc::S_IFBLK);
         let new = New { mode, rdev: if device { rdev } else { 0 }, target: None };
-        let made = self.do_make(cx, parent, name, new).map(|attr| self.entry(attr));
-        self.answer_change(cx, ("mknod", parent), made, || {
+        let make = || Ok(self.entry(self.do_make(cx, parent, name, new)?));
+        self.answer_change(cx, ("mknod", parent), make, || {
             let name = name.to_vec();
             move |fs, cx| fs.mknod(cx, parent, &name, mode, rdev)
         })
@@ -128,40 +152,40 @@ impl Filesystem for LocalFs {
 
     fn mkdir(&self, cx: &Cx, parent: Ino, name: &[u8], mode: u32) -> Answer<Entry> {
         let new = New { mode: libc::S_IFDIR | mode & 0o1777, rdev: 0, target: None };
-        let made = self.do_make(cx, parent, name, new).map(|attr| self.entry(attr));
-        self.answer_change(cx, ("mkdir", parent), made, || {
+        let make = || Ok(self.entry(self.do_make(cx, parent, name, new)?));
+        self.answer_change(cx, ("mkdir", parent), make, || {
             let name = name.to_vec();
             move |fs, cx| fs.mkdir(cx, parent, &name, mode)
         })
     }
 
     fn symlink(&self, cx: &Cx, parent: Ino, name: &[u8], target: &[u8]) -> Answer<Entry> {
-        let made = self.do_symlink(cx, parent, name, target).map(|attr| self.entry(attr));
-        self.answer_change(cx, ("symlink", parent), made, || {
+        let make = || Ok(self.entry(self.do_symlink(cx, parent, name, target)?));
+        self.answer_change(cx, ("symlink", parent), make, || {
             let (name, target) = (name.to_vec(), target.to_vec());
             move |fs, cx| fs.symlink(cx, parent, &name, &target)
         })
     }
 
     fn link(&self, cx: &Cx, ino: Ino, parent: Ino, name: &[u8]) -> Answer<Entry> {
-        let made = self.do_link(self.how(cx), ino, parent, name).map(|attr| self.entry(attr));
-        self.answer_change(cx, ("link", ino), made, || {
+        let link = || Ok(self.entry(self.do_link(self.how(cx), ino, parent, name)?));
+        self.answer_change(cx, ("link", ino), link, || {
             let name = name.to_vec();
             move |fs, cx| fs.link(cx, ino, parent, &name)
         })
     }
 
     fn unlink(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
-        let removed = self.do_remove(self.how(cx), parent, name, Kind::File);
-        self.answer_change(cx, ("unlink", parent), removed, || {
+        let remove = || self.do_remove(self.how(cx), parent, name, Kind::File);
+        self.answer_change(cx, ("unlink", parent), remove, || {
             let name = name.to_vec();
             move |fs, cx| fs.unlink(cx, parent, &name)
         })
     }
 
     fn rmdir(&self, cx: &Cx, parent: Ino, name: &[u8]) -> Answer<()> {
-        let removed = self.do_remove(self.how(cx), parent, name, Kind::Directory);
-        self.answer_change(cx, ("rmdir", parent), removed, || {
+        let remove = || self.do_remove(self.how(cx), parent, name, Kind::Directory);
+        self.answer_change(cx, ("rmdir", parent), remove, || {
             let name = name.to_vec();
             move |fs, cx| fs.rmdir(cx, parent, &name)
         })
@@ -176,22 +200,21 @@ impl Filesystem for LocalFs {
         new_name: &[u8],
         flags: RenameFlags,
     ) -> Answer<()> {
-        let renamed = self.do_rename(
-            self.how(cx),
-            (parent, name),
-            (new_parent, new_name),
-            flags,
-            (cx.uid, cx.gid),
-        );
-        self.answer_change(cx, ("rename", parent), renamed, || {
+        let rename = || {
+            let (from, to) = ((parent, name), (new_parent, new_name));
+            self.do_rename(self.how(cx), from, to, flags, (cx.uid, cx.gid))
+        };
+        self.answer_change(cx, ("rename", parent), rename, || {
             let (name, new_name) = (name.to_vec(), new_name.to_vec());
             move |fs, cx| fs.rename(cx, parent, &name, new_parent, &new_name, flags)
         })
     }
 
     fn open(&self, cx: &Cx, ino: Ino, flags: i32, kill_suidgid: bool) -> Answer<Opened> {
-        let inode = self.inode_for("open", ino)?;
-        self.answer("open", ino, self.do_open(cx, &inode, flags, kill_suidgid))
+        let open = || self.do_open(cx, &self.table.need(ino)?, flags, kill_suidgid);
+        self.answer_change(cx, ("open", ino), open, || {
+            move |fs, cx| fs.open(cx, ino, flags, kill_suidgid)
+        })
     }
 
     fn create(
@@ -202,18 +225,22 @@ impl Filesystem for LocalFs {
         mode: Mode,
         flags: i32,
     ) -> Answer<(Entry, Opened)> {
-        let made = self.do_create(cx, parent, name, mode, flags);
-        let made = made.map(|(attr, opened)| (self.entry(attr), opened));
-        self.answer_change(cx, ("create", parent), made, || {
+        let make = || {
+            let (attr, opened) = self.do_create(cx, parent, name, mode, flags)?;
+            Ok((self.entry(attr), opened))
+        };
+        self.answer_change(cx, ("create", parent), make, || {
             let name = name.to_vec();
             move |fs, cx| fs.create(cx, parent, &name, mode, flags)
         })
     }
 
     fn tmpfile(&self, cx: &Cx, parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
-        let made = self.do_tmpfile(cx, parent, mode, flags);
-        let made = made.map(|(attr, opened)| (self.entry(attr), opened));
-        self.answer_change(cx, ("tmpfile", parent), made, || {
+        let make = || {
+            let (attr, opened) = self.do_tmpfile(cx, parent, mode, flags)?;
+            Ok((self.entry(attr), opened))
+        };
+        self.answer_change(cx, ("tmpfile", parent), make, || {
             move |fs, cx| fs.tmpfile(cx, parent, mode, flags)
         })
     }
@@ -295,11 +322,14 @@ impl Filesystem for LocalFs {
         self.answer_dropping(cx, "fallocate", ino, len, drops, change)
     }
 
-    fn lseek(&self, _cx: &Cx, ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64> {
+    fn lseek(&self, cx: &Cx, ino: Ino, fh: u64, offset: u64, whence: i32) -> Answer<u64> {
         // The kernel does not hand over first what it holds back: that would be called a hole. It
         // takes all of a file for data instead.
         if self.writeback_cache() {
             return Err(Errno(libc::ENOSYS).into());
+        }
+        if self.data.is_refused(self.patience(cx)) {
+            return self.read_later(cx, move |fs, cx| fs.lseek(cx, ino, fh, offset, whence));
         }
         self.answer("lseek", ino, self.do_lseek(ino, fh, offset, whence))
     }
@@ -315,7 +345,9 @@ impl Filesystem for LocalFs {
         off_out: u64,
         len: u64,
     ) -> Answer<u64> {
-        let waits = self.data.holds_writers() || self.data.is_short_of(len.min(COPY_MAX));
+        let waits = self.data.holds_writers()
+            || self.data.is_short_of(len.min(COPY_MAX))
+            || self.data.is_far();
         if waits && self.patience(cx) == Busy::Refuse {
             return self.later(cx, move |fs, cx| {
                 fs.copy_file_range(cx, ino_in, fh_in, off_in, ino_out, fh_out, off_out, len)
@@ -331,20 +363,24 @@ impl Filesystem for LocalFs {
         self.answer("copy_file_range", ino_out, copied)
     }
 
-    fn opendir(&self, _cx: &Cx, ino: Ino) -> Answer<Opened> {
-        self.answer("opendir", ino, self.do_opendir(ino))
+    fn opendir(&self, cx: &Cx, ino: Ino) -> Answer<Opened> {
+        let open = || self.do_opendir(ino);
+        self.answer_read(cx, ("opendir", ino), open, || move |fs, cx| fs.opendir(cx, ino))
     }
 
     fn readdir(
         &self,
-        _cx: &Cx,
+        cx: &Cx,
         ino: Ino,
         _fh: u64,
         cookie: u64,
         plus: bool,
         sink: &mut dyn FnMut(&DirEntry) -> bool,
     ) -> Answer<()> {
-        self.answer("readdir", ino, self.do_readdir(ino, cookie, plus, sink))
+        match self.at_once(cx, || self.do_readdir(ino, cookie, plus, sink)) {
+            Err(FsError::WouldWait) => self.list_later(cx, ino, cookie, plus),
+            listed => self.answer("readdir", ino, listed),
+        }
     }
 
     fn releasedir(&self, _cx: &Cx, _ino: Ino, _fh: u64) {}
@@ -365,24 +401,29 @@ impl Filesystem for LocalFs {
         value: &[u8],
         flags: XattrFlags,
     ) -> Answer<()> {
-        let set = self.do_setxattr(self.how(cx), ino, name, value, flags);
+        let set = || self.do_setxattr(self.how(cx), ino, name, value, flags);
         self.answer_change(cx, ("setxattr", ino), set, || {
             let (name, value) = (name.to_vec(), value.to_vec());
             move |fs, cx| fs.setxattr(cx, ino, &name, &value, flags)
         })
     }
 
-    fn getxattr(&self, _cx: &Cx, ino: Ino, name: &[u8]) -> Answer<Vec<u8>> {
-        self.answer("getxattr", ino, self.do_getxattr(ino, name))
+    fn getxattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<Vec<u8>> {
+        let read = || self.do_getxattr(ino, name);
+        self.answer_read(cx, ("getxattr", ino), read, || {
+            let name = name.to_vec();
+            move |fs, cx| fs.getxattr(cx, ino, &name)
+        })
     }
 
-    fn listxattr(&self, _cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
-        self.answer("listxattr", ino, self.do_listxattr(ino))
+    fn listxattr(&self, cx: &Cx, ino: Ino) -> Answer<Vec<u8>> {
+        let read = || self.do_listxattr(ino);
+        self.answer_read(cx, ("listxattr", ino), read, || move |fs, cx| fs.listxattr(cx, ino))
     }
 
     fn removexattr(&self, cx: &Cx, ino: Ino, name: &[u8]) -> Answer<()> {
-        let removed = self.do_removexattr(self.how(cx), ino, name);
-        self.answer_change(cx, ("removexattr", ino), removed, || {
+        let remove = || self.do_removexattr(self.how(cx), ino, name);
+        self.answer_change(cx, ("removexattr", ino), remove, || {
             let name = name.to_vec();
             move |fs, cx| fs.removexattr(cx, ino, &name)
         })

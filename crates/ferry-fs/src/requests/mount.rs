@@ -141,6 +141,7 @@ impl LocalFs {
             blocking_fsyncs: Arc::default(),
             blocking_drops: Arc::default(),
             blocking_changes: Arc::default(),
+            metadata_reads: Arc::default(),
             snapshot_changes: Arc::default(),
             host: RwLock::new(None),
             closed: Mutex::new(false),
@@ -156,6 +157,7 @@ impl LocalFs {
         fs.blocking_fsyncs.serve(&fs);
         fs.blocking_drops.serve(&fs);
         fs.blocking_changes.serve(&fs);
+        fs.metadata_reads.serve(&fs);
         fs.snapshot_changes.serve(&fs);
         fs.start_reclaimer()?;
         Ok(fs)

@@ -14,11 +14,6 @@ use std::time::Duration;
 const LENT_SHARE: usize = 4;
 /// An open snapshot has at least so much.
 const CACHE_MIN: usize = 2 << 20;
-/// The kernel takes a listing of so many bytes, at least.
-const LISTING_MAX: usize = 4096;
-/// What an entry of a listing takes beside its name: alone, and with its attributes.
-const ENTRY_LEN: usize = 24;
-const PLUS_LEN: usize = 128;
 
 /// A volume's file system, with its snapshots below `.snapshots`.
 pub struct WithSnapshots {
@@ -241,26 +236,17 @@ fn found(reader: &Reader, tree: Tree, entry: Entry) -> Result<Entry, Errno> {
     Ok(Entry { attr: Some(outer(tree, attr)?), ..entry })
 }
 
-/// As much of a listing as the kernel takes in any case.
+/// What `into` has room for of a listing.
 fn listing(
     reader: &Reader,
     tree: Tree,
     ino: Ino,
-    cookie: u64,
-    plus: bool,
+    (cookie, plus): (u64, bool),
+    mut into: Listing,
 ) -> Result<Vec<DirEntry>, Errno> {
-    let (mut entries, mut len) = (Vec::new(), 0);
-    let head = if plus { PLUS_LEN + ENTRY_LEN } else { ENTRY_LEN };
-    let mut take = |entry: &DirEntry| {
-        len += (head + entry.name.len()).next_multiple_of(8);
-        let fits = len <= LISTING_MAX;
-        if fits {
-            entries.push(entry.clone());
-        }
-        fits
-    };
+    let mut take = |entry: &DirEntry| into.push(entry);
     let listed = reader.ask(|fs, cx| fs.readdir(cx, ino, 0, cookie, plus, &mut take));
-    let entries = entries.into_iter().map(|one| {
+    let entries = into.entries.into_iter().map(|one| {
         let entry = one.entry.map(|entry| found(reader, tree, entry)).transpose();
         let is_up = ino == ROOT && *one.name == *b"..";
         let number = if is_up { Ok(DIRECTORY) } else { tree.outer(one.ino) };
@@ -562,7 +548,8 @@ impl Filesystem for WithSnapshots {
                 Ok(self.directory.entries(cookie, root_of, sink)?)
             }
             Node::Snapshot(tree, ino) => {
-                self.later(cx, tree, move |reader| listing(reader, tree, ino, cookie, plus))
+                let into = Listing::new(plus, cx.park.listing_bytes());
+                self.later(cx, tree, move |reader| listing(reader, tree, ino, (cookie, plus), into))
             }
         }
     }

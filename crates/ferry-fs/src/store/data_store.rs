@@ -273,6 +273,16 @@ impl DataStore {
         source.ok_or(FsError::Journal(JournalError::Closed))
     }
 
+    /// A read of the device may be a request over a network.
+    pub(crate) fn is_far(&self) -> bool {
+        self.dev.read_ahead_bytes() > 0
+    }
+
+    /// The caller must not wait for a read of the device.
+    pub(crate) fn is_refused(&self, busy: Busy) -> bool {
+        busy == Busy::Refuse && self.is_far()
+    }
+
     /// `EROFS` when nothing can be changed (any more).
     pub(crate) fn writable(&self) -> Result<(), FsError> {
         if self.options.read_only || self.failed.load(Ordering::Relaxed) {

@@ -365,6 +365,10 @@ impl Park for RequestParker<'_> {
         Box::new(move |result| table.complete(unique, result))
     }
 
+    fn listing_bytes(&self) -> usize {
+        self.form.size as usize
+    }
+
     fn read_ring(&self) -> Option<&dyn ReadRing> {
         self.reads
     }

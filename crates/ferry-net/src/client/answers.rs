@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferry_fs::{Attr, DirEntry, Entry, Errno, Ino, Opened, Reply};
+use ferry_fs::{Attr, DirEntry, Entry, Errno, Ino, Listing, Opened, Reply};
 
 use super::cache::View;
 use super::remote::RemoteFs;
@@ -11,10 +11,6 @@ use crate::message::{Known, Name, Outcome};
 
 /// What the kernel may not keep.
 pub(super) const NOT_CACHED: Duration = Duration::ZERO;
-/// The kernel has room for so many bytes of a listing at least.
-const LISTING_MIN: usize = 4096;
-/// Bytes that the kernel takes for an entry beside its name, at most.
-const ENTRY_BYTES: usize = 128 + 24;
 /// An entry that the kernel looks up again each time.
 pub(super) fn entry(known: Option<&Known>) -> Entry {
     Entry { attr: known.map(|k| k.attr), entry_valid: NOT_CACHED, attr_valid: NOT_CACHED }
@@ -151,18 +147,15 @@ pub(super) fn dir_entry(name: &Name) -> DirEntry {
 /// As many entries as the kernel has room for in any case; the others wait in the tables.
 pub(super) fn listing(fs: &RemoteFs, fh: u64, names: Vec<Name>) -> Vec<DirEntry> {
     let mut names = crate::rt::collections::VecDeque::from(names);
-    let (mut entries, mut bytes, mut cookie) = (Vec::new(), 0, 0);
-    while let Some(name) = names.front() {
-        bytes += (ENTRY_BYTES + name.name.len()).next_multiple_of(8);
-        if bytes > LISTING_MIN {
-            break;
-        }
+    let (mut listing, mut cookie) = (Listing::new(true, Listing::BYTES_MIN), 0);
+    while let Some(name) = names.front()
+        && listing.push(&dir_entry(name))
+    {
         cookie = name.cookie;
-        entries.push(dir_entry(name));
         names.pop_front();
     }
     if let Some(dir) = fs.tables.lock().dirs.get_mut(&fh) {
         (dir.cookie, dir.names) = (cookie, names);
     }
-    entries
+    listing.entries
 }

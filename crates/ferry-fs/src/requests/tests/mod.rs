@@ -7,6 +7,7 @@ mod bypass;
 mod cold_inodes;
 mod deferred_errors;
 mod durable;
+mod far;
 mod long_drops;
 mod orphans;
 mod pressure;

@@ -1,0 +1,218 @@
+//! A device that is far away and does not answer: a transport's thread waits for nothing of it.
+
+use crate::requests::tests::pressure::{Answered, Thread};
+use crate::requests::tests::*;
+use ferry_device::{HookedDevice, Op};
+use parking_lot::{Condvar, Mutex};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+const FILES: usize = 4000;
+/// A request that is not done by then waits for the device.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Contents of a file: some blocks, and a part of one.
+const DATA: usize = 3 * 4096 + 100;
+
+/// While it is shut, reads wait.
+#[derive(Default)]
+struct Valve {
+    is_shut: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Valve {
+    fn shut(&self) {
+        *self.is_shut.lock() = true;
+    }
+
+    fn open(&self) {
+        *self.is_shut.lock() = false;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let mut is_shut = self.is_shut.lock();
+        while *is_shut {
+            self.opened.wait(&mut is_shut);
+        }
+    }
+}
+
+/// What is on a volume of which hardly anything is in memory.
+struct Cold {
+    dir: Ino,
+    files: Vec<Ino>,
+    link: Ino,
+    /// A file that is open, with [`DATA`] bytes of contents.
+    open: (Ino, u64),
+}
+
+/// Runs `test` while the device answers no read, on a thread that must not wait; then `then`, with
+/// what the requests that parked were answered.
+fn far_away(
+    test: impl FnOnce(&World, &Cold, &mut Asker) + Send,
+    then: impl FnOnce(&World, &Cold, Vec<Answered>),
+) {
+    let inner = Arc::new(MemDevice::new(256 << 20));
+    let device = Arc::new(HookedDevice::new(inner).far_away(4 << 20));
+    let reads = Arc::new(Valve::default());
+    let for_reads = Arc::clone(&reads);
+    device.set_hook(move |request, serve| {
+        if request.op == Op::Read {
+            for_reads.pass();
+        }
+        serve()
+    });
+    let mut world = World::on(device, &MkfsOptions::default(), FsOptions::default());
+    let cold = make_cold(&mut world);
+    reads.shut();
+    let answers = std::thread::scope(|scope| {
+        let (world, cold) = (&world, &cold);
+        let (done, ended) = channel();
+        let testing = scope.spawn(move || {
+            let (thread, answers) = Thread::new();
+            let mut asker = Asker { thread, parked: 0 };
+            test(world, cold, &mut asker);
+            done.send((asker.parked, answers)).unwrap();
+        });
+        let ended = ended.recv_timeout(PATIENCE);
+        reads.open();
+        assert!(testing.join().is_ok(), "the test failed");
+        let (parked, answers) = ended.expect("a transport's thread waited for the device");
+        (0..parked).map(|_| answers.recv_timeout(PATIENCE).unwrap()).collect()
+    });
+    then(&world, &cold, answers);
+    world.check();
+}
+
+fn make_cold(world: &mut World) -> Cold {
+    let dir = world.mkdir(ROOT, "cold").unwrap();
+    let files: Vec<_> =
+        (0..FILES).map(|n| world.file(dir, &format!("file {n}")).unwrap()).collect();
+    world.setxattr(files[0], "user.x", b"value").unwrap();
+    let link = world.symlink(dir, "link", "to").unwrap();
+    world.mkdir(dir, "empty").unwrap();
+    for name in ["data", "cut"] {
+        let (ino, fh) = world.create(dir, name).unwrap();
+        world.write(ino, fh, 0, &[7; DATA]).unwrap();
+        world.release(ino, fh);
+    }
+    world.fs.detach();
+    world.reopen();
+    assert_eq!(world.ino(ROOT, "cold"), dir);
+    let data = world.ino(dir, "data");
+    Cold { dir, files, link, open: (data, world.open(data).unwrap()) }
+}
+
+/// A transport's thread that makes requests.
+struct Asker {
+    thread: Thread,
+    /// Requests that are answered later.
+    parked: usize,
+}
+
+impl Asker {
+    /// Makes a request that is answered when the device answers.
+    fn later<T: std::fmt::Debug>(&mut self, request: impl FnOnce(&Cx) -> Answer<T>) {
+        let answer = request(&self.thread.cx());
+        assert!(matches!(answer, Err(Stop::Parked)), "{answer:?}");
+        self.parked += 1;
+    }
+
+    /// Makes a request that is answered at once.
+    fn now<T>(&self, request: impl FnOnce(&Cx) -> Answer<T>) -> T {
+        request(&self.thread.cx()).expect("the device is not needed")
+    }
+}
+
+#[test]
+fn requests_for_what_only_the_device_has_leave_the_transport_thread() {
+    let test = |world: &World, cold: &Cold, asker: &mut Asker| {
+        let (fs, dir) = (&world.fs, cold.dir);
+        let file = |n: usize| cold.files[n];
+        let name = |n: usize| format!("file {n}").into_bytes();
+        let (flags, mut list) = (XattrFlags::default(), |_: &DirEntry| true);
+        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        asker.later(|cx| fs.lookup(cx, dir, &name(1)));
+        asker.later(|cx| fs.getattr(cx, file(2), None));
+        asker.later(|cx| fs.statx(cx, file(3)));
+        asker.later(|cx| fs.setattr(cx, file(4), None, &mode));
+        asker.later(|cx| fs.readlink(cx, cold.link));
+        asker.later(|cx| fs.mknod(cx, dir, b"new node", libc::S_IFREG | 0o644, 0));
+        asker.later(|cx| fs.mkdir(cx, dir, b"new dir", 0o755));
+        asker.later(|cx| fs.symlink(cx, dir, b"new symlink", b"to"));
+        asker.later(|cx| fs.link(cx, file(5), dir, b"new link"));
+        asker.later(|cx| fs.unlink(cx, dir, &name(6)));
+        asker.later(|cx| fs.rmdir(cx, dir, b"empty"));
+        asker.later(|cx| fs.rename(cx, dir, &name(7), ROOT, b"moved", RenameFlags::default()));
+        asker.later(|cx| fs.open(cx, file(8), libc::O_RDONLY, false));
+        asker.later(|cx| fs.create(cx, dir, b"new file", 0o644, libc::O_RDWR));
+        asker.later(|cx| fs.opendir(cx, file(9)));
+        asker.later(|cx| fs.readdir(cx, dir, 0, 2, true, &mut list));
+        asker.later(|cx| fs.setxattr(cx, file(0), b"user.y", b"value", flags));
+        asker.later(|cx| fs.getxattr(cx, file(0), b"user.x"));
+        asker.later(|cx| fs.listxattr(cx, file(0)));
+    };
+    far_away(test, |world, cold, answers| {
+        for (number, answer) in answers {
+            match answer {
+                Err(Errno(libc::ENOTDIR)) => {}
+                answer => assert!(answer.is_ok(), "request {number}: {answer:?}"),
+            }
+        }
+        for name in ["new node", "new dir", "new symlink", "new link", "new file"] {
+            assert!(world.exists(cold.dir, name), "{name}");
+        }
+        assert!(world.exists(ROOT, "moved"));
+        for name in ["file 6", "file 7", "empty"] {
+            assert!(!world.exists(cold.dir, name), "{name}");
+        }
+        assert_eq!(world.attr(cold.files[4]).mode & 0o777, 0o600);
+        assert_eq!(world.getxattr(cold.files[0], "user.y").unwrap(), b"value");
+    });
+}
+
+#[test]
+fn changes_of_contents_that_only_the_device_has_leave_the_transport_thread() {
+    let test = |world: &World, cold: &Cold, asker: &mut Asker| {
+        let (fs, (ino, fh)) = (&world.fs, cold.open);
+        let cut = SetAttr { size: Some(DATA as u64 - 1), ..SetAttr::default() };
+        asker.later(|cx| fs.lseek(cx, ino, fh, 0, libc::SEEK_HOLE));
+        asker.later(|cx| fs.write(cx, ino, fh, 5, &[8; 10], false, false));
+        asker.later(|cx| fs.write(cx, ino, fh, 4096, &[9; 4096], false, false));
+        asker.later(|cx| fs.setattr(cx, ino, None, &cut));
+        asker.later(|cx| fs.copy_file_range(cx, ino, fh, 0, ino, fh, 1 << 20, 10));
+    };
+    far_away(test, |world, cold, answers| {
+        for (number, answer) in answers {
+            assert!(answer.is_ok(), "request {number}: {answer:?}");
+        }
+        let bytes = world.read(cold.open.0, cold.open.1, DATA).unwrap();
+        assert!(bytes[..5] == [7; 5] && bytes[4096..8192] == [9; 4096] && bytes[8192] == 7);
+        world.release(cold.open.0, cold.open.1);
+    });
+}
+
+#[test]
+fn requests_for_what_is_in_memory_are_answered_while_others_wait_for_the_device() {
+    let test = |world: &World, cold: &Cold, asker: &mut Asker| {
+        let fs = &world.fs;
+        for ino in &cold.files[..1000] {
+            asker.later(|cx| fs.getattr(cx, *ino, None));
+        }
+        let made = asker.now(|cx| fs.mkdir(cx, ROOT, b"warm", 0o755)).attr.unwrap().ino;
+        for n in 0..1000 {
+            let name = format!("{n}").into_bytes();
+            let (entry, opened) = asker.now(|cx| fs.create(cx, made, &name, 0o644, libc::O_RDWR));
+            let ino = entry.attr.unwrap().ino;
+            asker.now(|cx| fs.write(cx, ino, opened.fh, 0, b"contents", false, false));
+            asker.now(|cx| fs.getattr(cx, ino, None));
+            fs.release(&asker.thread.cx(), ino, opened.fh);
+            assert_eq!(asker.now(|cx| fs.lookup(cx, made, &name)).attr.unwrap().ino, ino);
+            fs.forget(ino, 2);
+        }
+        // Of a number that another thread is reading, too.
+        cold.files[..1000].iter().for_each(|ino| fs.forget(*ino, 0));
+    };
+    far_away(test, |_, _, answers| assert!(answers.iter().all(|(_, answer)| answer.is_ok())));
+}
