@@ -9,6 +9,7 @@ use crate::store::{Store, exists};
 use ferry_env::{Clock, Env};
 use parking_lot::Mutex;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -297,6 +298,18 @@ impl Access {
         self.counters.puts.fetch_add(1, Ordering::Relaxed);
         self.counters.put_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     }
+}
+
+/// The names of all objects below these prefixes, with their sizes.
+pub(crate) fn sizes(
+    access: &Access,
+    prefixes: &[&str],
+) -> Result<BTreeMap<String, u64>, ObjectError> {
+    let mut all = BTreeMap::new();
+    for prefix in prefixes {
+        all.extend(access.insist(|store| store.list_sizes(prefix))?);
+    }
+    Ok(all)
 }
 
 /// Whose object has the name after a create.

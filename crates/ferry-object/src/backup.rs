@@ -27,7 +27,7 @@
 //!   a target, or from a backup of it, is refused there: an object of it would be newer than each
 //!   pin, and so none that a snapshot needs.
 
-use crate::access::{Access, Created, Patience};
+use crate::access::{Access, Created, Patience, sizes};
 use crate::device::{Limits, ObjectDevice, identified};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job};
@@ -424,14 +424,8 @@ fn each<'a>(root: &'a Root, needs: &'a Pinned) -> impl Iterator<Item = Needed> +
     objects.chain(root.shards.iter().map(|(shard, at)| Needed::Shard(*shard, *at)))
 }
 
-/// The names of all objects that a snapshot may need, with their sizes.
-fn sizes(access: &Access) -> Result<BTreeMap<String, u64>, ObjectError> {
-    let mut all = BTreeMap::new();
-    for prefix in [SHARDS, ObjectRef::DATA, LOGS] {
-        all.extend(access.insist(|store| store.list_sizes(prefix))?);
-    }
-    Ok(all)
-}
+/// Where the objects are that a snapshot may need, but for its root.
+const NEEDED: [&str; 3] = [SHARDS, ObjectRef::DATA, LOGS];
 
 impl ObjectDevice {
     /// Refuses a target that the owner before this one has changed.
@@ -511,7 +505,7 @@ impl ObjectDevice {
         all: impl Iterator<Item = Needed>,
         tell: &mut dyn FnMut(Copying) -> ControlFlow<()>,
     ) -> Result<Copying, BackupError> {
-        let there = sizes(&self.access).map_err(BackupError::Target)?;
+        let there = sizes(&self.access, &NEEDED).map_err(BackupError::Target)?;
         // A list may lag, so those are read by their names first.
         let task = |needed| Task { needed, bytes: 0, how: How::Compare };
         let lost: VecDeque<Task> =
@@ -559,8 +553,8 @@ impl ObjectDevice {
         needs: &Pinned,
         known: &Known,
     ) -> Result<(VecDeque<Task>, Copying), BackupError> {
-        let from = sizes(&source.access).map_err(BackupError::Source)?;
-        let there = sizes(&self.access).map_err(BackupError::Target)?;
+        let from = sizes(&source.access, &NEEDED).map_err(BackupError::Source)?;
+        let there = sizes(&self.access, &NEEDED).map_err(BackupError::Target)?;
         let (mut tasks, mut all) = (VecDeque::new(), Copying::default());
         let mut trusted = BTreeMap::new();
         for needed in each(root, needs) {

@@ -126,6 +126,9 @@ pub enum ObjectError {
     /// A snapshot cannot have this name.
     #[error("{0:?} is no name for a snapshot: {1}")]
     SnapshotName(String, &'static str),
+    /// Others make and delete snapshots while this process looks what they hold.
+    #[error("the snapshots change while they are measured: try again later")]
+    SnapshotsChange,
     /// The volume was opened to be read only.
     #[error("the volume is open for reading only")]
     ReadOnly,

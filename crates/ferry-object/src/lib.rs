@@ -69,6 +69,7 @@ mod roots;
 mod runs;
 mod s3;
 mod snapshots;
+mod space;
 mod state;
 mod store;
 mod sweep;
@@ -95,13 +96,14 @@ pub use locks::{DirLocks, Locks};
 pub use open::{
     Made, NewClone, OnDisk, Opening, backup_source, change_passphrase, compression_of, has_volume,
     is_encrypted, lock_files, make_volume, open_backup, open_to_copy, open_volume, owner_here,
-    prepare_clone, remove_volume, snapshots_of,
+    prepare_clone, remove_volume, snapshot_sizes, snapshots_of,
 };
 pub use pins::CloneName;
 pub use prove::prove;
 pub use rollback::{Replaced, RolledBack};
 pub use s3::{Endpoint, S3Location, S3Settings, S3Store, TimeLimits};
 pub use snapshots::{SNAPSHOTS_MAX, check_snapshot_name};
+pub use space::SnapshotSizes;
 pub use store::{Held, RequestCosts, Store, Waiting};
 pub use url::{S3Url, StoreUrl};
 pub use volume::{Claimant, VolumeOptions};

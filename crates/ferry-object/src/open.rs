@@ -15,6 +15,7 @@ use crate::local_dir::{LocalDirs, OwnersLog, Tell};
 use crate::locks::{DirLocks, Locks, machine_directory, machine_locks};
 use crate::prove::{PROOFS, patiently, prove};
 use crate::s3::{S3Settings, S3Store};
+use crate::space::SnapshotSizes;
 use crate::store::{Store, exists};
 use crate::url::StoreUrl;
 use crate::volume::{Claimant, VolumeOptions, identify, list_snapshots, read_super};
@@ -223,6 +224,16 @@ pub fn snapshots_of(
 ) -> Result<Vec<Snapshot>, ObjectError> {
     let (access, volume) = identify(access(url, env)?, passphrase)?;
     list_snapshots(&access, &volume)
+}
+
+/// What the snapshots of the volume in a store hold. It may be in use.
+pub fn snapshot_sizes(
+    url: &StoreUrl,
+    passphrase: Option<&Passphrase>,
+    env: &Env,
+) -> Result<SnapshotSizes, ObjectError> {
+    let (access, volume) = identify(access(url, env)?, passphrase)?;
+    SnapshotSizes::read(&access, &volume)
 }
 
 /// Access to the store of a volume.

@@ -7,7 +7,7 @@ use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, FileRead, Io, ReadRing};
 use ferry_env::Env;
 use ferry_object::{
     Claimant, Cloned, Encryption, Executor, Kdf, Limits, ObjectDevice, ObjectError, Passphrase,
-    Replaced, SNAPSHOTS_MAX, Store, ThreadExecutor, VolumeOptions,
+    Replaced, SNAPSHOTS_MAX, SnapshotSizes, Store, ThreadExecutor, VolumeOptions,
 };
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -1190,4 +1190,155 @@ fn a_clone_whose_first_root_is_removed_at_this_moment_is_not_reported_as_made() 
     let made = volume.make_clone((Arc::new(broken), &device), ("one", &name), None);
     let error = made.expect_err("it has no root").to_string();
     assert!(error.contains("it is no volume"), "{error}");
+}
+
+fn sizes(volume: &Volume) -> SnapshotSizes {
+    let measured = SnapshotSizes::measure(volume.store(), volume.threads(), None, &volume.env);
+    measured.expect("the store answers")
+}
+
+/// What a store has, but for the newest two roots, which each change of the volume replaces.
+fn bytes_behind_roots(store: &dyn Store) -> u64 {
+    let all = objects(store);
+    let mut roots: Vec<_> = all.iter().filter(|(name, _)| name.starts_with("c/")).collect();
+    roots.sort();
+    let newest: usize = roots.iter().rev().take(2).map(|(_, len)| len).sum();
+    (bytes(store) - newest) as u64
+}
+
+/// Ticks until nothing changes in the store any more.
+fn settle(device: &ObjectDevice, volume: &Volume) {
+    let (store, threads) = (volume.store(), volume.threads());
+    let (mut quiet, mut before) = (0, Vec::new());
+    for _ in 0..TICKS_MAX {
+        device.tick();
+        // For the threads of the device: no event tells that they have nothing more to delete.
+        threads.pause(Duration::from_millis(1));
+        let now = objects(&*store);
+        quiet = if now == before { quiet + 1 } else { 0 };
+        if quiet == 100 {
+            return;
+        }
+        before = now;
+    }
+    panic!("the store does not come to rest");
+}
+
+/// Snapshots that overlap, two of them with no change between, of one owner or of several.
+fn make_overlapping(volume: &Volume, several: bool) -> Arc<ObjectDevice> {
+    let limits = Limits { repack_bytes_min: usize::MAX, ..small() };
+    let open = || volume.open(false, limits).expect("nobody has it");
+    let mut device = open();
+    for round in 0..5_u8 {
+        let at = u64::from(round) * 20 + 100;
+        // The first blocks are overwritten in each round, a half of the next in the next round.
+        device.write(0, &noise(64, round)).expect("it can be written");
+        device.write(at * BLOCK, &noise(40, 50 + round)).expect("it can be written");
+        device.write((400 + at) * BLOCK, &noise(2, 90 + round)).expect("it can be written");
+        device.create_snapshot(&format!("{round}")).expect("it can be made");
+        if round == 2 {
+            device.create_snapshot("2 again").expect("it can be made");
+            device.discard(100 * BLOCK, 50 * BLOCK).expect("it can be discarded");
+        }
+        if several && round % 2 == 1 {
+            end(device);
+            device = open();
+        }
+    }
+    overwrite(&device, 200..203);
+    settle(&device, volume);
+    device
+}
+
+#[test]
+fn the_deletion_of_a_snapshot_frees_what_it_holds_alone_to_the_byte() {
+    let orders = [["0", "1", "2", "2 again", "3", "4"], ["4", "2", "0", "3", "2 again", "1"]];
+    for (order, several) in orders.into_iter().flat_map(|order| [(order, false), (order, true)]) {
+        let volume = Volume::new();
+        let store = volume.store();
+        let device = make_overlapping(&volume, several);
+        let mut left = bytes_behind_roots(&*store);
+        let SnapshotSizes { held_bytes, alone_bytes } = sizes(&volume);
+        let held_alone: u64 = alone_bytes.iter().map(|(_, alone)| alone).sum();
+        assert!(held_alone < held_bytes, "several share a part");
+        let end_bytes = left - held_bytes;
+        for name in order {
+            let SnapshotSizes { held_bytes, alone_bytes } = sizes(&volume);
+            let names: Vec<&str> = alone_bytes.iter().map(|(one, _)| &*one.name).collect();
+            assert_eq!(names, self::names(&device), "the oldest one first");
+            assert_eq!(left - held_bytes, end_bytes, "the volume needs as much as before");
+            let alone = alone_bytes.iter().find(|(one, _)| one.name == name);
+            left -= alone.expect("it is there").1;
+            device.delete_snapshot(name).expect("it can be deleted");
+            settle(&device, &volume);
+            assert_eq!(bytes_behind_roots(&*store), left, "{name} of {order:?}, {several}");
+        }
+        assert_eq!(left, end_bytes);
+        assert_eq!(sizes(&volume), SnapshotSizes { held_bytes: 0, alone_bytes: Vec::new() });
+        end(device);
+    }
+}
+
+#[test]
+fn a_snapshot_of_which_a_clone_was_made_holds_nothing_alone() {
+    let volume = Volume::new();
+    let device = volume.open(false, small()).expect("nobody has it");
+    device.write(0, &noise(64, 1)).expect("it can be written");
+    device.create_snapshot("one").expect("it can be made");
+    overwrite(&device, 2..20);
+    let before = sizes(&volume);
+    assert!(before.held_bytes >= 64 * BLOCK && before.alone_bytes[0].1 == before.held_bytes);
+    device.create_snapshot("one@00112233445566778899aabbccddeeff@clone").expect("it has a pin");
+    let after = sizes(&volume);
+    assert!(after.alone_bytes.iter().all(|(_, alone)| *alone == 0), "{after:?}");
+    assert!(after.held_bytes >= 64 * BLOCK, "{after:?}");
+    end(device);
+}
+
+/// Its volume gets a snapshot each time that the sizes of roots are asked for, so many times.
+struct Restless(Arc<dyn Store>, Arc<ObjectDevice>, Mutex<u32>);
+
+impl Store for Restless {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
+        self.0.get(name, range)
+    }
+    fn create(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        self.0.create(name, bytes)
+    }
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
+        self.0.put(name, bytes)
+    }
+    fn delete(&self, name: &str) -> Result<(), ObjectError> {
+        self.0.delete(name)
+    }
+    fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
+        self.0.list(prefix)
+    }
+    fn list_sizes(&self, prefix: &str) -> Result<Vec<(String, u64)>, ObjectError> {
+        let mut left = self.2.lock().expect("nobody panicked");
+        if prefix == "c/" && *left > 0 {
+            *left -= 1;
+            self.1.create_snapshot(&format!("{left} more"))?;
+        }
+        self.0.list_sizes(prefix)
+    }
+}
+
+#[test]
+fn snapshots_that_change_while_they_are_measured_are_measured_three_times() {
+    let volume = Volume::new();
+    let device = volume.open(false, small()).expect("nobody has it");
+    device.create_snapshot("one").expect("it can be made");
+    let measure = |changes| {
+        let store = Restless(volume.store(), Arc::clone(&device), Mutex::new(changes));
+        SnapshotSizes::measure(Arc::new(store), volume.threads(), None, &volume.env)
+    };
+    assert_eq!(measure(3), Err(ObjectError::SnapshotsChange));
+    let names_of = |sizes: SnapshotSizes| -> Vec<String> {
+        sizes.alone_bytes.into_iter().map(|(one, _)| one.name).collect()
+    };
+    names(&device).iter().for_each(|name| device.delete_snapshot(name).expect("it is there"));
+    let measured = measure(2).expect("the third time is quiet");
+    assert_eq!(names_of(measured), names(&device));
+    assert_eq!(names(&device).len(), 2);
 }

@@ -541,6 +541,10 @@ Run hourly, this has a snapshot of each of the last 24 hours, 7 days and 4 weeks
         /// The mount point, or any directory in it; or the volume
         #[arg(value_name = "MOUNTPOINT|VOLUME")]
         target: Location,
+        /// Show what each snapshot alone holds in the store, which its deletion would free, and
+        /// what all hold together. This process reads the maps of all snapshots in the store
+        #[arg(long)]
+        sizes: bool,
         /// As JSON
         #[arg(long)]
         json: bool,

@@ -12,7 +12,8 @@ use ferry_device::{
 use ferry_env::Env;
 use ferry_object::{
     BackupSource, CacheOptions, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase, Snapshot,
-    StoreUrl, backup_source, open_to_copy, open_volume, snapshots_of,
+    SnapshotSizes, StoreUrl, backup_source, open_to_copy, open_volume, snapshot_sizes,
+    snapshots_of,
 };
 
 use crate::error::CliError;
@@ -338,6 +339,15 @@ pub fn snapshots_in_store(
     env: &Env,
 ) -> Result<Vec<Snapshot>, OpenError> {
     open_in_store(volume, &OnceCell::new(), |passphrase| snapshots_of(url, passphrase, env))
+}
+
+/// What the snapshots of the volume in a store hold. It may be in use.
+pub fn sizes_in_store(
+    volume: &Location,
+    url: &StoreUrl,
+    env: &Env,
+) -> Result<SnapshotSizes, OpenError> {
+    open_in_store(volume, &OnceCell::new(), |passphrase| snapshot_sizes(url, passphrase, env))
 }
 
 fn open(

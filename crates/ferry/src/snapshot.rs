@@ -5,7 +5,8 @@ use std::io;
 
 use ferry_env::{Env, Utc};
 use ferry_object::{
-    CloneName, ObjectDevice, ObjectError, SNAPSHOTS_MAX, Snapshot, check_snapshot_name,
+    CloneName, ObjectDevice, ObjectError, SNAPSHOTS_MAX, Snapshot, SnapshotSizes,
+    check_snapshot_name,
 };
 use serde_json::Value;
 
@@ -15,16 +16,20 @@ use crate::error::CliError;
 use crate::location::Location;
 use crate::mounts::{self, Mount};
 use crate::object;
-use crate::open::{How, OpenError, explain, mounted, open_when_free, snapshots_in_store};
+use crate::open::{
+    How, OpenError, explain, mounted, open_when_free, sizes_in_store, snapshots_in_store,
+};
 use crate::schedule::{PREFIX, Schedule};
 use crate::served;
+use crate::size::format_bytes;
 use crate::socket::printable;
 
 /// Runs the command.
 pub fn run(command: &SnapshotCommand) -> Result<(), CliError> {
     match command {
         SnapshotCommand::Create(args) => create(args),
-        SnapshotCommand::List { target, json } => list(target, *json),
+        SnapshotCommand::List { target, sizes: true, json } => list_sizes(target, *json),
+        SnapshotCommand::List { target, sizes: false, json } => list(target, *json),
         SnapshotCommand::Delete(args) => delete(args),
     }
 }
@@ -133,6 +138,32 @@ fn list(target: &Location, json: bool) -> Result<(), CliError> {
     let line =
         |one: &Snapshot| format!("{}  {}\n", Utc::from_secs(one.made_secs), printable(&one.name));
     print(&snapshots.iter().map(line).collect::<String>())
+}
+
+/// Shows what the snapshots hold, as the store says: its owner does not know the sizes of objects.
+fn list_sizes(target: &Location, json: bool) -> Result<(), CliError> {
+    let volume = volume_of(target)?;
+    let Location::Store(url) = &volume else { return Err(volume.no_snapshots()) };
+    let SnapshotSizes { held_bytes, alone_bytes } =
+        sizes_in_store(&volume, url, &Env::real()).map_err(|error| explain(&volume, &error))?;
+    if json {
+        let json = |(one, bytes): &(Snapshot, u64)| {
+            object!({
+                "name": one.name.clone(),
+                "made_secs": one.made_secs,
+                "alone_bytes": *bytes,
+            })
+        };
+        let all: Vec<Value> = alone_bytes.iter().map(json).collect();
+        let sizes = object!({ "held_bytes": held_bytes, "snapshots": all });
+        return print(&format!("{sizes:#}\n"));
+    }
+    let line = |(one, bytes): &(Snapshot, u64)| {
+        let (made, alone) = (Utc::from_secs(one.made_secs), format_bytes(*bytes));
+        format!("{made}  {alone:>9}  {}\n", printable(&one.name))
+    };
+    let lines: String = alone_bytes.iter().map(line).collect();
+    print(&format!("{lines}all snapshots together hold {}\n", format_bytes(held_bytes)))
 }
 
 /// All snapshots of a volume, the oldest one first.

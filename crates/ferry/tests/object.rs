@@ -244,6 +244,20 @@ fn a_snapshot_is_read_beside_its_volume_and_stays_as_it_was() {
     ok(&store.ferry(&["sync", "first"]));
     ok(&store.ferry(&["snapshot", "create", &url, "after"]));
     assert_eq!(snapshots(&store, "first"), ["before", "after"]);
+    for target in ["first", &url] {
+        let sizes = store.ferry(&["snapshot", "list", target, "--sizes", "--json"]);
+        ok(&sizes);
+        let sizes: serde_json::Value = serde_json::from_slice(&sizes.stdout).expect("it is JSON");
+        assert_eq!(sizes["snapshots"][0]["name"], "before");
+        let alone = sizes["snapshots"][0]["alone_bytes"].as_u64().expect("a number");
+        let held = sizes["held_bytes"].as_u64().expect("a number");
+        assert!(0 < alone && alone <= held, "{sizes}");
+        let lines = store.ferry(&["snapshot", "list", target, "--sizes"]);
+        ok(&lines);
+        let lines = String::from_utf8(lines.stdout).expect("it is text");
+        assert!(lines.contains("iB  before\n"), "{lines}");
+        assert!(lines.contains("\nall snapshots together hold "), "{lines}");
+    }
 
     for more in [&[&before[..], "second"][..], &[&url, "second", "-o", "snapshot=before,rw"]] {
         ok(&store.ferry(&[&["mount"], more].concat()));
