@@ -6,6 +6,8 @@
 //! Each module is a layer: it uses what stands below it, and nothing above.
 //!
 //! ```text
+//! snapdir      a volume with its snapshots; replica: a volume that another process changes
+//! reader       a file system that never changes, below one of these
 //! requests     the traits implemented: open, read, write, fsync, scrub, tune, statistics
 //! namespace    lookup, create, remove, rename, link, listing, attributes, xattrs, ACLs, orphans
 //! local        LocalFs: options, inode numbers, open files, transactions, threads
@@ -62,6 +64,8 @@ mod namespace;
 mod order;
 mod patience;
 pub mod posix;
+mod reader;
+mod replica;
 mod requests;
 pub mod scrub;
 pub mod session_store;
@@ -79,6 +83,7 @@ pub use errseq::{ErrorCursor, ErrorSequence};
 pub use ferry_journal::{FlushPolicy, LogOptions};
 pub use inprocess::InProcess;
 pub use local::local_fs::{AccessTimes, CacheMode, FsOptions, LocalFs};
+pub use replica::{Lag, Replica, ReplicaOptions, Version, Versions};
 pub use requests::contents::OpenFile;
 pub use scrub::{ScrubOptions, scrub};
 pub use session_store::{Reservation, SessionStore};

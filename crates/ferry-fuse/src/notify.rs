@@ -317,6 +317,10 @@ impl Host for Notifier {
         self.queue(NoticeKind::Attributes).push(Notice::Forget { what, done });
     }
 
+    fn forget_contents(&self, files: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
+        self.write_back(files, done);
+    }
+
     fn forgets_names(&self) -> bool {
         self.expires_names.load(Ordering::Relaxed)
     }

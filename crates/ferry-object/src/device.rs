@@ -312,10 +312,25 @@ impl ObjectDevice {
         let found = (volume, chain, shards);
         let device = Self::opened(access, found, limits, Duration::ZERO, None, &self.env);
         if let Some(cache) = self.cache.get() {
-            // It was made here, and has no other one.
-            let _set = device.cache.set(Arc::clone(cache));
+            device.share_cache(Arc::clone(cache));
         }
         Ok(device)
+    }
+
+    /// A version of the volume, for reading only, while its owner goes on. What its objects have is
+    /// read from this cache, if it is there.
+    pub(crate) fn version(
+        access: Access,
+        found: (Volume, Chain, Shards),
+        cache: Option<Arc<DiskCache>>,
+        limits: Limits,
+        env: &Env,
+    ) -> Arc<Self> {
+        let device = Self::opened(access, found, limits, Duration::ZERO, None, env);
+        if let Some(cache) = cache {
+            device.share_cache(cache);
+        }
+        device
     }
 
     /// Runs what snapshots read ahead: no upload of the volume waits for that.
@@ -424,7 +439,12 @@ impl ObjectDevice {
 
     /// What objects have is read from this cache from now on, if it is there.
     pub(crate) fn use_cache(&self, cache: DiskCache) {
-        let set = self.cache.set(Arc::new(cache));
+        self.share_cache(Arc::new(cache));
+    }
+
+    /// The same of a cache that other devices use, too.
+    fn share_cache(&self, cache: Arc<DiskCache>) {
+        let set = self.cache.set(cache);
         assert!(set.is_ok(), "a device has one cache");
     }
 

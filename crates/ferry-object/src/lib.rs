@@ -14,6 +14,7 @@
 //! roots      roots of an ObjectDevice, and what is deleted; reads: its reads, also ahead;
 //!            sweep: what nothing names; repack: what is mostly dead; warm: fills the cache
 //! backup     a volume that has snapshots of another one
+//! follow     what the volume is while its owner goes on
 //! rollback   going back to one of the snapshots
 //! clone      volumes that begin as a snapshot of another one
 //! snapshots  roots that stay
@@ -50,6 +51,7 @@ mod device;
 mod dir;
 mod error;
 mod executor;
+mod follow;
 mod format;
 mod inherited;
 mod keys;
@@ -88,15 +90,16 @@ pub use dir::DirStore;
 pub use error::ObjectError;
 pub use executor::{Answer, Executor, Job, ThreadExecutor, Upload};
 pub use ferry_device::Snapshot;
+pub use follow::{Follower, Version};
 pub use format::{Kdf, Owner};
 pub use keys::{Encryption, Passphrase};
 pub use local::{LocalStore, Lost, NotTaken};
 pub use local_dir::Tell;
 pub use locks::{DirLocks, Locks};
 pub use open::{
-    Made, NewClone, OnDisk, Opening, backup_source, change_passphrase, compression_of, has_volume,
-    is_encrypted, lock_files, make_volume, open_backup, open_to_copy, open_volume, owner_here,
-    prepare_clone, remove_volume, snapshot_sizes, snapshots_of,
+    Made, NewClone, OnDisk, Opening, backup_source, change_passphrase, compression_of,
+    follow_volume, has_volume, is_encrypted, lock_files, make_volume, open_backup, open_to_copy,
+    open_volume, owner_here, prepare_clone, remove_volume, snapshot_sizes, snapshots_of,
 };
 pub use pins::CloneName;
 pub use prove::prove;

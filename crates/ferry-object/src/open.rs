@@ -9,6 +9,7 @@ use crate::device::{Limits, ObjectDevice};
 use crate::dir::DirStore;
 use crate::error::ObjectError;
 use crate::executor::ThreadExecutor;
+use crate::follow::Follower;
 use crate::format::{Owner, SUPER, is_object_name};
 use crate::keys::{Encryption, Passphrase, change};
 use crate::local_dir::{LocalDirs, OwnersLog, Tell};
@@ -214,6 +215,18 @@ fn open_with(
         device.tick_by_itself();
     }
     Ok(device)
+}
+
+/// Follows the volume in a store, which may be in use. Nothing is claimed.
+pub fn follow_volume(
+    url: &StoreUrl,
+    passphrase: Option<&Passphrase>,
+    cache: Option<&CacheOptions>,
+    env: &Env,
+) -> Result<Follower, ObjectError> {
+    let (access, volume) = identify(access(url, env)?, passphrase)?;
+    let cache = cache.map(|options| DiskCache::open(options, &volume.id)).transpose()?;
+    Ok(Follower::new(access, volume, cache, limits(), env))
 }
 
 /// The snapshots of the volume in a store, which may be in use.

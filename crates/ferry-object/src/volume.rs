@@ -320,7 +320,25 @@ pub(crate) fn newest_root(access: &Access, volume: &Volume) -> Result<FoundRoot,
     Err(ObjectError::Damaged { name: ROOTS.into(), what: "no root is there that can be used" })
 }
 
+/// Whether this is the newest root. No clock tells that: a machine may have been asleep since the
+/// root was read. Roots are deleted in ascending order, but for those of snapshots.
+pub(crate) fn is_newest_root(
+    access: &Access,
+    volume: &Volume,
+    root: &FoundRoot,
+) -> Result<bool, ObjectError> {
+    let number = root.header.number;
+    if access.exists(&root_name(number + 1))? {
+        return Ok(false);
+    }
+    if root.root.pins.iter().any(|pin| pin.root == number) {
+        return Ok(newest_root(access, volume)?.header.number == number);
+    }
+    access.exists(&root_name(number))
+}
+
 /// A log object or fence of the chain.
+#[derive(Clone)]
 pub(crate) struct Link {
     pub seq: u64,
     pub header: Header,
@@ -329,6 +347,7 @@ pub(crate) struct Link {
 }
 
 /// Where the log ends, and what it holds from the root on.
+#[derive(Clone)]
 pub(crate) struct Chain {
     pub root: FoundRoot,
     pub links: Vec<Link>,
@@ -338,14 +357,27 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    fn new(root: FoundRoot) -> Self {
+    pub fn new(root: FoundRoot) -> Self {
         let (next, last_id) = (root.root.first, root.root.last_id);
         Self { root, links: Vec::new(), next, last_id }
     }
 
+    /// Goes on where an earlier chain ended, if that went past this one's end. What it has from
+    /// there on must not have been deleted since.
+    pub fn take_from(&mut self, earlier: &Self) {
+        let end = (self.next, self.last_id);
+        let begins = (earlier.root.root.first, earlier.root.root.last_id) == end;
+        let at = earlier.links.iter().position(|link| (link.header.next, link.header.id) == end);
+        let from = if begins { Some(0) } else { at.map(|at| at + 1) };
+        if let Some(from) = from {
+            self.links.extend_from_slice(&earlier.links[from..]);
+            (self.next, self.last_id) = (earlier.next, earlier.last_id);
+        }
+    }
+
     /// Follows the log up to the first name that does not exist. `epoch_max`: a caller that meets a
     /// later epoch gives up.
-    fn follow(
+    pub fn follow(
         &mut self,
         access: &Access,
         volume: &Volume,

@@ -6,8 +6,8 @@ use common::TestStore;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, FileRead, Io, ReadRing};
 use ferry_env::Env;
 use ferry_object::{
-    Claimant, Cloned, Encryption, Executor, Kdf, Limits, ObjectDevice, ObjectError, Passphrase,
-    Replaced, SNAPSHOTS_MAX, SnapshotSizes, Store, ThreadExecutor, VolumeOptions,
+    Claimant, Cloned, Encryption, Executor, Follower, Kdf, Limits, ObjectDevice, ObjectError,
+    Passphrase, Replaced, SNAPSHOTS_MAX, SnapshotSizes, Store, ThreadExecutor, VolumeOptions,
 };
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -1341,4 +1341,136 @@ fn snapshots_that_change_while_they_are_measured_are_measured_three_times() {
     let measured = measure(2).expect("the third time is quiet");
     assert_eq!(names_of(measured), names(&device));
     assert_eq!(names(&device).len(), 2);
+}
+
+fn follower(volume: &Volume, limits: Limits) -> Follower {
+    Follower::open(volume.store(), volume.threads(), None, limits, &volume.env)
+        .expect("it can be followed")
+}
+
+#[test]
+fn a_follower_finds_each_version_that_was_flushed_and_deletions_do_not_harm_it() {
+    let volume = Volume::new();
+    let mut device = volume.open(false, small()).expect("nobody has it");
+    let mut follower = follower(&volume, small());
+    let first = follower.look(false).expect("it can look").expect("there is one");
+    assert_eq!(read(&first.device, 0, 64), vec![0; 64 * BLOCK_SIZE]);
+    let (mut root, mut log) = (first.root, first.log);
+    for byte in 1..120_u8 {
+        if byte % 40 == 0 {
+            device = volume.open(true, small()).expect("it can be taken over");
+        }
+        device.write(0, &filled(64, byte)).expect("it can be written");
+        device.flush().expect("it can be flushed");
+        let found = follower.look(false).expect("it can look").expect("there is a newer one");
+        assert_eq!(read(&found.device, 0, 64), *filled(64, byte));
+        assert!(!found.new_timeline && found.root >= root && found.log > log, "{byte}");
+        (root, log) = (found.root, found.log);
+        assert_eq!(found.epoch, device.stats().epoch);
+        let refused = found.device.write(0, &filled(1, 7)).expect_err("it is read only");
+        assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+        device.tick();
+    }
+    assert!(device.stats().deletes > 0, "the collector was at work");
+    device.flush().expect("nobody fenced it off");
+    device.close().expect("it can be closed");
+    let closed = follower.look(false).expect("it can look").expect("its last root is new");
+    assert_eq!(read(&closed.device, 0, 64), *filled(64, 119));
+    assert!(!closed.new_timeline);
+    assert!(follower.look(false).expect("it can look").is_none(), "nothing has changed");
+    let again = follower.look(true).expect("it can look").expect("it was asked for");
+    assert_eq!((again.root, again.log), (closed.root, closed.log));
+}
+
+#[test]
+fn a_follower_that_looks_while_the_owner_writes_never_sees_half_of_a_flush() {
+    let volume = Volume::new();
+    // Nothing is sealed but by a flush.
+    let limits = Limits { seal_bytes: 16 << 20, unsent_bytes_max: 32 << 20, ..small() };
+    let device = volume.open(false, limits).expect("nobody has it");
+    let mut follower = follower(&volume, limits);
+    std::thread::scope(|scope| {
+        let writes = scope.spawn(|| {
+            for byte in 1..200_u8 {
+                // Two runs, one of which becomes a data object.
+                device.write(0, &filled(32, byte)).expect("it can be written");
+                device.write(900 * BLOCK, &filled(1, byte)).expect("it can be written");
+                device.flush().expect("it can be flushed");
+                device.tick();
+            }
+        });
+        let mut last = 0;
+        while !writes.is_finished() {
+            let Some(found) = follower.look(false).expect("it can look") else { continue };
+            // What it found may be deleted at once here: the grace is nothing.
+            let mut buf = AlignedBuf::zeroed(BLOCK_SIZE);
+            let mut byte = |block: u64| {
+                found.device.read(block * BLOCK, &mut buf).ok().map(|()| buf[BLOCK_SIZE - 1])
+            };
+            let (Some(one), Some(other)) = (byte(31), byte(900)) else { continue };
+            assert!(one == other && one >= last, "{last}, then {one} and {other}");
+            last = one;
+        }
+        writes.join().expect("it wrote all");
+    });
+    let found = follower.look(true).expect("it can look").expect("it was asked for");
+    assert_eq!(read(&found.device, 0, 32), *filled(32, 199));
+}
+
+#[test]
+fn a_follower_tells_a_rollback_from_other_roots() {
+    let volume = Volume::new();
+    let limits = Limits { grace: Duration::from_secs(3600), ..small() };
+    let open = || volume.open(false, limits).expect("nobody has it");
+    let device = open();
+    device.write(0, &filled(64, 1)).expect("it can be written");
+    device.create_snapshot("one").expect("it can be made");
+    let mut follower = follower(&volume, limits);
+    let mut look = |what: &str, byte: u8, new_timeline: bool| {
+        let found = follower.look(false).expect("it can look").expect(what);
+        assert_eq!(read(&found.device, 0, 64), *filled(64, byte), "{what}");
+        assert_eq!(found.new_timeline, new_timeline, "{what}");
+    };
+    look("a snapshot was made", 1, false);
+    device.close().expect("it can be closed");
+    look("nothing has changed since the snapshot", 1, false);
+    let device = open();
+    look("a fence", 1, false);
+    device.close().expect("it can be closed");
+    look("another owner changed nothing", 1, false);
+    let device = open();
+    device.write(0, &filled(64, 2)).expect("it can be written");
+    device.flush().expect("it can be flushed");
+    look("a change", 2, false);
+    device.roll_back("one", Replaced::Snapshot).expect("it can go back");
+    look("a rollback", 1, true);
+    let device = open();
+    device.close().expect("it can be closed");
+    look("an owner after the rollback", 1, false);
+    // What the log says behind the snapshot's root is lost, and the map is the same.
+    let device = open();
+    device.create_snapshot("two").expect("it can be made");
+    device.write(0, &filled(64, 3)).expect("it can be written");
+    device.flush().expect("it can be flushed");
+    look("a change in the log", 3, false);
+    drop(device);
+    let device = volume.open(true, limits).expect("it can be taken over");
+    device.roll_back("two", Replaced::Discarded).expect("it can go back");
+    look("a rollback of what only the log had", 1, true);
+}
+
+#[test]
+fn a_follower_that_did_not_look_for_long_takes_it_for_another_timeline() {
+    let volume = Volume::new();
+    let device = volume.open(false, small()).expect("nobody has it");
+    let mut follower = follower(&volume, small());
+    let first = follower.look(false).expect("it can look").expect("there is one");
+    overwrite(&device, 1..60);
+    tick_until(&device, "the roots between are deleted", || {
+        let roots = volume.store().list("c/").expect("it can be listed");
+        !roots.contains(&format!("c/{:016x}", first.root + 1))
+    });
+    let found = follower.look(false).expect("it can look").expect("there is a newer one");
+    assert!(found.new_timeline);
+    assert_eq!(read(&found.device, 0, 64), *filled(64, 59));
 }

@@ -15,7 +15,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ferry_env::Env;
-use ferry_fs::LocalFs;
 
 /// A mount may use this part of the memory.
 const SHARE: u64 = 8;
@@ -124,9 +123,14 @@ pub struct GivesWay {
 }
 
 impl GivesWay {
-    /// Starts the thread for a volume that was opened with `cache_size`. Where the kernel does not
+    /// Starts the thread for a file system that was opened with `cache_size`. Where the kernel does not
     /// say whether memory is short, there is none.
-    pub fn start(fs: &Arc<LocalFs>, cache_size: usize, env: &Env) -> Self {
+    pub fn start<F: Send + Sync + 'static>(
+        fs: &Arc<F>,
+        set_limit: fn(&F, usize),
+        cache_size: usize,
+        env: &Env,
+    ) -> Self {
         let file = pressure_file();
         let read = move || stalled(&std::fs::read_to_string(&file).ok()?);
         let Some(mut before) = read() else {
@@ -144,7 +148,7 @@ impl GivesWay {
                 (before, last) = (now, at);
                 if limit != was {
                     tracing::debug!(limit, "memory in use is bounded anew");
-                    fs.set_memory_limit(limit);
+                    set_limit(&fs, limit);
                 }
             }
         };

@@ -68,6 +68,7 @@ mod passphrase;
 mod rekey;
 mod remote;
 mod replace;
+mod replica;
 mod rollback;
 mod schedule;
 mod scrub;

@@ -21,7 +21,7 @@ use crate::location::{Location, resolve};
 use crate::open::{How, explain, on_disk, open_on_disk_when_free};
 use crate::options::MountOptions;
 use crate::size::format_bytes;
-use crate::{logging, mkfs, mounts, passphrase, remote, umount, utab};
+use crate::{logging, mkfs, mounts, passphrase, remote, replica, umount, utab};
 
 /// A host is short of space if it has less than this, or less than the volume's size divided by
 /// `HOST_LOW_SHARE`.
@@ -45,12 +45,15 @@ pub fn run(
     if !args.daemon {
         clear_dead_mount(&args.mountpoint)?;
     }
+    if options.replica.is_some() {
+        replica::check(args, options)?;
+    }
     // A snapshot is mounted by its own name, which the table of mounts shows, and is only read.
     let volume = match &options.snapshot {
         Some(name) => args.volume.with_snapshot(name)?,
         None => args.volume.clone(),
     };
-    let read_only = options.read_only || volume.snapshot().is_some();
+    let read_only = options.read_only || options.replica.is_some() || volume.snapshot().is_some();
     let args = &MountArgs { volume, ..args.clone() };
     let options = &MountOptions { read_only, ..options.clone() };
     on_disk(&args.volume, options.cache_disk(), options.local, options.local_log.as_deref())?;
@@ -73,6 +76,9 @@ pub fn run(
     }
     let source = source(&args.volume)?;
     let log = options.log_path()?;
+    if let (true, Some(interval)) = (args.foreground, options.replica) {
+        return replica::serve(&source, interval, &mountpoint, args, options, log.as_deref());
+    }
     if args.foreground {
         return serve(&source, how, &mountpoint, args, options, log.as_deref());
     }
@@ -189,7 +195,7 @@ fn serve(
     let cache_size = fs_options.cache_bytes;
     let fs = LocalFs::open(opened.device.clone(), fs_options, env.clone());
     let fs = fs.map_err(|e| failed(&e))?;
-    let gives_way = GivesWay::start(&fs, cache_size, &env);
+    let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
     warn_of_small_host(&volume, &fs);
     let asked = Asked::new();
     let answering = Arc::downgrade(&fs);
@@ -381,6 +387,7 @@ fn remount(mountpoint: &Path, options: &MountOptions) -> Result<(), CliError> {
     let listed = MountOptions::parse(&[utab::words(&mount.target)], true).unwrap_or_default();
     if options.cache != CacheMode::Kernel && options.cache != listed.cache
         || changes(options.cache_bytes, listed.cache_bytes)
+        || changes(options.replica, listed.replica)
         || changes(options.commit_interval, listed.commit_interval)
         || changes(options.flush_interval_min, listed.flush_interval_min)
         || changes(options.flush, listed.flush)

@@ -11,9 +11,9 @@ use ferry_device::{
 };
 use ferry_env::Env;
 use ferry_object::{
-    BackupSource, CacheOptions, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase, Snapshot,
-    SnapshotSizes, StoreUrl, backup_source, open_to_copy, open_volume, snapshot_sizes,
-    snapshots_of,
+    BackupSource, CacheOptions, Follower, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase,
+    Snapshot, SnapshotSizes, StoreUrl, backup_source, follow_volume, open_to_copy, open_volume,
+    snapshot_sizes, snapshots_of,
 };
 
 use crate::error::CliError;
@@ -330,6 +330,16 @@ pub fn backup_source_in_store(
     env: &Env,
 ) -> Result<BackupSource, OpenError> {
     open_in_store(volume, &OnceCell::new(), |passphrase| backup_source(url, passphrase, env))
+}
+
+/// The volume in a store, to be followed while it is in use.
+pub fn follow_in_store(
+    volume: &Location,
+    cache: Option<&CacheOptions>,
+    env: &Env,
+) -> Result<Follower, OpenError> {
+    let url = volume.store().ok_or(OpenError::NotTheVolume)?;
+    open_in_store(volume, &OnceCell::new(), |passphrase| follow_volume(url, passphrase, cache, env))
 }
 
 /// The snapshots of the volume in a store, which may be in use.

@@ -28,6 +28,8 @@ snapshot=NAME       of s3:// and dir://: this snapshot of the volume, as it was,
                     means the same
 snapdir=off         of s3:// and dir://: no directory .snapshots in the root of the mount (the default is on: MOUNTPOINT/.snapshots/NAME is the
                     snapshot NAME, to be read; listings of the root do not show it)
+replica=T           of s3:// and dir://: follow the volume, read only, from any machine, beside the mount or server that uses it; a newer
+                    state is looked for after this time each, from 100ms to 60s (replica alone: 5s). ferry stats says how far behind it is
 durability=bucket   of s3:// and dir://: an fsync is durable when the store has it (the default)
 durability=local    it is durable in a log on this machine, and uploaded behind; if the machine is lost, up to 1 GiB or ten minutes of
                     what was synced is lost, too
@@ -59,6 +61,9 @@ nodiratime          listings move no access time; not of ferry://
 nodev, nosuid, noexec and their opposites, as for any file system
 fstab's own words (defaults, auto, noauto, nofail, user, _netdev, comment=, x-…) are accepted and have no effect here";
 
+/// A replica looks for a newer state after this time each, unless `replica=T` says otherwise.
+const REPLICA_INTERVAL: Duration = Duration::from_secs(5);
+
 /// The shortest `commit_interval` and `timeout`.
 const TIME_MIN: Duration = Duration::from_millis(1);
 
@@ -79,6 +84,8 @@ pub struct MountOptions {
     pub local: Option<bool>,
     /// The snapshot that is mounted, and not the volume as it is now.
     pub snapshot: Option<String>,
+    /// The volume is followed, beside its owner: time between two looks.
+    pub replica: Option<Duration>,
     /// The snapshots of the volume are not below `.snapshots`.
     pub snapdir_off: bool,
     /// The directory of the local log.
@@ -160,6 +167,8 @@ impl MountOptions {
             ("flush_interval_min", Some(time)) => {
                 self.flush_interval_min = Some(parse_flush_interval(time)?);
             }
+            ("replica", None) => self.replica = Some(REPLICA_INTERVAL),
+            ("replica", Some(time)) => self.replica = Some(parse_replica(time)?),
             ("snapdir", Some(word @ ("on" | "off"))) => self.snapdir_off = word == "off",
             ("idle_poll", Some(word @ ("on" | "off"))) => self.idle_poll_off = word == "off",
             ("timeout", Some(time)) => self.timeout = Some(parse_time(key, time)?),
@@ -249,6 +258,11 @@ impl MountOptions {
         Ok(Some(log.clone()))
     }
 
+    /// The same of a replica, which flushes nothing.
+    pub fn own_words(&self) -> String {
+        self.cache_words().join(",")
+    }
+
     fn cache_words(&self) -> Vec<String> {
         let mut words = vec![format!("cache={}", self.cache.name())];
         words.extend(self.cache_bytes.map(|bytes| format!("cache_size={bytes}")));
@@ -266,6 +280,7 @@ impl MountOptions {
             self.flush_interval_min
                 .map(|time| format!("flush_interval_min={}ms", time.as_millis())),
         );
+        words.extend(self.replica.map(|time| format!("replica={}ms", time.as_millis())));
         words
     }
 
@@ -385,6 +400,16 @@ pub fn parse_flush_interval(text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
+/// Parses the time between two looks of a replica. It is far below the grace after which an owner
+/// deletes what it does not need.
+fn parse_replica(text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text)?;
+    if !(Duration::from_millis(100)..=Duration::from_secs(60)).contains(&time) {
+        return Err(format!("replica={text}: from 100ms to 60s"));
+    }
+    Ok(time)
+}
+
 /// Parses the size of a cache on disk.
 pub fn parse_cache_disk(text: &str) -> Result<u64, String> {
     let (bytes, least) = (parse_bytes(text)?, CacheOptions::BYTES_MIN);
@@ -494,6 +519,17 @@ mod tests {
     }
 
     #[test]
+    fn a_replica_looks_neither_without_end_nor_hardly_ever() {
+        for text in ["replica=0", "replica=99ms", "replica=61s", "replica=x"] {
+            assert!(MountOptions::parse(&[text], false).is_err(), "{text}");
+        }
+        for (text, millis) in [("replica", 5000), ("replica=2", 2000), ("replica=100ms", 100)] {
+            let options = MountOptions::parse(&[text], false).expect("it is known");
+            assert_eq!(options.replica, Some(Duration::from_millis(millis)), "{text}");
+        }
+    }
+
+    #[test]
     fn a_time_of_nothing_is_refused() {
         for text in ["commit_interval=0", "commit_interval=500us", "timeout=0s"] {
             let error = MountOptions::parse(&[text], false).expect_err("nonsense");
@@ -552,7 +588,7 @@ mod tests {
 
     #[test]
     fn options_survive_the_way_to_the_daemon() {
-        let text = "ro,cache=strict,cache=/var/a,cache_disk=50G,durability=local,local_log=/var/b,cache_size=1G,commit_interval=1500ms,flush_interval_min=250ms,flush=delay,fast_flush=500us,snapdir=off,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
+        let text = "ro,cache=strict,cache=/var/a,cache_disk=50G,durability=local,local_log=/var/b,cache_size=1G,commit_interval=1500ms,flush_interval_min=250ms,flush=delay,fast_flush=500us,replica=250ms,snapdir=off,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
         let options = MountOptions::parse(&[text], false).expect("known");
         assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));
     }

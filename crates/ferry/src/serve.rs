@@ -51,7 +51,7 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
         ..fs_options(how, cache_size)
     };
     let (opened, fs) = open(&args.volume, how, options, &on_disk, &env)?;
-    let gives_way = GivesWay::start(&fs, cache_size, &env);
+    let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
     let served = serve(&fs, args, addr, tls, exports, &env);
     drop(gives_way);
     fs.detach();

@@ -11,6 +11,8 @@ mod copy;
 mod diff;
 #[path = "object/far.rs"]
 mod far;
+#[path = "object/replica.rs"]
+mod replica;
 #[path = "object/snapdir.rs"]
 mod snapdir;
 

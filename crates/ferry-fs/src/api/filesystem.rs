@@ -15,6 +15,10 @@ pub trait Host: Send + Sync {
     /// The kernel must forget attributes, and look up names again before it uses them; then `done`
     /// is called, by another thread. Not if the mount ends before.
     fn forget(&self, what: ToForget, done: Box<dyn FnOnce() + Send>);
+    /// The kernel must forget all contents of these files that it has cached; then `done` is
+    /// called, by another thread. It waits for reads of them that are under way. Not if the mount
+    /// ends before.
+    fn forget_contents(&self, files: Vec<Ino>, done: Box<dyn FnOnce() + Send>);
     /// Whether [`Host::forget`] can be done for names.
     fn forgets_names(&self) -> bool;
     /// The transport's counters, for `stats`.

@@ -134,7 +134,8 @@ pub struct DirEntry {
 pub struct Listing {
     /// In order.
     pub entries: Vec<DirEntry>,
-    plus: bool,
+    /// Its entries may have attributes.
+    pub plus: bool,
     /// Bytes that are left.
     room: usize,
 }

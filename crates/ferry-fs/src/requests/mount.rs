@@ -60,9 +60,10 @@ fn layer_options(options: &FsOptions) -> (DataOptions, JournalOptions) {
     (data, journal)
 }
 
-/// Logs that the volume was recovered, and that its log is damaged.
-fn report_recovery(volume: &str, recovered: &Recovered) {
-    if recovered.unclean {
+/// Logs that the volume was recovered, and that its log is damaged. What is only read stays as it
+/// is.
+fn report_recovery(volume: &str, recovered: &Recovered, read_only: bool) {
+    if recovered.unclean && !read_only {
         tracing::info!(
             volume,
             contexts = recovered.contexts,
@@ -102,7 +103,7 @@ impl LocalFs {
             JournalError::Unreadable { .. } => VolumeError::Unreadable(error),
             other => VolumeError::Journal(other),
         })?;
-        report_recovery(&name, &recovered);
+        report_recovery(&name, &recovered, options.read_only);
         let journal = Arc::new(journal);
         let table =
             Arc::new(InodeTable::new(journal.clone(), other_bytes(&options, options.cache_bytes)));

@@ -13,9 +13,8 @@
 //!   not answer keeps no request to the volume itself waiting.
 
 mod directory;
-mod number;
+pub(crate) mod number;
 mod open;
-mod readers;
 mod requests;
 
 pub use requests::WithSnapshots;

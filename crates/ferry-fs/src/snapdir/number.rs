@@ -35,12 +35,18 @@ impl Tree {
     /// The number that programs see of inode `ino` of the snapshot. `EOVERFLOW`: it is too high to
     /// be one, on a damaged volume.
     pub(crate) fn outer(self, ino: Ino) -> Result<Ino, Errno> {
-        if ino >> INO_BITS == 0 {
-            Ok(self.0 << INO_BITS | ino)
-        } else {
-            Err(Errno(libc::EOVERFLOW))
-        }
+        joined(self.0, ino)
     }
+}
+
+/// The number with `upper` in the bits that inode numbers do not use, and `ino` in the others.
+pub(crate) fn joined(upper: u64, ino: Ino) -> Result<Ino, Errno> {
+    if ino >> INO_BITS == 0 { Ok(upper << INO_BITS | ino) } else { Err(Errno(libc::EOVERFLOW)) }
+}
+
+/// The two parts of a number that was [`joined`].
+pub(crate) fn parted(number: Ino) -> (u64, Ino) {
+    (number >> INO_BITS, number & ((1 << INO_BITS) - 1))
 }
 
 /// What an inode number means.
@@ -57,10 +63,10 @@ pub(crate) enum Node {
 impl Node {
     #[inline]
     pub(crate) fn of(number: Ino) -> Self {
-        match number >> INO_BITS {
-            0 => Self::Live,
-            DIRECTORY_TREE => Self::Directory,
-            tree => Self::Snapshot(Tree(tree), number & ((1 << INO_BITS) - 1)),
+        match parted(number) {
+            (0, _) => Self::Live,
+            (DIRECTORY_TREE, _) => Self::Directory,
+            (tree, ino) => Self::Snapshot(Tree(tree), ino),
         }
     }
 

@@ -3,10 +3,10 @@
 use crate::api::*;
 use crate::local::local_fs::{AccessTimes, FsOptions, LocalFs, VALID};
 use crate::local::pool::{Pool, Work};
+use crate::reader::{Outer, Reader};
 use crate::snapdir::directory::{Directory, NAME};
 use crate::snapdir::number::{DIRECTORY, LIVE_END, Node, TREES_MAX, Tree};
 use crate::snapdir::open::{OPEN_MAX, OpenSnapshots, Source};
-use crate::snapdir::readers::Reader;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -122,7 +122,7 @@ impl WithSnapshots {
         };
         let tree = self.open.tree(number)?;
         self.later(cx, tree, move |reader| {
-            let (attr, attr_valid) = attributes(reader, tree, ROOT)?;
+            let (attr, attr_valid) = reader.attributes(tree, ROOT)?;
             Ok(Entry { attr: Some(attr), entry_valid: Duration::ZERO, attr_valid })
         })
     }
@@ -135,13 +135,7 @@ impl WithSnapshots {
         offset: u64,
         len: usize,
     ) -> Answer<usize> {
-        self.later(cx, tree, move |reader| {
-            let mut bytes = vec![0; len];
-            let read =
-                reader.ask_of_file(ino, |fs, cx, fh| fs.read(cx, ino, fh, offset, &mut bytes))?;
-            bytes.truncate(read);
-            Ok(bytes)
-        })
+        self.later(cx, tree, move |reader| reader.read(ino, offset, len))
     }
 }
 
@@ -219,47 +213,17 @@ impl Work<WithSnapshots> for Job {
     }
 }
 
-/// As programs see it. It never changes.
-fn outer(tree: Tree, attr: Attr) -> Result<Attr, Errno> {
-    Ok(Attr { ino: tree.outer(attr.ino)?, ..attr })
-}
+/// A snapshot never changes.
+impl Outer for Tree {
+    const VALID: Duration = VALID;
 
-fn attributes(reader: &Reader, tree: Tree, ino: Ino) -> Result<(Attr, Duration), Errno> {
-    let (attr, _) = reader.ask(|fs, cx| fs.getattr(cx, ino, None))?;
-    Ok((outer(tree, attr)?, VALID))
-}
+    fn outer(self, ino: Ino) -> Result<Ino, Errno> {
+        Self::outer(self, ino)
+    }
 
-/// What the snapshot's file system has counted is taken back: nobody else counts (SNAPDIR-2).
-fn found(reader: &Reader, tree: Tree, entry: Entry) -> Result<Entry, Errno> {
-    let Some(attr) = entry.attr else { return Ok(entry) };
-    reader.fs.forget(attr.ino, 1);
-    Ok(Entry { attr: Some(outer(tree, attr)?), ..entry })
-}
-
-/// What `into` has room for of a listing.
-fn listing(
-    reader: &Reader,
-    tree: Tree,
-    ino: Ino,
-    (cookie, plus): (u64, bool),
-    mut into: Listing,
-) -> Result<Vec<DirEntry>, Errno> {
-    let mut take = |entry: &DirEntry| into.push(entry);
-    let listed = reader.ask(|fs, cx| fs.readdir(cx, ino, 0, cookie, plus, &mut take));
-    let entries = into.entries.into_iter().map(|one| {
-        let entry = one.entry.map(|entry| found(reader, tree, entry)).transpose();
-        let is_up = ino == ROOT && *one.name == *b"..";
-        let number = if is_up { Ok(DIRECTORY) } else { tree.outer(one.ino) };
-        (entry, number, one)
-    });
-    // All lookups are taken back, whatever fails.
-    let entries: Vec<_> = entries.collect();
-    listed?;
-    let whole =
-        |(entry, ino, one): (Result<Option<Entry>, Errno>, Result<Ino, Errno>, DirEntry)| {
-            Ok(DirEntry { entry: entry?, ino: ino?, ..one })
-        };
-    entries.into_iter().map(whole).collect()
+    fn above_root(self) -> Ino {
+        DIRECTORY
+    }
 }
 
 impl Filesystem for WithSnapshots {
@@ -286,9 +250,7 @@ impl Filesystem for WithSnapshots {
             Node::Snapshot(..) if name == b"." => Err(Errno(libc::ESTALE).into()),
             Node::Snapshot(tree, ino) => {
                 let name = name.to_vec();
-                self.later(cx, tree, move |reader| {
-                    found(reader, tree, reader.ask(|fs, cx| fs.lookup(cx, ino, &name))?)
-                })
+                self.later(cx, tree, move |reader| reader.look_up(tree, ino, &name))
             }
         }
     }
@@ -304,7 +266,7 @@ impl Filesystem for WithSnapshots {
             Node::Live => self.live.getattr(cx, ino, fh),
             Node::Directory => Ok((self.directory.attr(self.live.now())?, Duration::ZERO)),
             Node::Snapshot(tree, ino) => {
-                self.later(cx, tree, move |reader| attributes(reader, tree, ino))
+                self.later(cx, tree, move |reader| reader.attributes(tree, ino))
             }
         }
     }
@@ -318,7 +280,7 @@ impl Filesystem for WithSnapshots {
             }
             Node::Snapshot(tree, ino) => self.later(cx, tree, move |reader| {
                 let (attr, _, born) = reader.ask(|fs, cx| fs.statx(cx, ino))?;
-                Ok((outer(tree, attr)?, VALID, born))
+                Ok((Attr { ino: tree.outer(attr.ino)?, ..attr }, VALID, born))
             }),
         }
     }
@@ -549,7 +511,7 @@ impl Filesystem for WithSnapshots {
             }
             Node::Snapshot(tree, ino) => {
                 let into = Listing::new(plus, cx.park.listing_bytes());
-                self.later(cx, tree, move |reader| listing(reader, tree, ino, (cookie, plus), into))
+                self.later(cx, tree, move |reader| reader.listing(tree, ino, cookie, into))
             }
         }
     }

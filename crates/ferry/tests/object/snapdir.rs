@@ -7,9 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 
 /// What is below a directory: mode, owner, links, size, time and bytes of each name.
-type Tree = BTreeMap<PathBuf, String>;
+pub(super) type Tree = BTreeMap<PathBuf, String>;
 
-fn tree(at: &Path) -> Tree {
+pub(super) fn tree(at: &Path) -> Tree {
     let (mut all, mut todo) = (Tree::new(), vec![at.to_path_buf()]);
     while let Some(directory) = todo.pop() {
         for entry in fs::read_dir(&directory).expect("it can be listed") {
@@ -42,7 +42,7 @@ fn tree(at: &Path) -> Tree {
     all
 }
 
-fn same(one: &Tree, other: &Tree) {
+pub(super) fn same(one: &Tree, other: &Tree) {
     let differs = one.iter().find(|(path, what)| other.get(*path) != Some(what));
     assert_eq!((differs, one.len()), (None, other.len()));
 }
@@ -53,13 +53,13 @@ fn numbers(at: &Path) -> BTreeSet<u64> {
     all.map(|path| fs::symlink_metadata(path).expect("it is there").ino()).collect()
 }
 
-fn names(at: &Path) -> BTreeSet<String> {
+pub(super) fn names(at: &Path) -> BTreeSet<String> {
     let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
     let all = fs::read_dir(at).expect("it can be listed").map(name);
     all.map(|name| name.into_string().expect("UTF-8")).collect()
 }
 
-fn errno<T>(result: std::io::Result<T>) -> Option<i32> {
+pub(super) fn errno<T>(result: std::io::Result<T>) -> Option<i32> {
     result.err().and_then(|error| error.raw_os_error())
 }
 

@@ -1,0 +1,250 @@
+//! Following: the thread that looks for newer versions, and how far behind they are.
+
+use crate::local::local_fs::{AccessTimes, CacheMode, FsOptions, LocalFs};
+use crate::reader::Reader;
+use crate::replica::showing::{Current, Showing};
+use crate::replica::timeline::Timeline;
+use crate::volume::VolumeError;
+use ferry_device::BlockDevice;
+use ferry_env::Env;
+use parking_lot::Mutex;
+use serde::Serialize;
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+/// While a replica turns, two versions are open.
+const VERSIONS: usize = 2;
+
+/// What a volume is at some time: what a crash would leave then.
+pub struct Version {
+    /// Reads as the volume was then.
+    pub dev: Arc<dyn BlockDevice>,
+    /// The volume was rolled back since the version before, or may have been.
+    pub new_timeline: bool,
+    /// Epoch of the owner that wrote it.
+    pub epoch: u64,
+    /// The number of its root.
+    pub root: u64,
+    /// The first number in the log that it lacks.
+    pub log: u64,
+}
+
+/// Where versions come from.
+pub trait Versions: Send + 'static {
+    /// Looks for one that is newer than the last one; it has all that was durable when the look
+    /// began. `anew`: the last one again, if there is none. Waits.
+    fn look(&mut self, anew: bool) -> Result<Option<Version>, Box<dyn Error>>;
+}
+
+/// How far behind the volume a replica is.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Lag {
+    /// What is shown has all that was durable this long ago: since the last look began that
+    /// succeeded.
+    pub behind_ns: u64,
+    /// What is shown is the newest for so long: since the look began that found it.
+    pub unchanged_ns: u64,
+    /// Epoch of the owner that wrote what is shown.
+    pub epoch: u64,
+    /// The number of its root.
+    pub root: u64,
+    /// The first number in the log that it lacks.
+    pub log: u64,
+    /// Looks that succeeded.
+    pub looks: u64,
+    /// Looks that failed.
+    pub looks_failed: u64,
+    /// Versions that were shown.
+    pub versions: u64,
+    /// How often the volume was rolled back, or may have been.
+    pub rollbacks: u64,
+    /// Why the last look failed, if it did.
+    pub error: Option<String>,
+}
+
+/// What was seen when.
+struct Seen {
+    lag: Lag,
+    looked: Duration,
+    found: Duration,
+}
+
+impl Seen {
+    /// The first version was found by a look that began at `begun`.
+    fn new(version: &Version, begun: Duration) -> Self {
+        let mut seen = Self { lag: Lag::default(), looked: begun, found: begun };
+        seen.show(version, begun);
+        seen
+    }
+
+    fn show(&mut self, version: &Version, begun: Duration) {
+        let Version { epoch, root, log, new_timeline, .. } = *version;
+        (self.lag.epoch, self.lag.root, self.lag.log) = (epoch, root, log);
+        self.lag.rollbacks += u64::from(new_timeline);
+        self.lag.versions += 1;
+        self.found = begun;
+        self.succeed(begun);
+    }
+
+    fn succeed(&mut self, begun: Duration) {
+        self.looked = begun;
+        self.lag.looks += 1;
+        if self.lag.error.take().is_some() {
+            tracing::info!("the replica follows again");
+        }
+    }
+
+    fn fail(&mut self, error: String) {
+        self.lag.looks_failed += 1;
+        if self.lag.error.is_none() {
+            tracing::warn!(error, "the replica falls behind, and looks again");
+        }
+        self.lag.error = Some(error);
+    }
+
+    /// As it is at `now`.
+    fn lag(&self, now: Duration) -> Lag {
+        let since =
+            |then: Duration| u64::try_from(now.saturating_sub(then).as_nanos()).unwrap_or(u64::MAX);
+        Lag { behind_ns: since(self.looked), unchanged_ns: since(self.found), ..self.lag.clone() }
+    }
+}
+
+/// Opens a version.
+fn open(
+    version: &Version,
+    before: Option<Timeline>,
+    options: &FsOptions,
+    env: &Env,
+) -> Result<Current, VolumeError> {
+    let timeline = match before {
+        Some(timeline) if version.new_timeline => timeline.next(),
+        Some(timeline) => timeline,
+        None => Timeline::default(),
+    };
+    let fs = LocalFs::open(Arc::clone(&version.dev), options.clone(), env.clone())?;
+    Ok(Current { reader: Reader::new(fs), timeline })
+}
+
+/// How a volume is followed.
+#[derive(Clone, Debug)]
+pub struct ReplicaOptions {
+    /// Between two looks for a newer version.
+    pub interval: Duration,
+    /// What the kernel caches of contents.
+    pub cache: CacheMode,
+    /// Memory of all versions that are open together, in bytes.
+    pub cache_bytes: usize,
+    /// The user that has mounted it.
+    pub owner: u32,
+}
+
+/// What is shown, and what was seen of the volume.
+pub(crate) struct Following {
+    pub(crate) env: Env,
+    pub(crate) options: ReplicaOptions,
+    /// Bytes of memory that may be used now.
+    memory_limit: AtomicUsize,
+    pub(crate) showing: Showing,
+    seen: Mutex<Seen>,
+}
+
+impl Following {
+    /// Shows `first`. `begun`: when the look began that found it.
+    pub(crate) fn open(
+        (first, begun): (&Version, Duration),
+        options: ReplicaOptions,
+        env: Env,
+    ) -> Result<Self, VolumeError> {
+        let current = open(first, None, &version_options(&options), &env)?;
+        Ok(Self {
+            memory_limit: AtomicUsize::new(options.cache_bytes),
+            showing: Showing::new(current),
+            seen: Mutex::new(Seen::new(first, begun)),
+            env,
+            options,
+        })
+    }
+
+    /// How far behind the volume it is.
+    pub(crate) fn lag(&self) -> Lag {
+        self.seen.lock().lag(self.env.clock.monotonic())
+    }
+
+    /// From now on `bytes` of memory may be used.
+    pub(crate) fn set_memory_limit(&self, bytes: usize) {
+        self.memory_limit.store(bytes, Ordering::Relaxed);
+        self.bound_memory_of(&self.showing.now().reader.fs);
+    }
+
+    fn bound_memory_of(&self, version: &LocalFs) {
+        version.set_memory_limit(self.memory_limit.load(Ordering::Relaxed) / VERSIONS);
+    }
+
+    /// The thread's body: looks each interval, until the sender of `stopped` is dropped.
+    pub(crate) fn run(&self, mut source: Box<dyn Versions>, stopped: &Receiver<()>) {
+        // The volume was rolled back before a version that is not shown yet.
+        let mut new_timeline = false;
+        let interval = self.options.interval;
+        while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            self.look(&mut *source, &mut new_timeline);
+        }
+    }
+
+    /// Looks once. `new_timeline`: the volume was rolled back before a version that could not be
+    /// opened.
+    fn look(&self, source: &mut dyn Versions, new_timeline: &mut bool) {
+        let begun = self.env.clock.monotonic();
+        self.showing.leave_held(begun);
+        let anew = self.showing.take_failed();
+        let version = match source.look(anew) {
+            Ok(Some(version)) => version,
+            Ok(None) => return self.seen.lock().succeed(begun),
+            Err(error) => {
+                if anew {
+                    self.showing.set_failed();
+                }
+                return self.seen.lock().fail(error.to_string());
+            }
+        };
+        *new_timeline |= version.new_timeline;
+        let version = Version { new_timeline: *new_timeline, ..version };
+        match open(
+            &version,
+            Some(self.showing.now().timeline),
+            &version_options(&self.options),
+            &self.env,
+        ) {
+            Ok(current) => {
+                self.bound_memory_of(&current.reader.fs);
+                self.showing.turn(current, begun);
+                if std::mem::take(new_timeline) {
+                    tracing::warn!(
+                        "the volume was rolled back, or its roots of a long time are missing: working directories are stale here, and files that are open stay as they were for two minutes"
+                    );
+                }
+                tracing::debug!(root = version.root, log = version.log, "a newer version is shown");
+                self.seen.lock().show(&version, begun);
+            }
+            Err(error) => {
+                self.showing.set_failed();
+                self.seen.lock().fail(format!("the newest version cannot be opened: {error}"));
+            }
+        }
+    }
+}
+
+/// How each version is opened.
+fn version_options(options: &ReplicaOptions) -> FsOptions {
+    FsOptions {
+        read_only: true,
+        access_times: AccessTimes::Never,
+        directory_access_times: false,
+        cache_bytes: options.cache_bytes / VERSIONS,
+        owner: options.owner,
+        ..FsOptions::default()
+    }
+}

@@ -1,0 +1,299 @@
+//! [`Showing`]: the version that a replica shows, and the turn to a newer one.
+
+use crate::api::{Errno, Host, Ino};
+use crate::reader::Reader;
+use crate::replica::timeline::Timeline;
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// A file that a newer version has no more is read from its last version for so long. That is far
+/// below the grace after which an owner deletes what no newer version needs.
+const HELD: Duration = Duration::from_secs(120);
+/// So many versions are held for such files, at most, and so much memory each has.
+const HELD_VERSIONS_MAX: usize = 4;
+const HELD_BYTES: usize = 4 << 20;
+/// So often a turn that waits for the kernel looks whether the mount has ended.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A version that is open. It is closed with its last user.
+pub(crate) struct Current {
+    pub(crate) reader: Reader,
+    pub(crate) timeline: Timeline,
+}
+
+impl Current {
+    /// Whether it has the inode that programs know by this number. One that cannot be read it may
+    /// have.
+    fn has(&self, number: Ino) -> bool {
+        let found =
+            self.timeline.inner(number).and_then(|ino| self.reader.attributes(self.timeline, ino));
+        !matches!(found, Err(Errno(libc::ESTALE)))
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        if let Err(error) = self.reader.fs.close() {
+            tracing::warn!(%error, "a version of the volume was not closed cleanly");
+        }
+    }
+}
+
+/// Which requests are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Of contents: always.
+    Contents,
+    /// Another one: not while the kernel still has pages of an older version (REPLICA-2).
+    Other,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Steady,
+    /// The kernel drops pages of the version before.
+    Turning,
+    /// The mount ends.
+    Ended,
+}
+
+/// What a file that programs have open is read from.
+#[derive(Default)]
+enum ReadFrom {
+    /// The version that is shown.
+    #[default]
+    Newest,
+    /// The last version that had it, for a time.
+    Held { version: Arc<Current>, since: Duration },
+    /// No version: it is stale.
+    Nothing,
+}
+
+/// A file that programs have open.
+#[derive(Default)]
+struct OpenFile {
+    count: u64,
+    from: ReadFrom,
+}
+
+struct State {
+    stage: Stage,
+    current: Arc<Current>,
+    /// By the numbers that programs see.
+    open: BTreeMap<Ino, OpenFile>,
+}
+
+impl State {
+    /// The version that answers requests for an inode.
+    fn version_of(&self, number: Ino) -> &Arc<Current> {
+        match self.open.get(&number) {
+            Some(OpenFile { from: ReadFrom::Held { version, .. }, .. }) => version,
+            _ => &self.current,
+        }
+    }
+
+    /// Turns to a newer version. Of the files that are `open` and follow, those that are not
+    /// `there` any more are held from now on. Returns the version before, and the others.
+    fn turn(
+        &mut self,
+        new: &Arc<Current>,
+        open: Vec<Ino>,
+        there: &BTreeMap<Ino, bool>,
+        now: Duration,
+    ) -> (Arc<Current>, Vec<Ino>) {
+        if self.stage == Stage::Steady {
+            self.stage = Stage::Turning;
+        }
+        let old = mem::replace(&mut self.current, Arc::clone(new));
+        let (stay, removed): (Vec<_>, Vec<_>) =
+            open.into_iter().partition(|number| there.get(number) == Some(&true));
+        for number in &removed {
+            if let Some(file) = self.open.get_mut(number) {
+                file.from = ReadFrom::Held { version: Arc::clone(&old), since: now };
+            }
+        }
+        if !removed.is_empty() {
+            old.reader.fs.set_memory_limit(HELD_BYTES);
+        }
+        (old, stay)
+    }
+}
+
+/// What is shown.
+pub(crate) struct Showing {
+    state: Mutex<State>,
+    changed: Condvar,
+    host: RwLock<Option<Arc<dyn Host>>>,
+    /// A read of the version failed: what it remembers of that must not outlast the reason.
+    failed: AtomicBool,
+}
+
+impl Showing {
+    pub(crate) fn new(current: Current) -> Self {
+        let state =
+            State { stage: Stage::Steady, current: Arc::new(current), open: BTreeMap::new() };
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            host: RwLock::default(),
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn set_host(&self, host: Option<Arc<dyn Host>>) {
+        *self.host.write() = host;
+    }
+
+    pub(crate) fn host(&self) -> Option<Arc<dyn Host>> {
+        self.host.read().clone()
+    }
+
+    /// What is shown now.
+    pub(crate) fn now(&self) -> Arc<Current> {
+        Arc::clone(&self.state.lock().current)
+    }
+
+    /// Whether a read failed since this was asked last.
+    pub(crate) fn take_failed(&self) -> bool {
+        self.failed.swap(false, Ordering::Relaxed)
+    }
+
+    /// The version is to be opened again.
+    pub(crate) fn set_failed(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Answers a request for an inode, by the number that programs see. Waits. A version that
+    /// cannot be read, as the owner has deleted a part of it, is left for the one shown by then.
+    pub(crate) fn with<T>(
+        &self,
+        kind: Request,
+        number: Ino,
+        request: impl Fn(&Current, Ino) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let mut current = self.enter(kind, number)?;
+        loop {
+            let answer = request(&current, current.timeline.inner(number)?);
+            if !matches!(answer, Err(Errno(libc::EIO))) {
+                return answer;
+            }
+            let newer = self.enter(kind, number)?;
+            if Arc::ptr_eq(&current, &newer) {
+                self.set_failed();
+                return answer;
+            }
+            current = newer;
+        }
+    }
+
+    fn enter(&self, kind: Request, number: Ino) -> Result<Arc<Current>, Errno> {
+        let mut state = self.state.lock();
+        while state.stage == Stage::Turning && kind == Request::Other {
+            self.changed.wait(&mut state);
+        }
+        if state.stage == Stage::Ended {
+            return Err(Errno(libc::EIO));
+        }
+        Ok(Arc::clone(state.version_of(number)))
+    }
+
+    /// A file is open from now on.
+    pub(crate) fn opened(&self, number: Ino) {
+        self.state.lock().open.entry(number).or_default().count += 1;
+    }
+
+    /// It is open once less. The result is to be dropped by a thread that may wait.
+    pub(crate) fn released(&self, number: Ino) -> Option<Arc<Current>> {
+        let mut state = self.state.lock();
+        let file = state.open.get_mut(&number)?;
+        file.count -= 1;
+        if file.count > 0 {
+            return None;
+        }
+        match state.open.remove(&number)?.from {
+            ReadFrom::Held { version, .. } => Some(version),
+            ReadFrom::Newest | ReadFrom::Nothing => None,
+        }
+    }
+
+    /// Files that are read from an older version.
+    pub(crate) fn held(&self) -> usize {
+        let state = self.state.lock();
+        state.open.values().filter(|file| matches!(file.from, ReadFrom::Held { .. })).count()
+    }
+
+    /// Versions that were held for too long are left. Waits.
+    pub(crate) fn leave_held(&self, now: Duration) {
+        let mut state = self.state.lock();
+        let since = |file: &OpenFile| match file.from {
+            ReadFrom::Held { since, .. } => Some(since),
+            ReadFrom::Newest | ReadFrom::Nothing => None,
+        };
+        let mut times: Vec<Duration> = state.open.values().filter_map(since).collect();
+        times.sort_unstable();
+        times.dedup();
+        let too_many = times.len().checked_sub(HELD_VERSIONS_MAX + 1).map(|last| times[last]);
+        let ends = |since: Duration| now > since + HELD || Some(since) <= too_many;
+        let files = state.open.values_mut().filter(|file| since(file).is_some_and(ends));
+        let left: Vec<ReadFrom> =
+            files.map(|file| mem::replace(&mut file.from, ReadFrom::Nothing)).collect();
+        drop(state);
+        drop(left);
+    }
+
+    /// Shows a newer version. Waits until the kernel has no page of the one before, but for files
+    /// that the new one has no more: these are held.
+    pub(crate) fn turn(&self, new: Current, now: Duration) {
+        let new = Arc::new(new);
+        let mut there: BTreeMap<Ino, bool> = BTreeMap::new();
+        let (old, contents) = loop {
+            let unknown: Vec<Ino> = {
+                let mut state = self.state.lock();
+                let follows = |file: &OpenFile| matches!(file.from, ReadFrom::Newest);
+                let open = state.open.iter().filter(|(_, file)| follows(file));
+                let open: Vec<Ino> = open.map(|(number, _)| *number).collect();
+                if open.iter().all(|number| there.contains_key(number)) {
+                    break state.turn(&new, open, &there, now);
+                }
+                open.into_iter().filter(|number| !there.contains_key(number)).collect()
+            };
+            for number in unknown {
+                there.insert(number, new.has(number));
+            }
+        };
+        if !contents.is_empty() {
+            self.drop_pages(contents);
+        }
+        let mut state = self.state.lock();
+        if state.stage == Stage::Turning {
+            state.stage = Stage::Steady;
+        }
+        drop(state);
+        self.changed.notify_all();
+        drop(old);
+    }
+
+    fn drop_pages(&self, contents: Vec<Ino>) {
+        let Some(host) = self.host() else { return };
+        let (done, dropped) = channel();
+        let told = move || {
+            // Nobody waits any more where the mount has ended.
+            let _waited_for = done.send(());
+        };
+        host.forget_contents(contents, Box::new(told));
+        while dropped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout)
+            && self.state.lock().stage == Stage::Turning
+        {}
+    }
+
+    /// From now on requests fail. It does not wait for those under way.
+    pub(crate) fn end(&self) {
+        self.state.lock().stage = Stage::Ended;
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,239 @@
+//! Tests of a replica without a store: its versions are copies of a device in memory.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+use super::{Replica, ReplicaOptions, Version, Versions};
+use crate::InProcess;
+use crate::api::*;
+use crate::local::local_fs::{CacheMode, FsOptions, LocalFs};
+use crate::volume::{MkfsOptions, mkfs};
+use ferry_device::{AlignedBuf, BlockDevice, MemDevice};
+use ferry_env::Env;
+use parking_lot::Mutex;
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread;
+use std::time::Duration;
+
+const BYTES: u64 = 64 << 20;
+
+/// The owner's volume.
+struct Owner {
+    dev: Arc<dyn BlockDevice>,
+    fs: Arc<LocalFs>,
+}
+
+impl Owner {
+    fn new() -> Self {
+        let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(BYTES));
+        mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
+        let options = FsOptions { background: false, cache_bytes: 8 << 20, ..FsOptions::default() };
+        let fs = LocalFs::open(dev.clone(), options, Env::real()).unwrap();
+        Self { dev, fs }
+    }
+
+    /// Makes or replaces the file `name`; its inode.
+    fn write(&self, name: &str, text: &str) -> Ino {
+        let (me, name) = (InProcess::default(), name.as_bytes());
+        let (entry, opened) =
+            me.call(|cx| self.fs.create(cx, ROOT, name, 0o644, libc::O_RDWR)).unwrap();
+        let ino = entry.attr.unwrap().ino;
+        let bytes = text.as_bytes();
+        me.call(|cx| self.fs.write(cx, ino, opened.fh, 0, bytes, false, false)).unwrap();
+        me.call(|cx| self.fs.fsync(cx, ino, opened.fh, false)).unwrap();
+        me.call(|cx| {
+            self.fs.release(cx, ino, opened.fh);
+            Ok(())
+        })
+        .unwrap();
+        ino
+    }
+
+    /// What a crash would leave now.
+    fn version(&self, new_timeline: bool) -> Version {
+        let copy = MemDevice::new(BYTES);
+        let mut buf = AlignedBuf::zeroed(1 << 16);
+        let mut at = self.dev.next_data(0);
+        while at < BYTES {
+            self.dev.read(at, &mut buf).unwrap();
+            copy.write(at, &buf).unwrap();
+            at = self.dev.next_data(at + (1 << 16));
+        }
+        Version { dev: Arc::new(copy), new_timeline, epoch: 1, root: 1, log: 1 }
+    }
+}
+
+/// Versions that a test hands over.
+#[derive(Clone, Default)]
+struct Given(Arc<Mutex<Vec<Version>>>);
+
+impl Versions for Given {
+    fn look(&mut self, _anew: bool) -> Result<Option<Version>, Box<dyn Error>> {
+        Ok(self.0.lock().pop())
+    }
+}
+
+type Done = Box<dyn FnOnce() + Send>;
+/// The files whose pages the kernel is to drop, and what is called then.
+type Asked = (Vec<Ino>, Done);
+
+/// A kernel that has pages of files until a test says that it has dropped them.
+struct Kernel(Mutex<Sender<Asked>>);
+
+impl Host for Kernel {
+    fn invalidate_attributes(&self, _ino: Ino) {}
+    fn forget(&self, _what: ToForget, done: Done) {
+        done();
+    }
+    fn forget_contents(&self, files: Vec<Ino>, done: Done) {
+        self.0.lock().send((files, done)).unwrap();
+    }
+    fn forgets_names(&self) -> bool {
+        false
+    }
+    fn stats(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
+}
+
+fn follow(owner: &Owner) -> (Arc<Replica>, Given, Receiver<Asked>) {
+    let options = ReplicaOptions {
+        interval: Duration::from_millis(1),
+        cache: CacheMode::Kernel,
+        cache_bytes: 8 << 20,
+        owner: 0,
+    };
+    let (given, env) = (Given::default(), Env::real());
+    let first = (&owner.version(false), env.clock.monotonic());
+    let replica = Replica::open(first, Box::new(given.clone()), options, env).unwrap();
+    let (asked, asks) = channel();
+    replica.attach(Arc::new(Kernel(Mutex::new(asked))));
+    (replica, given, asks)
+}
+
+fn open(replica: &Replica, ino: Ino) -> Result<Opened, Errno> {
+    InProcess::default().call(|cx| replica.open(cx, ino, libc::O_RDONLY, false))
+}
+
+fn read(replica: &Replica, ino: Ino) -> Result<Vec<u8>, Errno> {
+    InProcess::default().call(|cx| match replica.read(cx, ino, 0, 0, &mut [0; 100]) {
+        Err(stop) => Err::<Vec<u8>, _>(stop),
+        Ok(_) => panic!("another thread reads"),
+    })
+}
+
+fn size(replica: &Replica, ino: Ino) -> Result<u64, Errno> {
+    InProcess::default().call(|cx| replica.getattr(cx, ino, None)).map(|(attr, _)| attr.size)
+}
+
+#[test]
+fn attributes_of_a_new_version_wait_until_the_kernel_has_no_older_page_and_reads_do_not() {
+    let owner = Owner::new();
+    let ino = owner.write("f", "old");
+    let (replica, given, asks) = follow(&owner);
+    open(&replica, ino).unwrap();
+    assert_eq!(read(&replica, ino).unwrap(), b"old");
+    assert_eq!(owner.write("f", "newer"), ino);
+    given.0.lock().push(owner.version(false));
+    let (files, dropped) = asks.recv().unwrap();
+    assert_eq!(files, [ino]);
+    // More than there are threads for them.
+    let (told, answers) = channel();
+    let asking: Vec<_> = (0..20)
+        .map(|_| {
+            let (replica, told) = (replica.clone(), told.clone());
+            thread::spawn(move || told.send(size(&replica, ino)).unwrap())
+        })
+        .collect();
+    for _ in 0..20 {
+        assert_eq!(read(&replica, ino).unwrap(), b"newer", "the kernel waits for reads");
+    }
+    assert_eq!(answers.try_recv(), Err(TryRecvError::Empty));
+    dropped();
+    (0..20).for_each(|_| assert_eq!(answers.recv().unwrap(), Ok(5)));
+    asking.into_iter().for_each(|asks| asks.join().unwrap());
+    replica.close();
+    assert_eq!(size(&replica, ino), Err(Errno(libc::EIO)), "it has ended");
+}
+
+#[test]
+fn a_kernel_that_ends_holds_up_no_end_of_a_replica() {
+    let owner = Owner::new();
+    let ino = owner.write("f", "old");
+    let (replica, given, asks) = follow(&owner);
+    open(&replica, ino).unwrap();
+    given.0.lock().push(owner.version(false));
+    let never = asks.recv().unwrap();
+    replica.close();
+    drop(never);
+}
+
+#[test]
+fn a_file_of_an_older_timeline_is_read_while_it_is_open_and_then_stale() {
+    let owner = Owner::new();
+    let ino = owner.write("f", "old");
+    let (replica, given, asks) = follow(&owner);
+    open(&replica, ino).unwrap();
+    given.0.lock().push(owner.version(true));
+    let rolled_back = |times| {
+        while replica.lag().rollbacks < times {
+            thread::yield_now();
+        }
+    };
+    rolled_back(1);
+    assert_eq!(owner.write("f", "new"), ino);
+    given.0.lock().push(owner.version(true));
+    rolled_back(2);
+    assert_eq!(read(&replica, ino).unwrap(), b"old", "it is open");
+    assert_eq!(size(&replica, ino), Ok(3));
+    assert_eq!(replica.stats()["replica"]["files_held"], 1);
+    InProcess::default()
+        .call(|cx| {
+            replica.release(cx, ino, 0);
+            Ok(())
+        })
+        .unwrap();
+    assert!(asks.try_recv().is_err(), "the kernel has no page of another version");
+    assert_eq!(size(&replica, ino), Err(Errno(libc::ESTALE)));
+    assert_eq!(open(&replica, ino).map(|opened| opened.fh), Err(Errno(libc::ESTALE)));
+    let found = InProcess::default().call(|cx| replica.lookup(cx, ROOT, b"f")).unwrap();
+    let new = found.attr.unwrap().ino;
+    assert_ne!(new, ino);
+    assert_eq!(read(&replica, new).unwrap(), b"new");
+}
+
+#[test]
+fn versions_are_held_for_open_files_for_a_time_and_only_a_few() {
+    let owner = Owner::new();
+    let (replica, given, _asks) = follow(&owner);
+    let names = ["a", "b", "c", "d", "e", "f"];
+    let mut numbers = Vec::new();
+    for (n, name) in names.into_iter().enumerate() {
+        owner.write(name, name);
+        given.0.lock().push(owner.version(false));
+        let found = || {
+            let look_up = InProcess::default().call(|cx| replica.lookup(cx, ROOT, name.as_bytes()));
+            look_up.unwrap().attr
+        };
+        let number = loop {
+            if let Some(attr) = found() {
+                break attr.ino;
+            }
+        };
+        open(&replica, number).unwrap();
+        numbers.push(number);
+        given.0.lock().push(owner.version(true));
+        while replica.lag().rollbacks <= n as u64 {
+            thread::yield_now();
+        }
+    }
+    let now = replica.following.env.clock.monotonic();
+    replica.following.showing.leave_held(now);
+    let read: Vec<_> = numbers.iter().map(|number| read(&replica, *number).is_ok()).collect();
+    assert_eq!(read, [false, false, true, true, true, true]);
+    replica.following.showing.leave_held(now + Duration::from_secs(119));
+    assert_eq!(replica.following.showing.held(), 4);
+    replica.following.showing.leave_held(now + Duration::from_secs(121));
+    assert_eq!(replica.following.showing.held(), 0);
+    assert_eq!(size(&replica, numbers[5]), Err(Errno(libc::ESTALE)));
+}

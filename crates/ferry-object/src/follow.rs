@@ -1,0 +1,237 @@
+//! [`Follower`]: what a volume is while its owner goes on, for reading only, from any machine.
+//!
+//! Nothing is claimed and nothing is written. The rules:
+//!
+//! * FOLLOW-1: a *version* is the newest root with the log behind it, up to the first gap. A new
+//!   owner would find the same, so it is what a crash would leave, and it has all that was
+//!   acknowledged before the look began.
+//! * FOLLOW-2: names in the log are deleted in ascending order, and only those before the newest
+//!   root's first one. So what was followed before is still right from that number on, and only
+//!   from there on: a name before it may have been taken again by an owner that slept.
+//! * FOLLOW-3: what a look rests on may be deleted when a grace has passed, and no clock tells that
+//!   for certain: a machine sleeps. A look ends by finding that its root is still the newest one.
+//!   The log is looked at before, so nothing in there was deleted until then.
+//! * FOLLOW-4: a rollback is one root, with the map of an older one. It begins another *timeline*
+//!   of the volume, in which numbers of inodes may mean other files. If a root between two versions
+//!   cannot be read any more, there may have been one.
+
+use crate::access::{Access, Patience};
+use crate::cache::DiskCache;
+use crate::device::{Limits, ObjectDevice, identified};
+use crate::error::ObjectError;
+use crate::executor::Executor;
+use crate::format::{Kind, Location, ObjectRef, RootState, log_name};
+use crate::keys::Passphrase;
+use crate::runs::Run;
+use crate::store::Store;
+use crate::volume::{
+    Chain, FoundRoot, Shards, Volume, is_newest_root, load_shard, newest_root, read_root,
+    read_super,
+};
+use ferry_env::Env;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// For how long a store that does not answer is asked by one look, and by one read.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// From so many tries on a version is taken whose root is not the newest one any more.
+const TRIES: u32 = 3;
+
+/// A version of a volume.
+pub struct Version {
+    /// Reads as the volume was then. What a later root does not need is missing here once the owner
+    /// has deleted it, a grace later.
+    pub device: Arc<ObjectDevice>,
+    /// The owner's epoch.
+    pub epoch: u64,
+    /// The number of its root.
+    pub root: u64,
+    /// The first number in the log that it lacks.
+    pub log: u64,
+    /// It is in another timeline of the volume than the version before it (FOLLOW-4).
+    pub new_timeline: bool,
+}
+
+/// What a follower has seen last.
+struct Seen {
+    chain: Chain,
+    shards: HashMap<(u64, ObjectRef), Arc<[Run<Location>]>>,
+}
+
+/// Follows a volume. The module's documentation has the rules.
+pub struct Follower {
+    access: Access,
+    volume: Volume,
+    limits: Limits,
+    env: Env,
+    cache: Option<Arc<DiskCache>>,
+    seen: Option<Seen>,
+}
+
+impl Follower {
+    /// Follows the volume in a store.
+    pub fn open(
+        store: Arc<dyn Store>,
+        executor: Arc<dyn Executor>,
+        passphrase: Option<&Passphrase>,
+        limits: Limits,
+        env: &Env,
+    ) -> Result<Self, ObjectError> {
+        let (access, volume) = identified(store, executor, passphrase, limits, env)?;
+        Ok(Self::new(access, volume, None, limits, env))
+    }
+
+    /// The same of a volume that was identified. A cache is used by the devices of all versions.
+    pub(crate) fn new(
+        mut access: Access,
+        volume: Volume,
+        cache: Option<DiskCache>,
+        limits: Limits,
+        env: &Env,
+    ) -> Self {
+        access.patience = Patience::Opening(PATIENCE.min(limits.patience));
+        let limits = Limits { holds: false, ..limits };
+        Self { access, volume, limits, env: env.clone(), cache: cache.map(Arc::new), seen: None }
+    }
+
+    /// Looks for a version that is newer than the last one. `anew`: that one is opened again, if
+    /// there is none.
+    pub fn look(&mut self, anew: bool) -> Result<Option<Version>, ObjectError> {
+        if let Some(seen) = &self.seen
+            && !anew
+            && self.is_newest(&seen.chain)?
+        {
+            return Ok(None);
+        }
+        let (found, new_timeline) = self.read()?;
+        let version = self.opened(&found, new_timeline);
+        self.seen = Some(found);
+        Ok(Some(version))
+    }
+
+    /// Whether there is neither a newer root nor more in the log (FOLLOW-3).
+    fn is_newest(&self, chain: &Chain) -> Result<bool, ObjectError> {
+        Ok(!self.access.exists(&log_name(chain.next))?
+            && is_newest_root(&self.access, &self.volume, &chain.root)?)
+    }
+
+    /// Reads the newest version. The owner may write a new root meanwhile, and delete what the old
+    /// one needs: then this looks again.
+    fn read(&self) -> Result<(Seen, bool), ObjectError> {
+        let mut tries = 0;
+        loop {
+            let begun = self.env.clock.monotonic();
+            if read_super(&self.access)?.id != self.volume.id {
+                let what = "there is another volume in this store now".into();
+                return Err(ObjectError::Setup(what));
+            }
+            let root = newest_root(&self.access, &self.volume)?;
+            let read = self.read_behind(root.clone());
+            tries += 1;
+            let took = self.env.clock.monotonic() - begun;
+            // An owner may write roots as fast as they are read. The clock is right unless the
+            // machine slept in that very look.
+            let is_recent = tries >= TRIES && took < self.limits.grace / 2 && read.is_ok();
+            if is_recent || is_newest_root(&self.access, &self.volume, &root)? {
+                return read;
+            }
+        }
+    }
+
+    /// The version whose root this is, and whether it is in another timeline.
+    fn read_behind(&self, root: FoundRoot) -> Result<(Seen, bool), ObjectError> {
+        let before = self.seen.as_ref();
+        if before.is_some_and(|seen| root.header.number < seen.chain.root.header.number) {
+            let why = "a list names an older root than before".into();
+            return Err(ObjectError::Unavailable(why));
+        }
+        let mut shards = HashMap::new();
+        for at in &root.root.shards {
+            let known = before.and_then(|seen| seen.shards.get(at)).cloned();
+            let runs = match known {
+                Some(runs) => runs,
+                None => load_shard(&self.access, &self.volume, at.0, at.1)?.into(),
+            };
+            shards.insert(*at, runs);
+        }
+        let new_timeline = match before {
+            None => false,
+            Some(seen) => self.has_new_timeline(&seen.chain, &root)?,
+        };
+        let mut chain = Chain::new(root);
+        if let Some(seen) = before {
+            chain.take_from(&seen.chain);
+        }
+        chain.follow(&self.access, &self.volume, None)?;
+        Ok((Seen { chain, shards }, new_timeline))
+    }
+
+    /// Whether one of the roots behind that of `seen`, up to `newest`, was a rollback.
+    fn has_new_timeline(&self, seen: &Chain, newest: &FoundRoot) -> Result<bool, ObjectError> {
+        let mut before = seen.root.clone();
+        for number in before.header.number + 1..=newest.header.number {
+            let root = match read_root(&self.access, &self.volume, number) {
+                Err(ObjectError::NotFound(_)) => return Ok(true),
+                root => root?,
+            };
+            if self.is_rollback(seen, &before, &root)? {
+                return Ok(true);
+            }
+            before = root;
+        }
+        Ok(false)
+    }
+
+    /// Whether a root has not what the one `before` it and the log say, but the map of a snapshot.
+    /// An owner that changes a block makes a new map of its shard, so no other root has an old map
+    /// again.
+    fn is_rollback(
+        &self,
+        seen: &Chain,
+        before: &FoundRoot,
+        root: &FoundRoot,
+    ) -> Result<bool, ObjectError> {
+        if root.root.state != RootState::Closed {
+            return Ok(false);
+        }
+        let is_that_of = |pin: u64| match read_root(&self.access, &self.volume, pin) {
+            Ok(pinned) => Ok(pinned.root.shards == root.root.shards),
+            Err(ObjectError::NotFound(_)) => Ok(false),
+            Err(error) => Err(error),
+        };
+        let mut has_old_map = false;
+        for pin in root.root.pins.iter().filter(|pin| pin.root < root.header.number) {
+            has_old_map = has_old_map || is_that_of(pin.root)?;
+        }
+        if !has_old_map || before.root.shards != root.root.shards {
+            return Ok(has_old_map);
+        }
+        // The map is the same as before: something was lost if the log had changed it, or may have
+        // been if that is deleted.
+        let mut chain = Chain::new(before.clone());
+        chain.take_from(seen);
+        chain.follow(&self.access, &self.volume, None)?;
+        let mut lost = chain.links.iter().take_while(|link| link.seq < root.root.first);
+        Ok(chain.next < root.root.first || lost.any(|link| link.header.kind == Kind::Log))
+    }
+
+    fn opened(&self, found: &Seen, new_timeline: bool) -> Version {
+        let root = &found.chain.root;
+        let shards: Shards = root.root.shards.iter().map(|at| found.shards[at].to_vec()).collect();
+        let newest = found.chain.links.last().map_or(root.header.epoch, |link| link.header.epoch);
+        Version {
+            epoch: newest.max(root.header.epoch),
+            root: root.header.number,
+            log: found.chain.next,
+            new_timeline,
+            device: ObjectDevice::version(
+                self.access.clone(),
+                (self.volume.clone(), found.chain.clone(), shards),
+                self.cache.clone(),
+                self.limits,
+                &self.env,
+            ),
+        }
+    }
+}

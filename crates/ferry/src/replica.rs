@@ -1,0 +1,125 @@
+//! `ferry mount -o replica`: a mount that follows a volume in a store, beside its owner.
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferry_env::Env;
+use ferry_fs::{CacheMode, Filesystem, Replica, ReplicaOptions, Version, Versions};
+use ferry_object::Follower;
+
+use crate::asked::Asked;
+use crate::cache_size::{GivesWay, default_bytes};
+use crate::cli::MountArgs;
+use crate::control::STATS;
+use crate::daemon::{self, Service};
+use crate::error::CliError;
+use crate::location::Location;
+use crate::open::{explain, follow_in_store, on_disk};
+use crate::options::MountOptions;
+
+/// What the table of mounts shows behind the volume. Without it the mount would be taken for that
+/// of the owner, where both are on one machine.
+const SUFFIX: &str = "#replica";
+
+/// Refuses what cannot be followed, and options that only an owner may use.
+pub fn check(args: &MountArgs, options: &MountOptions) -> Result<(), CliError> {
+    let volume = &args.volume;
+    let refused = |why: &str| Err(CliError::Usage(why.into()));
+    match volume {
+        Location::Store(_) => {}
+        Location::Snapshot(..) => {
+            return Err(CliError::Usage(format!("{volume}: replica: a snapshot never changes")));
+        }
+        Location::Path(_) | Location::Server(_) => {
+            return Err(CliError::Usage(format!(
+                "{volume}: replica is for volumes in a store (s3://, dir://)"
+            )));
+        }
+    }
+    if options.snapshot.is_some() {
+        return refused("replica, snapshot: a snapshot never changes: give one of them");
+    }
+    if args.create {
+        return refused("--create: a replica follows a volume that is there");
+    }
+    if args.take_over {
+        return refused("--take-over: a replica leaves the volume to its owner");
+    }
+    if options.local == Some(true) || options.local_log.is_some() {
+        return refused("durability=local: a replica makes nothing durable");
+    }
+    if options.cache == CacheMode::Writeback {
+        return refused("cache=writeback: a replica is only read");
+    }
+    Ok(())
+}
+
+/// Finds versions in a store.
+struct InStore(Follower);
+
+impl Versions for InStore {
+    fn look(&mut self, anew: bool) -> Result<Option<Version>, Box<dyn Error>> {
+        Ok(self.0.look(anew)?.map(version))
+    }
+}
+
+fn version(found: ferry_object::Version) -> Version {
+    let ferry_object::Version { device, epoch, root, log, new_timeline } = found;
+    Version { dev: device, new_timeline, epoch, root, log }
+}
+
+/// Serves the mount until it has ended, looking for a newer state each `interval`.
+pub fn serve(
+    source: &Path,
+    interval: Duration,
+    mountpoint: &Path,
+    args: &MountArgs,
+    options: &MountOptions,
+    log: Option<&Path>,
+) -> Result<(), CliError> {
+    daemon::prepare(args.daemon);
+    let env = Env::real();
+    let volume = &args.volume;
+    let cache = on_disk(volume, options.cache_disk(), None, None)?.cache;
+    let followed = follow_in_store(volume, cache.as_ref(), &env);
+    let mut follower = followed.map_err(|error| explain(volume, &error))?;
+    let begun = env.clock.monotonic();
+    let first = follower.look(true).map_err(|error| explain(volume, &error.into()))?;
+    let first = version(first.expect("a look anew finds what there is"));
+    let cache_bytes = options.cache_bytes.and_then(|bytes| usize::try_from(bytes).ok());
+    let replica_options = ReplicaOptions {
+        interval,
+        cache: options.cache,
+        cache_bytes: cache_bytes.unwrap_or_else(default_bytes),
+        owner: rustix::process::geteuid().as_raw(),
+    };
+    let cache_size = replica_options.cache_bytes;
+    let versions = Box::new(InStore(follower));
+    let replica = Replica::open((&first, begun), versions, replica_options, env.clone())
+        .map_err(|error| CliError::Failed(format!("{volume}: {error}")))?;
+    drop(first);
+    let gives_way = GivesWay::start(&replica, Replica::set_memory_limit, cache_size, &env);
+    let asked = Asked::new();
+    let answering = Arc::downgrade(&replica);
+    let served = daemon::serve(
+        Arc::clone(&replica) as Arc<dyn Filesystem>,
+        &Service {
+            mountpoint,
+            options: options.for_kernel(format!("{}{SUFFIX}", source.display()), false),
+            listed_options: Some(options.own_words()),
+            daemon: args.daemon,
+            log,
+            stop_timeout: args.stop_timeout,
+            asked: &asked,
+        },
+        Box::new(move |question| Some(answering.upgrade().filter(|_| question == STATS)?.stats())),
+    );
+    drop(gives_way);
+    // Requests under way may wait for the store.
+    replica.end();
+    asked.ended(&served);
+    replica.close();
+    served
+}
