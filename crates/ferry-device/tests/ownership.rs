@@ -192,3 +192,15 @@ fn a_file_that_cannot_be_a_volume_is_refused() {
     assert!(matches!(refused, Some(DeviceError::Io { what: "resize", .. })), "{refused:?}");
     assert!(!path.exists());
 }
+
+#[test]
+fn a_file_without_bytes_gets_its_size_and_any_other_stays() {
+    let (_dir, path) = scratch();
+    fs::write(&path, b"").unwrap();
+    let fill = |size| FileDevice::open_to_fill(&path, size, &Env::real());
+    let device = fill(1 << 20).unwrap();
+    assert_eq!(device.capacity(), 1 << 20);
+    assert!(holder(fill(1 << 20)).1);
+    drop(device);
+    assert_eq!(fill(2 << 20).unwrap().capacity(), 1 << 20);
+}

@@ -6,10 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ferry_check::copy::{Copied, CopyError, CopyOptions, Copying, copy};
-use ferry_device::{
-    BlockDevice, CompositeError, CompositeVolume, DeviceError, FileDevice, OpenMode,
-};
+use ferry_check::copy::{Checked, Copied, CopyError, CopyOptions, Copying, copy_checked};
+use ferry_device::{BlockDevice, CompositeError, CompositeVolume, DeviceError, FileDevice};
 use ferry_env::Env;
 use ferry_fs::volume::{Superblock, VolumeError, read_copy_mark, read_superblock};
 use ferry_object::{
@@ -26,7 +24,7 @@ use crate::mkfs::refuse_device_directory;
 use crate::open::{OpenError, Opened, explain, open_source_when_free};
 use crate::passphrase;
 use crate::size::{format_bytes, format_nanos};
-use crate::waiting::{progress_bar, stop_on_signals};
+use crate::waiting::{progress_bar, stop_on_signals_or_end};
 
 /// What this process made for the copy.
 enum New {
@@ -47,19 +45,27 @@ struct Target {
 /// Runs the command.
 pub fn run(args: &CopyArgs) -> Result<(), CliError> {
     refuse(args)?;
-    let (env, stop) = (Env::real(), stop_on_signals()?);
+    let (env, stop) = (Env::real(), stop_on_signals_or_end()?);
     let begun = env.clock.monotonic();
     keep_secret(args, &env)?;
     let source = open_source_when_free(&args.volume, &env);
     let source = source.map_err(|error| source_refused(&args.volume, &error))?;
     let failed = |error: VolumeError| CliError::Failed(format!("{}: {error}", args.volume));
     let sb = read_superblock(&source.device).map_err(failed)?;
-    let Target { opened, new } = match &args.other {
-        Location::Path(path) => open_file(args, path, sb.size, &env)?,
-        Location::Store(url) => open_store(args, url, &sb, &env)?,
-        other => return Err(other.not_the_volume()),
+    // What is there already may be refused at once. Nothing else is made until the volume is known
+    // to be whole: that takes long, and what was made may have got another owner then.
+    let there = match &args.other {
+        Location::Path(path) if path.exists() => Some(open_file(args, path, sb.size, &env)?),
+        _ => None,
     };
-    let copied = copy_with_bar(args, &source, &opened, &stop, &env);
+    let checked = check(args, &source, &stop, &env)?;
+    let Target { opened, new } = match (there, &args.other) {
+        (Some(there), _) => there,
+        (None, Location::Path(path)) => open_file(args, path, sb.size, &env)?,
+        (None, Location::Store(url)) => open_store(args, url, &sb, &env)?,
+        (None, other) => return Err(other.not_the_volume()),
+    };
+    let copied = copy_with_bar(args, &checked, (&source, &opened), &stop, &env);
     // A device that has failed is not asked.
     let can_tell = opened.store().is_none_or(|store| store.failure().is_none());
     let is_empty = || matches!(read_superblock(&opened.device), Err(VolumeError::Empty));
@@ -140,13 +146,17 @@ fn keep_secret(args: &CopyArgs, env: &Env) -> Result<(), CliError> {
 }
 
 fn source_refused(volume: &Location, error: &OpenError) -> CliError {
-    let in_use =
-        matches!(error, OpenError::Store(ObjectError::InUse { .. } | ObjectError::Locked(_)));
-    match (volume, in_use) {
-        (Location::Store(_), true) => CliError::Failed(format!(
-            "{}. To copy it while it is used: make a snapshot (`ferry snapshot create`) and copy VOLUME@NAME",
-            explain(volume, error)
-        )),
+    let advice = "To copy it while it is used: make a snapshot (`ferry snapshot create`) and copy VOLUME@NAME";
+    match (volume, error) {
+        // Nobody is to take a volume from its mount for a copy.
+        (Location::Store(_), OpenError::Store(ObjectError::InUse { owner, since, .. })) => {
+            CliError::Failed(format!(
+                "{volume}: in use by {owner}, since {since}. {advice}. Else unmount it there first"
+            ))
+        }
+        (Location::Store(_), OpenError::Store(ObjectError::Locked(_))) => {
+            CliError::Failed(format!("{}. {advice}", explain(volume, error)))
+        }
         _ => explain(volume, error),
     }
 }
@@ -168,7 +178,7 @@ fn open_file(args: &CopyArgs, path: &Path, size: u64, env: &Env) -> Result<Targe
         Err(DeviceError::Exists(_)) => {}
         Err(error) => return Err(failed(error)),
     }
-    let device = FileDevice::open(path, OpenMode::ReadWrite, env).map_err(failed)?;
+    let device = FileDevice::open_to_fill(path, size, env).map_err(failed)?;
     let (holds_data, is_file) =
         (device.next_data(0) < device.capacity(), !device.is_block_device());
     let target = target(device, New::Nothing);
@@ -290,11 +300,28 @@ fn refuse_other_options(args: &CopyArgs, url: &StoreUrl, env: &Env) -> Result<()
     )))
 }
 
+/// Checks the volume that is to be copied.
+fn check(
+    args: &CopyArgs,
+    source: &Opened,
+    stop: &AtomicBool,
+    env: &Env,
+) -> Result<Checked, CliError> {
+    let mut tell = |_| match stop.load(Ordering::Relaxed) {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    };
+    Checked::new(&source.device, env, &mut tell).map_err(|error| {
+        let failure = source.store().and_then(|store| store.failure());
+        copy_failed(args, error, failure)
+    })
+}
+
 /// Copies, and shows how far it is.
 fn copy_with_bar(
     args: &CopyArgs,
-    source: &Opened,
-    target: &Opened,
+    checked: &Checked,
+    (source, target): (&Opened, &Opened),
     stop: &AtomicBool,
     env: &Env,
 ) -> Result<Copied, CliError> {
@@ -308,7 +335,7 @@ fn copy_with_bar(
         }
     };
     let options = CopyOptions { restart: args.restart, ..CopyOptions::default() };
-    let copied = copy(&source.device, &target.device, options, env, &mut tell);
+    let copied = copy_checked(checked, &target.device, options, env, &mut tell);
     bar.finish_and_clear();
     copied.map_err(|error| {
         // Why a device failed says more than that it did.
@@ -327,6 +354,10 @@ fn copy_failed(args: &CopyArgs, error: CopyError, failure: Option<ObjectError>) 
     let again = "run `ferry copy` again to go on";
     let is_snapshot = matches!(volume, Location::Snapshot(..));
     CliError::Failed(match error {
+        // A store that did not answer is no damage.
+        CopyError::Source(_) | CopyError::SourceDamaged { .. } if failure.is_some() => {
+            failure.map_or_else(String::new, |failure| explain(volume, &failure.into()).to_string())
+        }
         CopyError::Source(_) => format!("{volume}: {error}"),
         CopyError::SourceDamaged { .. } if is_snapshot => format!(
             "{volume}: {error}. A snapshot cannot be repaired: copy another one, or its files from a mount of it"

@@ -34,6 +34,19 @@ pub fn stop_on_signals() -> Result<Arc<AtomicBool>, CliError> {
     Ok(stop)
 }
 
+/// The same; a second signal ends the process as if nothing handled it. For what may take long
+/// before it looks at the flag, and can be cut off anywhere.
+pub fn stop_on_signals_or_end() -> Result<Arc<AtomicBool>, CliError> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: the first signal finds the flag not set yet.
+        signal_hook::flag::register_conditional_default(signal, stop.clone())
+            .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
+            .map_err(|e| CliError::Failed(format!("cannot handle signals: {e}")))?;
+    }
+    Ok(stop)
+}
+
 /// Waits for the given time, at most [`PAUSE_MAX`], or until a signal arrives.
 pub fn pause(time: Duration) {
     let time = Timespec { tv_sec: 0, tv_nsec: i64::from(time.min(PAUSE_MAX).subsec_nanos()) };

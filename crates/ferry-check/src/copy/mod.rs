@@ -22,14 +22,14 @@ mod tests;
 mod transfer;
 mod types;
 
-use crate::fsck::{FsckOptions, Report, check_copied, fsck};
+use crate::fsck::{Code, FsckOptions, Report, check_copied, fsck};
 use crate::inspect::Inspector;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_env::Env;
 use ferry_fs::keys::BLOCK;
 use ferry_fs::volume::{
-    CopyMark, SourceState, Superblock, VolumeError, end_copy, read_copy_mark, read_superblock,
-    write_copy_mark,
+    CopyMark, SourceState, Superblock, VolumeError, end_copy, find_superblock, read_copy_mark,
+    read_superblock, write_copy_mark,
 };
 use ferry_journal::inspect::{home_map, log_end, log_start};
 use plan::Plan;
@@ -38,6 +38,32 @@ use std::sync::Arc;
 use transfer::transfer;
 use types::target;
 pub use types::{Copied, CopyError, CopyOptions, Copying, Tell};
+
+/// A volume that can be copied: it was checked, and what of it is needed is known.
+pub struct Checked {
+    sb: Superblock,
+    state: SourceState,
+    inspector: Inspector,
+    plan: Plan,
+}
+
+impl Checked {
+    /// Checks the volume on `from`. A copy's target need not be there yet.
+    pub fn new(from: &Arc<dyn BlockDevice>, env: &Env, tell: Tell<'_>) -> Result<Self, CopyError> {
+        let sb = read_superblock(from).map_err(CopyError::Source)?;
+        let state = state_of(from, &sb)?;
+        told(Copying { bytes: 0, bytes_total: 0 }, &mut *tell)?;
+        let report = fsck(from, FsckOptions::default(), env).map_err(CopyError::Source)?;
+        if let Some(first) = source_finding(&report, from, &sb) {
+            return Err(CopyError::SourceDamaged { first });
+        }
+        told(Copying { bytes: 0, bytes_total: 0 }, &mut *tell)?;
+        let inspector = Inspector::open(from, env).map_err(CopyError::Source)?;
+        let plan = Plan::new(&inspector)?;
+        told(Copying { bytes: 0, bytes_total: plan.bytes() }, tell)?;
+        Ok(Self { sb, state, inspector, plan })
+    }
+}
 
 /// Copies the volume on `from` to the device `to`, which is empty or has a copy of the same state
 /// that has not ended: that goes on where it was.
@@ -48,18 +74,24 @@ pub fn copy(
     env: &Env,
     tell: Tell<'_>,
 ) -> Result<Copied, CopyError> {
-    let sb = read_superblock(from).map_err(CopyError::Source)?;
+    // A caller that stops at once is asked when there is a mark.
+    let checked = Checked::new(from, env, &mut |_| ControlFlow::Continue(()))?;
+    copy_checked(&checked, to, options, env, tell)
+}
+
+/// The same for a volume that was checked.
+pub fn copy_checked(
+    checked: &Checked,
+    to: &Arc<dyn BlockDevice>,
+    options: CopyOptions,
+    env: &Env,
+    tell: Tell<'_>,
+) -> Result<Copied, CopyError> {
+    let Checked { sb, state, inspector, plan } = checked;
     if to.capacity() < sb.size {
         return Err(CopyError::TooSmall { has: to.capacity(), needs: sb.size });
     }
-    let state = state_of(from, &sb)?;
-    let begins = begin_of(to, &state, options.restart)?;
-    let report = fsck(from, FsckOptions::default(), env).map_err(CopyError::Source)?;
-    if let Some(first) = first_finding(&report) {
-        return Err(CopyError::SourceDamaged { first });
-    }
-    let inspector = Inspector::open(from, env).map_err(CopyError::Source)?;
-    let plan = Plan::new(&inspector)?;
+    let begins = begin_of(to, state, options.restart)?;
     if let Begin::Anew { after } = begins {
         write_copy_mark(&**to, &CopyMark { state: state.clone(), done: 0 })
             .map_err(target("write the mark of the copy"))?;
@@ -82,20 +114,25 @@ pub fn copy(
         Begin::At(done) => done,
     };
     let mark = CopyMark { state: state.clone(), done };
-    let (bytes, zeroed) = transfer(&inspector, to, &plan, mark, options, &mut *tell)?;
-    go_on(&plan, &mut *tell)?;
+    let (bytes, zeroed) = transfer(inspector, to, plan, mark, options, &mut *tell)?;
+    go_on(plan, &mut *tell)?;
     // What an earlier attempt wrote may have changed since.
     let verify_data = done > 0;
-    verify(to, &sb, &state, verify_data, env)?;
-    go_on(&plan, &mut *tell)?;
-    let mark = CopyMark { state, done: sb.size };
-    end_copy(&**to, &sb, &mark).map_err(target("write the superblock"))?;
+    verify(to, sb, state, verify_data, env)?;
+    go_on(plan, &mut *tell)?;
+    let mark = CopyMark { state: state.clone(), done: sb.size };
+    end_copy(&**to, sb, &mark).map_err(target("write the superblock"))?;
     Ok(Copied { bytes, bytes_total: plan.bytes(), zeroed })
 }
 
 /// Everything was copied: whether to go on.
 fn go_on(plan: &Plan, tell: Tell<'_>) -> Result<(), CopyError> {
-    match tell(Copying { bytes: plan.bytes(), bytes_total: plan.bytes() }) {
+    told(Copying { bytes: plan.bytes(), bytes_total: plan.bytes() }, tell)
+}
+
+/// Tells how far it is: whether to go on.
+fn told(copying: Copying, tell: Tell<'_>) -> Result<(), CopyError> {
+    match tell(copying) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(()) => Err(CopyError::Stopped),
     }
@@ -163,6 +200,13 @@ fn verify(
     let report =
         check_copied(to, sb, verify_data, env).map_err(|error| damaged(error.to_string()))?;
     first_finding(&report).map_or(Ok(()), |first| Err(damaged(first)))
+}
+
+/// The first finding that a copy would have, too. It has superblocks of its own.
+fn source_finding(report: &Report, from: &Arc<dyn BlockDevice>, sb: &Superblock) -> Option<String> {
+    let is_used = find_superblock(from).is_ok_and(|(found, _)| found == *sb);
+    let stays = |code: Code| code != Code::SuperblockCopy || !is_used;
+    report.findings.iter().find(|finding| stays(finding.code)).map(ToString::to_string)
 }
 
 fn first_finding(report: &Report) -> Option<String> {

@@ -285,3 +285,20 @@ fn a_copy_that_begins_anew_leaves_nothing_of_a_larger_one() {
     }
     assert!(view(&to) == view(&from));
 }
+
+#[test]
+fn a_volume_with_one_bad_superblock_is_copied_and_the_copy_is_clean() {
+    let (from, to) = (volume(), empty(VOLUME_BYTES));
+    let mut noise = AlignedBuf::zeroed(BLOCK_SIZE);
+    noise.fill(7);
+    from.write(1 << 20, &noise).unwrap();
+    assert!(!is_clean(&from));
+    copied(&from, &to).unwrap();
+    assert!(view(&to) == view(&from) && is_clean(&to));
+}
+
+#[test]
+fn a_check_is_stopped_before_there_is_a_target() {
+    let stopped = Checked::new(&volume(), &env(), &mut |_| ControlFlow::Break(()));
+    assert!(matches!(stopped, Err(CopyError::Stopped)));
+}

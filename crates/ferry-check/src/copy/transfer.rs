@@ -5,6 +5,7 @@ use super::sums::Sums;
 use super::types::{CopyError, CopyOptions, Copying, Tell, target};
 use crate::inspect::Inspector;
 use ferry_device::{AlignedBuf, BlockDevice};
+use ferry_fs::keys::BLOCK;
 use ferry_fs::volume::{CopyMark, write_copy_mark};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -14,6 +15,10 @@ use std::thread;
 
 /// Threads, and so chunks in memory.
 const THREADS: usize = 8;
+/// Windows of a large volume.
+const WINDOWS: u64 = 64;
+/// The longest window in bytes: 1 GiB of memory.
+const WINDOW_MAX: u64 = 512 << 30;
 
 /// Reads the source from this byte on.
 type Read<'r> = &'r (dyn Fn(u64, &mut AlignedBuf) -> Result<(), CopyError> + Sync);
@@ -35,7 +40,10 @@ pub(super) fn transfer(
         let covers = |sums: &Sums| sums.range().contains(&next);
         let window = match sums.take().filter(covers) {
             Some(window) => window,
-            None => Sums::load(inspector, next, options.window_bytes)?,
+            None => {
+                let bytes = window_bytes(inspector.superblock().size, options);
+                Sums::load(inspector, next, bytes)?
+            }
         };
         let chunks = leg(plan, next..window.range().end, options);
         let ends = chunks.last().map_or(next, |chunk| chunk.end);
@@ -67,17 +75,27 @@ pub(super) fn transfer(
     Ok((plan.bytes() - before, zeroed.into_inner()))
 }
 
+/// Bytes of a window: a large volume has few, each of which costs a look at all extents.
+fn window_bytes(size: u64, options: CopyOptions) -> u64 {
+    (size / WINDOWS / BLOCK * BLOCK).min(WINDOW_MAX).max(options.window_bytes)
+}
+
+/// The ranges that do not end before `from`.
+fn ranges_from(plan: &Plan, from: u64) -> &[Range<u64>] {
+    let at = plan.ranges().partition_point(|range| range.end <= from);
+    plan.ranges().get(at..).unwrap_or_default()
+}
+
 /// The first byte at or behind `from` that is to be copied.
 fn next_byte(plan: &Plan, from: u64) -> Option<u64> {
-    let range = plan.ranges().iter().find(|range| range.end > from)?;
-    Some(range.start.max(from))
+    Some(ranges_from(plan, from).first()?.start.max(from))
 }
 
 /// The chunks of the next leg, in a window of the device.
 fn leg(plan: &Plan, window: Range<u64>, options: CopyOptions) -> Vec<Range<u64>> {
     let mut chunks = Vec::new();
     let mut left = options.leg_bytes;
-    for range in plan.ranges().iter().filter(|range| range.end > window.start) {
+    for range in ranges_from(plan, window.start) {
         let (mut at, end) = (range.start.max(window.start), range.end.min(window.end));
         while at < end && left > 0 {
             let len = options.chunk_bytes.min(end - at).min(left);
@@ -158,4 +176,18 @@ fn one(
     buf.set_len((chunk.end - chunk.start) as usize);
     read(chunk.start, buf)?;
     to.write(chunk.start, buf).map_err(target("write the copy"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_volume_has_few_windows_in_bounded_memory() {
+        let bytes = |size| window_bytes(size, CopyOptions::default());
+        assert_eq!(bytes(64 << 20), 16 << 30);
+        assert_eq!(bytes(1 << 40), 16 << 30);
+        assert_eq!(bytes(8 << 40), 128 << 30);
+        assert_eq!(bytes(1 << 50), WINDOW_MAX);
+    }
 }

@@ -30,7 +30,7 @@ use rustix::fs::{FallocateFlags, fstatvfs};
 use rustix::io::{Errno, retry_on_intr};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,6 +108,24 @@ impl FileDevice {
             drop(fs::remove_file(path));
         }
         result?;
+        Self::finish(file, path, OpenMode::ReadWrite, env)
+    }
+
+    /// Opens a file or block device that is there already to write it. A file of 0 bytes, which a
+    /// process leaves that dies while it makes one, gets `size` bytes. One whose name was removed
+    /// before it was owned is refused: what is written to it would be lost.
+    pub fn open_to_fill(path: &Path, size: u64, env: &Env) -> Result<Self, DeviceError> {
+        check_kind(path)?;
+        let opened = OpenOptions::new().read(true).write(true).open(path);
+        let file = opened.map_err(|e| failed("open", path, e))?;
+        own(&file, path, OpenMode::ReadWrite)?;
+        let found = file.metadata().map_err(|e| failed("examine", path, e))?;
+        if found.is_file() && found.nlink() == 0 {
+            return Err(failed("open", path, io::ErrorKind::NotFound.into()));
+        }
+        if found.is_file() && found.len() == 0 {
+            size_file(&file, path, size)?;
+        }
         Self::finish(file, path, OpenMode::ReadWrite, env)
     }
 

@@ -15,7 +15,9 @@ impl Superblock {
 
 /// The mark of a copy that has not ended, if there is one on the device: the one that is further.
 /// `None` also if the other place of a mark has what no copy leaves there: the device was used for
-/// something else since.
+/// something else since. So also if there is anything between them: a copy begins where zeros are,
+/// and writes nothing there, but others do that leave both places alone (md at 4 KiB, ZFS at
+/// 16 KiB).
 pub fn read_copy_mark(dev: &dyn BlockDevice) -> io::Result<Option<CopyMark>> {
     if SUPERBLOCK_OFFSETS.iter().any(|offset| offset + BLOCK_SIZE as u64 > dev.capacity()) {
         return Ok(None);
@@ -26,12 +28,20 @@ pub fn read_copy_mark(dev: &dyn BlockDevice) -> io::Result<Option<CopyMark>> {
     };
     let [first, second] = SUPERBLOCK_OFFSETS;
     let (first, second) = (read(first)?, read(second)?);
-    Ok(match (CopyMark::decode(&first), CopyMark::decode(&second)) {
+    let found = match (CopyMark::decode(&first), CopyMark::decode(&second)) {
         (Some(one), Some(other)) => Some(if one.done < other.done { other } else { one }),
         (Some(mark), None) => Some(mark).filter(|mark| may_be_beside(mark, &second)),
         (None, Some(mark)) => Some(mark).filter(|mark| may_be_beside(mark, &first)),
         (None, None) => None,
-    })
+    };
+    if found.is_none() {
+        return Ok(None);
+    }
+    let [from, to] = SUPERBLOCK_OFFSETS;
+    let from = from + BLOCK_SIZE as u64;
+    let mut between = AlignedBuf::zeroed((to - from) as usize);
+    dev.read(from, &mut between)?;
+    Ok(found.filter(|_| between.iter().all(|byte| *byte == 0)))
 }
 
 /// Whether a copy with this mark may have left this block at the other place: zeros from before its
@@ -127,6 +137,21 @@ mod tests {
         write_copy_mark(&dev, &mark(1)).unwrap();
         dev.write(SUPERBLOCK_OFFSETS[0], &mark(2).encode()).unwrap();
         assert_eq!(read_copy_mark(&dev).unwrap(), Some(mark(2)));
+    }
+
+    #[test]
+    fn marks_with_other_data_between_them_do_not_count() {
+        let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(64 << 20));
+        let mut other = AlignedBuf::zeroed(BLOCK_SIZE);
+        other[9] = 7;
+        for offset in [4 << 10, 16 << 10, (1 << 20) - (4 << 10)] {
+            write_copy_mark(&*dev, &mark(9)).unwrap();
+            dev.write(offset, &other).unwrap();
+            assert_eq!(read_copy_mark(&*dev).unwrap(), None, "{offset}");
+            assert!(matches!(read_superblock(&dev), Err(VolumeError::Unfinished)));
+            dev.write(offset, &AlignedBuf::zeroed(BLOCK_SIZE)).unwrap();
+            assert_eq!(read_copy_mark(&*dev).unwrap(), Some(mark(9)), "{offset}");
+        }
     }
 
     #[test]
