@@ -79,7 +79,7 @@ pub enum Command {
     /// Read and verify everything that a volume holds, mounted or not: exit 0 clean, 4 damage, 1
     /// stopped, 8 could not check
     Scrub(ScrubArgs),
-    /// Snapshots of a volume in a store, mounted or not
+    /// Snapshots of a volume in a store, or in a file on XFS or Btrfs, mounted or not
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
     /// Make a volume in a store, which nobody has open, what it was when a snapshot was made

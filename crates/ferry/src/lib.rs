@@ -75,6 +75,8 @@ mod scrub;
 mod serve;
 mod served;
 mod size;
+mod snapfile;
+mod snappath;
 mod snapshot;
 mod socket;
 mod sync;

@@ -10,6 +10,7 @@ use ferry_net::Address;
 use ferry_object::{StoreUrl, check_snapshot_name};
 
 use crate::error::CliError;
+use crate::snappath;
 
 /// Where a volume lies. Where a command takes a mount point, too, that is a path.
 #[derive(Clone, Debug)]
@@ -39,7 +40,10 @@ impl Location {
             Some(text) => {
                 text.parse().map(Self::Server).map_err(|e: ferry_net::NetError| e.to_string())
             }
-            None => Ok(Self::Path(text.into())),
+            None => {
+                let path = Path::new(text);
+                Ok(Self::Path(snappath::named(path).unwrap_or_else(|| path.into())))
+            }
         }
     }
 
@@ -74,18 +78,26 @@ impl Location {
         }
     }
 
-    /// The snapshot of this name of a volume in a store.
+    /// The snapshot of this name of a volume.
     pub fn with_snapshot(&self, name: &str) -> Result<Self, CliError> {
         check_snapshot_name(name).map_err(|error| CliError::Usage(error.to_string()))?;
         match self {
             Self::Store(url) => Ok(Self::Snapshot(url.clone(), name.into())),
             Self::Snapshot(_, one) if one == name => Ok(self.clone()),
-            Self::Snapshot(..) => Err(CliError::Usage(format!(
-                "{self}: this is a snapshot already, and snapshot={name} names another one"
-            ))),
-            Self::Path(_) => Err(self.no_snapshots()),
+            Self::Snapshot(..) => Err(self.already(name)),
+            Self::Path(path) => match snappath::snapshot_at(path) {
+                Some(one) if one == name => Ok(self.clone()),
+                Some(_) => Err(self.already(name)),
+                None => Ok(Self::Path(snappath::path_of(path, name))),
+            },
             Self::Server(_) => Err(self.not_the_volume()),
         }
+    }
+
+    fn already(&self, name: &str) -> CliError {
+        CliError::Usage(format!(
+            "{self}: this is a snapshot already, and snapshot={name} names another one"
+        ))
     }
 
     /// The store that the volume, or the snapshot, is in.
@@ -97,8 +109,12 @@ impl Location {
     }
 
     /// The name of the snapshot that it is, if it is one.
-    pub fn snapshot(&self) -> Option<&str> {
-        if let Self::Snapshot(_, name) = self { Some(name) } else { None }
+    pub fn snapshot(&self) -> Option<String> {
+        match self {
+            Self::Snapshot(_, name) => Some(name.clone()),
+            Self::Path(path) => snappath::snapshot_at(path),
+            Self::Store(_) | Self::Server(_) => None,
+        }
     }
 
     /// The path of a volume that is not in a store.
@@ -115,6 +131,9 @@ impl Location {
             Self::Snapshot(url, _) => format!(
                 "{self}: that is a snapshot, which never changes: name the volume, {url}. If its own name has the @, write a slash behind it"
             ),
+            Self::Path(_) => {
+                format!("{self}: that is a snapshot, which never changes: name the volume")
+            }
             _ => format!("{self}: that is for the machine that has the volume"),
         })
     }
@@ -122,8 +141,7 @@ impl Location {
     /// The error for a volume that is not in a store.
     pub fn no_snapshots(&self) -> CliError {
         CliError::Usage(format!(
-            "{self}: only volumes in a store (s3://, dir://) have snapshots yet. Unmount it and copy its file: `cp --reflink=always` takes \
-             hardly any time and space where the file system below can do it (XFS, Btrfs)"
+            "{self}: only volumes in a store (s3://, dir://) can do that. `ferry copy` copies any volume, and a snapshot of one"
         ))
     }
 }

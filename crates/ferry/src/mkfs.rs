@@ -87,6 +87,7 @@ fn make(args: &MkfsArgs) -> Result<Superblock, CliError> {
         )));
     }
     match &args.volume {
+        Location::Path(_) if args.volume.snapshot().is_some() => Err(args.volume.not_the_volume()),
         Location::Path(path) => make_on_devices(args, path),
         Location::Store(url) => make_in_store(args, url),
         Location::Snapshot(..) | Location::Server(_) => Err(args.volume.not_the_volume()),

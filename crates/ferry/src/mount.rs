@@ -91,6 +91,9 @@ fn source(volume: &Location) -> Result<PathBuf, CliError> {
         return volume.resolved().map_err(CliError::path(volume.to_string(), "cannot open"));
     };
     path.canonicalize().map_err(|error| match error.kind() {
+        ErrorKind::NotFound if volume.snapshot().is_some() => CliError::Failed(format!(
+            "{volume}: there is no such snapshot; `ferry snapshot list VOLUME` shows those that are"
+        )),
         ErrorKind::NotFound => CliError::Failed(format!(
             "{volume}: there is no such volume: `ferry mkfs` makes one, `ferry mount --create` makes and mounts it"
         )),
@@ -392,7 +395,7 @@ fn remount(mountpoint: &Path, options: &MountOptions) -> Result<(), CliError> {
         || changes(options.flush_interval_min, listed.flush_interval_min)
         || changes(options.flush, listed.flush)
         || changes(options.fast_flush, listed.fast_flush)
-        || options.snapshot.is_some() && options.snapshot.as_deref() != mount.volume().snapshot()
+        || options.snapshot.is_some() && options.snapshot != mount.volume().snapshot()
     {
         return Err(CliError::Usage(
             "a remount can change ro, rw, nosuid, nodev and noexec, `ferry tune` the flush policy; for others unmount first".into(),

@@ -250,7 +250,7 @@ pub fn open_source_when_free(volume: &Location, env: &Env) -> Result<Opened, Ope
         return open_to_read_when_free(volume, &passphrase, env);
     };
     let opening = match volume.snapshot() {
-        Some(name) => Opening::Snapshot(name.into()),
+        Some(name) => Opening::Snapshot(name),
         None => Opening::Read,
     };
     when_free(volume, || {
@@ -374,6 +374,9 @@ fn open(
         opened.map(Opened::in_store)
     };
     let path = match volume {
+        Location::Path(_) if how != How::Read && volume.snapshot().is_some() => {
+            return Err(OpenError::NotTheVolume);
+        }
         Location::Path(path) => path,
         Location::Store(url) => return in_store(url, how.opening()),
         Location::Snapshot(url, name) if how == How::Read => {

@@ -1,5 +1,6 @@
-//! `ferry snapshot`: makes, shows and deletes snapshots of a volume in a store. The process that
-//! has the volume open does it; if there is none, this one opens the volume.
+//! `ferry snapshot`: makes, shows and deletes snapshots. The process that has a volume in a
+//! store open does it; if there is none, this one opens the volume. Those of a volume in a file are
+//! files beside it (`snapfile.rs`).
 
 use std::io;
 
@@ -22,6 +23,7 @@ use crate::open::{
 use crate::schedule::{PREFIX, Schedule};
 use crate::served;
 use crate::size::format_bytes;
+use crate::snapfile;
 use crate::socket::printable;
 
 /// Runs the command.
@@ -78,6 +80,9 @@ pub fn dated(prefix: &str, secs: u64) -> String {
 pub fn make(target: &Location, volume: &Location, name: &str) -> Result<(), CliError> {
     let control = Control::find(target)?;
     control.as_ref().map_or(Ok(()), Control::sync_volume)?;
+    if let Location::Path(path) = volume {
+        return snapfile::create(path, name);
+    }
     add(control, volume, name)
 }
 
@@ -105,12 +110,13 @@ fn delete(args: &SnapshotArgs) -> Result<(), CliError> {
 }
 
 fn delete_and_say(target: &Location, volume: &Location, name: &str) -> Result<(), CliError> {
-    match Control::find(target)? {
-        Some(control) => {
+    match (volume, Control::find(target)?) {
+        (Location::Path(path), _) => snapfile::delete(path, name),
+        (_, Some(control)) => {
             let deleted = ferry_fuse::control::snapshot_delete(&control, name);
             deleted.map_err(|e| refused(&control, volume, "cannot delete a snapshot", name, e))
         }
-        None => alone(volume, |device| device.delete_snapshot(name)),
+        (_, None) => alone(volume, |device| device.delete_snapshot(name)),
     }?;
     print(&format!("{volume}: deleted the snapshot {name}\n"))
 }
@@ -168,6 +174,9 @@ fn list_sizes(target: &Location, json: bool) -> Result<(), CliError> {
 
 /// All snapshots of a volume, the oldest one first.
 fn snapshots_of(target: &Location, volume: &Location) -> Result<Vec<Snapshot>, CliError> {
+    if let Location::Path(path) = volume {
+        return snapfile::list(path);
+    }
     match (Control::find(target)?, volume) {
         (Some(control), _) => list_of(&control)
             .map_err(|error| refused(&control, volume, "cannot list the snapshots", "", error)),
@@ -184,6 +193,7 @@ pub fn volume_of(target: &Location) -> Result<Location, CliError> {
     let volume = mount.map_or_else(|| target.clone(), |mount| mount.volume());
     match volume {
         Location::Snapshot(..) | Location::Server(_) => Err(volume.not_the_volume()),
+        Location::Path(_) if volume.snapshot().is_some() => Err(volume.not_the_volume()),
         Location::Path(_) | Location::Store(_) => Ok(volume),
     }
 }
