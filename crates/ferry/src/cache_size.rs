@@ -123,8 +123,8 @@ pub struct GivesWay {
 }
 
 impl GivesWay {
-    /// Starts the thread for a file system that was opened with `cache_size`. Where the kernel does not
-    /// say whether memory is short, there is none.
+    /// Starts the thread for a file system that was opened with `cache_size`. Where the kernel does
+    /// not say whether memory is short, there is none.
     pub fn start<F: Send + Sync + 'static>(
         fs: &Arc<F>,
         set_limit: fn(&F, usize),
