@@ -192,7 +192,7 @@ impl Session {
             }
         };
         host.agreed(&agreed);
-        let remote = fs.is_shared();
+        let (remote, keeps_listings) = (fs.is_shared(), fs.keeps_listings());
         let direct_writes =
             DirectWrites::new(Arc::clone(&host) as _, Arc::new(FilesystemTarget(Arc::clone(&fs))));
         let dispatcher = Arc::new(Dispatcher {
@@ -201,7 +201,7 @@ impl Session {
             idle,
             realtime,
             setxattr_ext: agreed.setxattr_ext,
-            directory_handles: remote || !agreed.no_opendir,
+            directory_handles: !keeps_listings || !agreed.no_opendir,
             remote,
             direct_writes,
             host: Arc::clone(&host) as _,

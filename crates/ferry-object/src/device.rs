@@ -47,7 +47,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::time::Duration;
 
@@ -181,6 +181,8 @@ pub struct ObjectDevice {
     /// When the last look for a newer claim that found none began.
     looked: Mutex<Duration>,
     flush_timer: FlushTimer,
+    /// A read has failed.
+    read_failed: AtomicBool,
     /// They are held for as long as the device is there.
     _locks: Option<Arc<dyn Locks>>,
     me: Weak<Self>,
@@ -408,6 +410,7 @@ impl ObjectDevice {
             warming: Warming::default(),
             looked: Mutex::new(looked),
             flush_timer: FlushTimer::default(),
+            read_failed: AtomicBool::new(false),
             _locks: locks,
             me: me.clone(),
         })
@@ -822,6 +825,11 @@ impl ObjectDevice {
         Ok(())
     }
 
+    /// Whether no read has failed since it was opened.
+    pub fn has_read_all(&self) -> bool {
+        !self.read_failed.load(Ordering::Acquire)
+    }
+
     /// Whether the last look is younger than a term.
     pub(crate) fn in_term(&self) -> bool {
         self.env.clock.monotonic() < *self.looked.lock() + self.limits.term
@@ -852,6 +860,7 @@ impl BlockDevice for ObjectDevice {
             other => other,
         };
         read.map_err(|error| {
+            self.read_failed.store(true, Ordering::Release);
             tracing::error!(%error, "cannot read {} bytes at {offset}", buf.len());
             error.into()
         })

@@ -11,6 +11,7 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What a new file system has in its root directory.
 const LOST_AND_FOUND: &str = "lost+found";
@@ -28,6 +29,8 @@ const NUMBER_LEN: usize = 16;
 pub struct DirStore {
     root: PathBuf,
     env: Env,
+    /// A volume is here: where its first object is missing, its disk or share is not mounted.
+    has_super: AtomicBool,
 }
 
 impl DirStore {
@@ -41,7 +44,10 @@ impl DirStore {
     pub fn open(root: &Path, env: Env) -> Result<Self, ObjectError> {
         match fs::metadata(root) {
             Ok(found) if !found.is_dir() => Err(ObjectError::NoStore(root.into())),
-            Ok(_) => Ok(Self { root: root.into(), env }),
+            Ok(_) => {
+                let has_super = AtomicBool::new(root.join(SUPER).exists());
+                Ok(Self { root: root.into(), env, has_super })
+            }
             Err(error)
                 if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
             {
@@ -55,18 +61,36 @@ impl DirStore {
         fs::canonicalize(&self.root).map_err(|error| failed(&self.root, &error))
     }
 
-    /// The store's own directory is not there: a disk or a share is not mounted.
+    /// The store is not there: a disk or a share is not mounted. Its directory may be the one on
+    /// which that is mounted, and empty.
     fn is_away(&self) -> bool {
-        fs::metadata(&self.root).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+        let has_super = self.has_super.load(Ordering::Acquire);
+        let sign = if has_super { self.root.join(SUPER) } else { self.root.clone() };
+        fs::metadata(sign).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    }
+
+    /// Nothing is made, or counts as made, in a directory that is not the store's.
+    fn must_be_here(&self) -> Result<(), ObjectError> {
+        if self.is_away() { Err(self.away()) } else { Ok(()) }
+    }
+
+    fn away(&self) -> ObjectError {
+        let root = self.root.display();
+        ObjectError::Unavailable(format!("{root}: the directory of the store is not there"))
     }
 
     /// The error of a call that failed. Nothing is known of any object while the store is away.
     fn failed(&self, path: &Path, error: &io::Error) -> ObjectError {
         match failed(path, error) {
-            ObjectError::NotFound(_) if self.is_away() => {
-                let root = self.root.display();
-                ObjectError::Unavailable(format!("{root}: the directory of the store is not there"))
-            }
+            ObjectError::NotFound(_) if self.is_away() => self.away(),
+            other => other,
+        }
+    }
+
+    /// The same of a call that makes something: a directory that is missing was away for a moment.
+    fn not_made(&self, path: &Path, error: &io::Error) -> ObjectError {
+        match self.failed(path, error) {
+            ObjectError::NotFound(_) => self.away(),
             other => other,
         }
     }
@@ -202,14 +226,19 @@ impl Store for DirStore {
     }
 
     fn create(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
-        let fail = |error: &io::Error| self.failed(&self.root.join(name), error);
+        let fail = |error: &io::Error| self.not_made(&self.root.join(name), error);
+        self.must_be_here()?;
         let temporary = self.write_temporary(bytes).map_err(|error| fail(&error))?;
         let published = self.publish(&temporary, name);
         remove_temporary(&temporary);
         published.map_err(|error| match error.kind() {
             ErrorKind::AlreadyExists => ObjectError::Exists(name.into()),
             _ => fail(&error),
-        })
+        })?;
+        if name == SUPER {
+            self.has_super.store(true, Ordering::Release);
+        }
+        self.must_be_here()
     }
 
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ObjectError> {
@@ -227,6 +256,10 @@ impl Store for DirStore {
     fn delete(&self, name: &str) -> Result<(), ObjectError> {
         let path = self.root.join(name);
         match fs::remove_file(&path) {
+            Ok(()) if name == SUPER => {
+                self.has_super.store(false, Ordering::Release);
+                Ok(())
+            }
             Ok(()) => Ok(()),
             Err(error) => match self.failed(&path, &error) {
                 ObjectError::NotFound(_) => Ok(()),
@@ -303,8 +336,13 @@ impl DirStore {
         let mut todo = vec![PathBuf::from(directory)];
         while let Some(directory) = todo.pop() {
             let path = self.root.join(&directory);
-            let entries = match fs::read_dir(&path).map_err(|error| self.failed(&path, &error)) {
-                Err(ObjectError::NotFound(_)) => continue,
+            let read = || fs::read_dir(&path).map_err(|error| self.failed(&path, &error));
+            // The store may have come back since.
+            let entries = match read() {
+                Err(ObjectError::NotFound(_)) => match read() {
+                    Err(ObjectError::NotFound(_)) => continue,
+                    other => other?,
+                },
                 other => other?,
             };
             for entry in entries {
@@ -319,7 +357,7 @@ impl DirStore {
                 }
             }
         }
-        Ok(())
+        self.must_be_here()
     }
 }
 
@@ -377,6 +415,29 @@ mod tests {
         fs::rename(&away, &at).expect("it is ours");
         assert_eq!(store.list(""), Ok(vec!["a/1".into()]));
         assert_eq!(store.get("a/2", None), Err(ObjectError::NotFound("a/2".into())));
+    }
+
+    #[test]
+    fn an_empty_directory_in_the_place_of_a_store_is_not_taken_for_it() {
+        let (directory, store) = store();
+        let (at, away) = (directory.path().to_owned(), directory.path().with_extension("away"));
+        store.create(SUPER, b"volume").expect("create");
+        store.put("a/1", b"12345").expect("put");
+        for store in [store, DirStore::open(&at, Env::real()).expect("it is there")] {
+            fs::rename(&at, &away).expect("it is ours");
+            fs::create_dir(&at).expect("its mount point");
+            fn unavailable<T>(answer: Result<T, ObjectError>) -> bool {
+                matches!(answer, Err(ObjectError::Unavailable(_)))
+            }
+            assert!(unavailable(store.get("a/1", None)) && unavailable(store.get("a/2", None)));
+            assert!(unavailable(store.list("a/")) && unavailable(store.list_sizes("")));
+            assert!(unavailable(store.create("a/2", b"")) && unavailable(store.put("a/2", b"")));
+            assert!(unavailable(store.delete("a/1")));
+            assert_eq!(fs::read_dir(&at).expect("it is there").count(), 0, "nothing was made");
+            fs::remove_dir(&at).expect("it is empty");
+            fs::rename(&away, &at).expect("it is ours");
+            assert_eq!(store.get("a/1", None), Ok(b"12345".to_vec()));
+        }
     }
 
     #[test]

@@ -67,6 +67,11 @@ pub trait Filesystem: Send + Sync + 'static {
     fn birth_time(&self, _ino: Ino) -> Option<Timestamp> {
         None
     }
+    /// Whether directories change by requests of this mount alone, so that the kernel may keep
+    /// listings.
+    fn keeps_listings(&self) -> bool {
+        !self.is_shared()
+    }
     /// Whether a change of its contents by an unprivileged caller may take set-id bits of
     /// the inode.
     fn loses_privileges(&self, _ino: Ino) -> bool {

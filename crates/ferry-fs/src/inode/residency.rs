@@ -298,9 +298,10 @@ impl<I> Shard<I> {
         drop(state);
         let loaded = store.load(ino);
         let mut state = lock(&self.state);
+        let counts = state.loading.contains(&ino);
         state.loading.retain(|other| *other != ino);
         self.loaded.notify_all();
-        (state, loaded)
+        (state, if counts { loaded } else { Ok(None) })
     }
 
     /// The inode, if it is resident.
@@ -325,7 +326,10 @@ impl<I> Shard<I> {
     /// Removes an inode whose record in the journal was deleted. It is resident: its last user is
     /// the caller.
     pub fn remove(&self, ino: Ino) -> Option<Arc<I>> {
-        lock(&self.state).resident.remove(&ino)
+        let mut state = lock(&self.state);
+        // What a thread has read of it counts no more: it may have begun before the inode was made.
+        state.loading.retain(|other| *other != ino);
+        state.resident.remove(&ino)
     }
 
     /// The kernel takes `count` lookups back. The inode, if it is resident: the caller counts them.

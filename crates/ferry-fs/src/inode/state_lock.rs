@@ -11,11 +11,15 @@ use crate::order::{Guard, Rank};
 use crate::patience;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
 
 /// A write moves a time that nobody has looked at by no less than this: 1 ms.
 const STEP_NANOS: i64 = 1_000_000;
 /// An access time older than this is renewed by the next read, even if nothing changed since.
 const RELATIME_NANOS: i64 = 24 * 60 * 60 * 1_000_000_000;
+
+/// A thread that does not wait for the store has the lock for less than this, mostly.
+const BRIEFLY: Duration = Duration::from_micros(500);
 
 /// *The inode lock*, and what it protects.
 pub struct StateLock {
@@ -77,7 +81,7 @@ impl StateLock {
         if self.has_times() {
             drop(self.write_now()?);
         }
-        let state = self.state.try_read().ok_or(FsError::WouldWait)?;
+        let state = self.state.try_read_for(BRIEFLY).ok_or(FsError::WouldWait)?;
         Ok(Guard::tried(Rank::Inode(self.ino), state))
     }
 
@@ -86,7 +90,8 @@ impl StateLock {
         if !patience::is_hurried() {
             return Ok(self.write());
         }
-        self.try_write().ok_or(FsError::WouldWait)
+        let state = self.state.try_write_for(BRIEFLY).ok_or(FsError::WouldWait)?;
+        Ok(self.in_line(Guard::tried(Rank::Inode(self.ino), state)))
     }
 
     /// Takes it exclusively, with the times in line.
@@ -151,12 +156,15 @@ impl StateLock {
             if now < self.quiet_until.load(Ordering::Acquire) {
                 return false;
             }
-            let state = self.share();
-            let (atime, changed) =
-                (nanos(state.rec.atime), nanos(state.rec.mtime.max(state.rec.ctime)));
-            if atime > changed && now - atime < RELATIME_NANOS {
-                self.quiet_until.store(atime.saturating_add(RELATIME_NANOS), Ordering::Release);
-                return false;
+            // A time that moves once too often harms nothing; a thread that has the lock may be
+            // waiting for the store.
+            if let Some(state) = self.state.try_read() {
+                let (atime, changed) =
+                    (nanos(state.rec.atime), nanos(state.rec.mtime.max(state.rec.ctime)));
+                if atime > changed && now - atime < RELATIME_NANOS {
+                    self.quiet_until.store(atime.saturating_add(RELATIME_NANOS), Ordering::Release);
+                    return false;
+                }
             }
         }
         self.accessed.store(now, Ordering::Release);

@@ -21,6 +21,8 @@ const SHARDS: usize = 256;
 const TRIM_STEPS: usize = 256;
 /// So many inodes with successive numbers are loaded together.
 const NEAR: u64 = 64;
+/// So many threads do that at a time.
+const AROUND_MAX: usize = 8;
 /// Inodes may take this part of the memory, and cached names as much.
 const SHARE: usize = 8;
 /// Bytes that a cached name takes, about.
@@ -157,6 +159,8 @@ pub(crate) struct InodeTable {
     names_most: AtomicUsize,
     /// Inodes whose times the journal does not have, and nobody but a sync would log.
     lazy_times: Mutex<Vec<Arc<Inode>>>,
+    /// The first of those that a thread loads together.
+    around: Mutex<HashSet<Ino>>,
     cached_dirs: Mutex<CachedDirs>,
     dir_entries: AtomicUsize,
 }
@@ -170,6 +174,7 @@ impl InodeTable {
             shard_most: AtomicUsize::new(shard_most(most)),
             names_most: AtomicUsize::new(names_most(most)),
             lazy_times: Mutex::default(),
+            around: Mutex::default(),
             cached_dirs: Mutex::new(CachedDirs {
                 queue: VecDeque::new(),
                 tidy_at: CACHED_DIRS_TIDY,
@@ -198,11 +203,18 @@ impl InodeTable {
     /// together. What cannot be read is told to who asks for it.
     pub(crate) fn load_around(&self, ino: Ino) {
         let first = ino - ino % NEAR;
-        for near in (first..first + NEAR).filter(|near| self.peek(*near).is_none()) {
-            if self.get(near).is_err() {
+        {
+            let mut around = self.around.lock();
+            if around.len() >= AROUND_MAX || !around.insert(first) {
                 return;
             }
         }
+        for near in (first..first + NEAR).filter(|near| self.peek(*near).is_none()) {
+            if self.get(near).is_err() {
+                break;
+            }
+        }
+        self.around.lock().remove(&first);
     }
 
     /// The inode that a request names.

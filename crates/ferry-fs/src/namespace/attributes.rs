@@ -28,7 +28,7 @@ impl LocalFs {
 
     /// When the inode was made.
     pub(crate) fn do_birth_time(&self, ino: Ino) -> Result<Timestamp, FsError> {
-        Ok(self.table.need(ino)?.state.share().rec.btime)
+        Ok(self.table.need(ino)?.state.read_now()?.rec.btime)
     }
 
     pub(crate) fn do_setattr(&self, how: How, ino: Ino, set: &SetAttr) -> Result<Attr, FsError> {
@@ -173,7 +173,12 @@ impl LocalFs {
                 }
             };
             inode.state.unlist();
-            let mut state = inode.state.write();
+            let state = match busy {
+                // The thread that has it may be waiting for the store.
+                Busy::Refuse => inode.state.try_write(),
+                Busy::Wait | Busy::Skip => Some(inode.state.write()),
+            };
+            let Some(mut state) = state else { return number };
             if state.times_dirty && state.rec.nlink > 0 {
                 put_inode(&mut txn, inode.ino, &mut state);
                 self.committed(txn.commit(), &[inode]);

@@ -280,7 +280,7 @@ impl LocalFs {
     }
 
     fn open_existing(&self, cx: &Cx, inode: &Arc<Inode>, flags: i32) -> Result<Opened, FsError> {
-        let mode = inode.state.read().rec.mode;
+        let mode = inode.state.read_now()?.rec.mode;
         match mode & libc::S_IFMT {
             libc::S_IFREG => self.do_open(cx, inode, flags, false),
             libc::S_IFDIR => Err(errno(libc::EISDIR)),

@@ -28,7 +28,7 @@ impl LocalFs {
         self.admit(how, 0)?;
         let dir = self.table.need(parent)?;
         let inode = self.table.need(ino)?;
-        if is_dir(inode.state.read().rec.mode) {
+        if is_dir(inode.state.read_now()?.rec.mode) {
             return Err(errno(libc::EPERM));
         }
         let bytes = DENTRY_BYTES + RECORD_BYTES + FULL_RECORD_BYTES + SMALL_BYTES;

@@ -27,7 +27,7 @@ type Sink<'s> = &'s mut dyn FnMut(&DirEntry) -> bool;
 impl LocalFs {
     pub(crate) fn do_opendir(&self, ino: Ino) -> Result<Opened, FsError> {
         let inode = self.table.need(ino)?;
-        if !is_dir(inode.state.read().rec.mode) {
+        if !is_dir(inode.state.read_now()?.rec.mode) {
             return Err(errno(libc::ENOTDIR));
         }
         // Every change goes through the kernel, which drops its cached listing then: it may keep it
@@ -58,8 +58,8 @@ impl LocalFs {
         }
         for batch in std::iter::once(BATCHES[0]).chain(std::iter::repeat(BATCHES[1])) {
             let (entries, inodes) = match self.next_entries(&dir, at, batch, plus) {
-                // The listing goes on behind what it has.
-                Err(FsError::WouldWait) if is_begun.get() => return Ok(()),
+                // The listing goes on behind what it has; the next request hears of an error.
+                Err(_) if is_begun.get() => return Ok(()),
                 next => next?,
             };
             let last = entries.len() < batch;
@@ -74,7 +74,7 @@ impl LocalFs {
     /// `.` and `..`; `false`: one did not fit.
     fn list_dots(&self, dir: &Inode, at: &mut u64, sink: Sink<'_>) -> Result<bool, FsError> {
         let parent = {
-            let state = dir.state.read();
+            let state = dir.state.read_now()?;
             if !is_dir(state.rec.mode) {
                 return Err(errno(libc::ENOTDIR));
             }

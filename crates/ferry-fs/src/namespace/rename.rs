@@ -12,9 +12,11 @@ use crate::namespace::create::LINK_MAX;
 use crate::namespace::names::{Found, check_dir, check_name};
 use crate::namespace::remove::{Kind, check_removable};
 use crate::order::{Guard, Rank};
+use crate::patience;
 use crate::posix::{inherit_group, is_dir, is_regular};
 use crate::store::data_store::Dirty;
 use ferry_journal::{Credits, Seq, Transaction};
+use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -97,7 +99,7 @@ impl LocalFs {
         if flags.no_replace && to.inode.is_some() {
             return Err(errno(libc::EEXIST));
         }
-        let source_is_dir = is_dir(source.state.read().rec.mode);
+        let source_is_dir = is_dir(source.state.read_now()?.rec.mode);
         if to.inode.is_none() || flags.whiteout {
             self.admit(how, 0)?;
         }
@@ -107,7 +109,7 @@ impl LocalFs {
         self.write_back_before_replacing(how, from, to)?;
         let mut txn = self.begin(how, if flags.whiteout { WHITEOUT_CREDITS } else { CREDITS })?;
         let moves_dir = source_is_dir && from.dir.ino != to.dir.ino;
-        let _moving = moves_dir.then(|| Guard::wait(Rank::Rename, || self.rename_lock.lock()));
+        let _moving = moves_dir.then(|| self.moving()).transpose()?;
         if moves_dir {
             self.check_not_below(to.dir.ino, source.ino)?;
         }
@@ -191,7 +193,7 @@ impl LocalFs {
     ) -> Result<(), FsError> {
         if let (Some(source), Some(victim)) = (&from.inode, &to.inode)
             && source.ino != victim.ino
-            && is_regular(source.state.read().rec.mode)
+            && is_regular(source.state.read_now()?.rec.mode)
         {
             self.data.write_back(Dirty::File(source), how.busy)?;
         }
@@ -272,7 +274,7 @@ impl LocalFs {
             if at == ROOT {
                 return Ok(());
             }
-            at = self.table.need(at)?.state.read().rec.parent;
+            at = self.table.need(at)?.state.read_now()?.rec.parent;
         }
         tracing::error!(
             volume = self.name,
@@ -282,14 +284,24 @@ impl LocalFs {
         Err(errno(libc::EIO))
     }
 
+    /// The rename lock. A thread that must not wait gets [`FsError::WouldWait`] if another one has
+    /// it.
+    fn moving(&self) -> Result<Guard<MutexGuard<'_, ()>>, FsError> {
+        if !patience::is_hurried() {
+            return Ok(Guard::wait(Rank::Rename, || self.rename_lock.lock()));
+        }
+        let lock = self.rename_lock.try_lock().ok_or(FsError::WouldWait)?;
+        Ok(Guard::tried(Rank::Rename, lock))
+    }
+
     /// Swaps what two names lead to. `false`: they lead elsewhere by now, look again.
     fn exchange(&self, how: How, a: &Side<'_>, b: &Side<'_>) -> Result<bool, FsError> {
         let (Some(ia), Some(ib)) = (&a.inode, &b.inode) else { return Err(errno(libc::ENOENT)) };
         let mut txn = self.begin(how, CREDITS)?;
         let across = a.dir.ino != b.dir.ino;
-        let dirs = [ia, ib].map(|i| is_dir(i.state.read().rec.mode));
+        let dirs = [is_dir(ia.state.read_now()?.rec.mode), is_dir(ib.state.read_now()?.rec.mode)];
         let moves_dir = across && (dirs[0] || dirs[1]);
-        let _moving = moves_dir.then(|| Guard::wait(Rank::Rename, || self.rename_lock.lock()));
+        let _moving = moves_dir.then(|| self.moving()).transpose()?;
         for (inode, is_dir, dir) in [(ia, dirs[0], b.dir), (ib, dirs[1], a.dir)] {
             if is_dir && across {
                 self.check_not_below(dir.ino, inode.ino)?;

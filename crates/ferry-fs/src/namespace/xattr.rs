@@ -38,8 +38,9 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
 impl LocalFs {
     pub(crate) fn do_getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, FsError> {
         let inode = self.table.need(ino)?;
-        let state = inode.state.read_now()?;
-        if state.rec.flags & INODE_HAS_XATTRS == 0 {
+        // Nobody waits for the lock while the store is asked.
+        let flags = inode.state.read_now()?.rec.flags;
+        if flags & INODE_HAS_XATTRS == 0 {
             return Err(errno(libc::ENODATA));
         }
         check_name(name)?;
@@ -50,9 +51,9 @@ impl LocalFs {
 
     pub(crate) fn do_listxattr(&self, ino: Ino) -> Result<Vec<u8>, FsError> {
         let inode = self.table.need(ino)?;
-        let state = inode.state.read_now()?;
+        let flags = inode.state.read_now()?.rec.flags;
         let mut list = Vec::new();
-        if state.rec.flags & INODE_HAS_XATTRS != 0 {
+        if flags & INODE_HAS_XATTRS != 0 {
             self.each_xattr(ino, &mut |name| {
                 list.extend_from_slice(name);
                 list.push(0);
@@ -224,7 +225,7 @@ impl LocalFs {
 
     /// A change of a program's contents takes its file capabilities away.
     pub(crate) fn drop_capability(&self, how: How, inode: &Inode) -> Result<(), FsError> {
-        if inode.state.read().rec.flags & INODE_HAS_XATTRS == 0 {
+        if inode.state.read_now()?.rec.flags & INODE_HAS_XATTRS == 0 {
             return Ok(());
         }
         // A mark comes with the rest of the change, which is still to be made.

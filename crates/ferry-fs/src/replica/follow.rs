@@ -10,6 +10,7 @@ use ferry_env::Env;
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::error::Error;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -30,6 +31,8 @@ pub struct Version {
     pub root: u64,
     /// The first number in the log that it lacks.
     pub log: u64,
+    /// Whether each read of `dev` has succeeded so far.
+    pub is_readable: Box<dyn Fn() -> bool + Send>,
 }
 
 /// Where versions come from.
@@ -126,6 +129,12 @@ fn open(
         None => Timeline::default(),
     };
     let fs = LocalFs::open(Arc::clone(&version.dev), options.clone(), env.clone())?;
+    // What cannot be read now is no damage: without it this would be an older state.
+    if !(version.is_readable)() {
+        let _closed = fs.close();
+        let source = io::Error::other("the store does not give all of it now");
+        return Err(VolumeError::Io { what: "open this version", source });
+    }
     Ok(Current { reader: Reader::new(fs), timeline })
 }
 

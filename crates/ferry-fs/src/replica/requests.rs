@@ -14,6 +14,10 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+/// The thread that looks for versions has so long to end, and is looked at so often.
+const FOLLOWER_END: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(10);
+
 /// A file system that shows the newest version of a volume. The module's documentation has the
 /// rules.
 pub struct Replica {
@@ -80,7 +84,13 @@ impl Replica {
         self.end();
         if let Some((stop, thread)) = self.follower.lock().take() {
             drop(stop);
-            if thread.join().is_err() {
+            let clock = &self.following.env.clock;
+            let end = clock.monotonic() + FOLLOWER_END;
+            while !thread.is_finished() && clock.monotonic() < end {
+                std::thread::park_timeout(LOOK);
+            }
+            // It only reads, and may wait for the store for long: the process ends without it.
+            if thread.is_finished() && thread.join().is_err() {
                 tracing::error!("the thread that follows the volume panicked");
             }
         }
@@ -383,6 +393,10 @@ impl Filesystem for Replica {
 
     fn setlk(&self, _: &Cx, _: Ino, _: u64, _: &FileLock, _: bool) -> Answer<()> {
         Err(Errno(libc::ENOSYS).into())
+    }
+
+    fn keeps_listings(&self) -> bool {
+        false
     }
 
     fn is_shared(&self) -> bool {

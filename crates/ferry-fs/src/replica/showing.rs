@@ -20,6 +20,9 @@ const HELD_BYTES: usize = 4 << 20;
 /// So often a turn that waits for the kernel looks whether the mount has ended.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// A turn looks so often for files that were opened since its last look, before opening waits.
+const ROUNDS: u32 = 2;
+
 /// A version that is open. It is closed with its last user.
 pub(crate) struct Current {
     pub(crate) reader: Reader,
@@ -250,10 +253,15 @@ impl Showing {
     /// that the new one has no more: these are held.
     pub(crate) fn turn(&self, new: Current, now: Duration) {
         let new = Arc::new(new);
-        let mut there: BTreeMap<Ino, bool> = BTreeMap::new();
+        let (mut there, mut rounds): (BTreeMap<Ino, bool>, _) = (BTreeMap::new(), 0);
         let (old, contents) = loop {
             let unknown: Vec<Ino> = {
                 let mut state = self.state.lock();
+                rounds += 1;
+                if rounds > ROUNDS && state.stage == Stage::Steady {
+                    // Programs that open files wait now: else there may be no end of it.
+                    state.stage = Stage::Turning;
+                }
                 let follows = |file: &OpenFile| matches!(file.from, ReadFrom::Newest);
                 let open = state.open.iter().filter(|(_, file)| follows(file));
                 let open: Vec<Ino> = open.map(|(number, _)| *number).collect();

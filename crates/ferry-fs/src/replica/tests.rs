@@ -59,7 +59,8 @@ impl Owner {
             copy.write(at, &buf).unwrap();
             at = self.dev.next_data(at + (1 << 16));
         }
-        Version { dev: Arc::new(copy), new_timeline, epoch: 1, root: 1, log: 1 }
+        let is_readable = Box::new(|| true);
+        Version { dev: Arc::new(copy), new_timeline, epoch: 1, root: 1, log: 1, is_readable }
     }
 }
 
@@ -236,4 +237,68 @@ fn versions_are_held_for_open_files_for_a_time_and_only_a_few() {
     replica.following.showing.leave_held(now + Duration::from_secs(121));
     assert_eq!(replica.following.showing.held(), 0);
     assert_eq!(size(&replica, numbers[5]), Err(Errno(libc::ESTALE)));
+}
+
+/// Waits until the replica has shown so many versions.
+fn await_versions(replica: &Replica, versions: u64) {
+    let clock = Env::real().clock;
+    while replica.lag().versions < versions {
+        assert!(clock.monotonic() < Duration::from_secs(60), "it does not turn");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_version_that_cannot_be_read_whole_now_is_not_shown() {
+    let owner = Owner::new();
+    let ino = owner.write("a", "one");
+    let (replica, given, _asks) = follow(&owner);
+    owner.write("a", "longer");
+    given.0.lock().push(Version { is_readable: Box::new(|| false), ..owner.version(false) });
+    while replica.lag().looks_failed == 0 {
+        thread::yield_now();
+    }
+    assert_eq!((replica.lag().versions, size(&replica, ino)), (1, Ok(3)));
+    given.0.lock().push(owner.version(false));
+    await_versions(&replica, 2);
+    assert_eq!(size(&replica, ino), Ok(6));
+    replica.close();
+}
+
+#[test]
+fn a_replica_turns_while_programs_go_on_opening_files() {
+    let owner = Owner::new();
+    let files: Vec<Ino> = (0..400).map(|n| owner.write(&n.to_string(), "text")).collect();
+    let (replica, given, asks) = follow(&owner);
+    let turned = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        for part in files.chunks(100) {
+            let (replica, turned) = (&replica, &turned);
+            scope.spawn(move || {
+                for ino in part.iter().cycle() {
+                    if turned.load(std::sync::atomic::Ordering::Relaxed) {
+                        return;
+                    }
+                    let fh = open(replica, *ino).unwrap().fh;
+                    let release = |cx: &Cx| {
+                        replica.release(cx, *ino, fh);
+                        Ok(())
+                    };
+                    InProcess::default().call(release).unwrap();
+                }
+            });
+        }
+        given.0.lock().push(owner.version(false));
+        let replica = &replica;
+        let turning = scope.spawn(move || await_versions(replica, 2));
+        while !turning.is_finished() {
+            if let Ok((_, done)) = asks.try_recv() {
+                done();
+            }
+            thread::yield_now();
+        }
+        turned.store(true, std::sync::atomic::Ordering::Relaxed);
+        turning.join().unwrap();
+    });
+    replica.close();
 }

@@ -6,6 +6,7 @@ use crate::api::{
 };
 use crate::error::FsError;
 use crate::inprocess::{FromReply, InProcess};
+use crate::keys::INODE_HAS_XATTRS;
 use crate::local::jobs::{BlockingChange, BlockingDrop, Job, MetadataRead};
 use crate::local::local_fs::LocalFs;
 use crate::local::pool::{Pool, Work};
@@ -163,14 +164,19 @@ impl LocalFs {
         drops: impl FnOnce(u64) -> bool,
         change: impl FnOnce(&Self) -> Result<T, FsError> + Send + 'static,
     ) -> Answer<T> {
-        let (blocks, size) = self.table.need(ino).map_or((0, 0), |inode| {
-            let state = inode.state.read();
-            (state.logged.blocks, state.rec.size)
-        });
+        let look = || {
+            let inode = self.table.need(ino)?;
+            let state = inode.state.read_now()?;
+            Ok((state.logged.blocks, state.rec.size, state.rec.flags & INODE_HAS_XATTRS != 0))
+        };
+        let (is_unknown, (blocks, size, has_xattrs)) = match self.at_once(cx, look) {
+            Err(FsError::WouldWait) => (true, Default::default()),
+            looked => (false, looked.unwrap_or_default()),
+        };
         let long = blocks >= self.fits_log(MANY_BLOCKS) && drops(size);
         let short = self.journal.is_short(false) || self.data.is_short_of(takes);
-        // Which extents it drops may have to be read.
-        let far = blocks > 0 && self.data.is_far();
+        // Its extents or attributes may have to be read.
+        let far = is_unknown || (blocks > 0 || has_xattrs) && self.data.is_far();
         if !(long || short || far) || self.patience(cx) == Busy::Wait {
             return change(self).map_err(|error| Stop::Errno(self.report(what, ino, error)));
         }

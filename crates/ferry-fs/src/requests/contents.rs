@@ -13,7 +13,7 @@ use crate::local::jobs::PooledRead;
 use crate::local::local_fs::{CacheMode, LocalFs, errno};
 use crate::local::pool::Work;
 use crate::local::transaction::How;
-use crate::patience;
+use crate::patience::{self, Hurried};
 use crate::posix::{is_dir, without_set_ids};
 use crate::store::data_store::{At, Busy, Touch};
 use ferry_device::ReadRing;
@@ -251,6 +251,8 @@ impl LocalFs {
             return Err(errno(libc::EFBIG));
         }
         if kill {
+            // It is the first step, so another thread can begin anew.
+            let _hurried = Hurried::if_so(self.data.is_refused(how.busy));
             self.drop_capability(How { busy: Busy::Wait, ..how }, &handle.inode)?;
         }
         let now = self.time(how);

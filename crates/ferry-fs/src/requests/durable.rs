@@ -123,8 +123,17 @@ impl LocalFs {
 
     /// fsync(2) of a directory: its entries survive.
     pub(crate) fn do_fsyncdir(&self, cx: &Cx, ino: Ino) -> Answer<()> {
-        let inode = self.table.need(ino)?;
-        let times_dirty = inode.state.read().times_dirty;
+        let look = || {
+            let inode = self.table.need(ino)?;
+            let times_dirty = inode.state.read_now()?.times_dirty;
+            Ok((inode, times_dirty))
+        };
+        let (inode, times_dirty) = match self.at_once(cx, look) {
+            Err(FsError::WouldWait) => {
+                return self.later(cx, move |fs, cx| fs.do_fsyncdir(cx, ino));
+            }
+            looked => looked?,
+        };
         if times_dirty && self.log_times(std::slice::from_ref(&inode), self.patience(cx)) < 1 {
             let (parked, caller) = (cx.park::<()>(None), Caller(cx.pid));
             let then = move |fs: &LocalFs| {

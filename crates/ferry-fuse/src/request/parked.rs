@@ -33,6 +33,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::abi::op;
 use crate::encode::{self, AnswerBody, AnswerBytes, AnswerForm, SMALL_MAX};
+use crate::init::IO_MAX;
 use crate::request::counters::ThreadCounters;
 
 /// Shards of the table, so that threads seldom contend for a lock.
@@ -366,7 +367,7 @@ impl Park for RequestParker<'_> {
     }
 
     fn listing_bytes(&self) -> usize {
-        self.form.size as usize
+        (self.form.size as usize).min(IO_MAX)
     }
 
     fn read_ring(&self) -> Option<&dyn ReadRing> {

@@ -95,6 +95,7 @@ fn make_cold(world: &mut World) -> Cold {
     for name in ["data", "cut"] {
         let (ino, fh) = world.create(dir, name).unwrap();
         world.write(ino, fh, 0, &[7; DATA]).unwrap();
+        world.setxattr(ino, "user.x", b"value").unwrap();
         world.release(ino, fh);
     }
     world.fs.detach();
@@ -137,6 +138,9 @@ fn requests_for_what_only_the_device_has_leave_the_transport_thread() {
         asker.later(|cx| fs.getattr(cx, file(2), None));
         asker.later(|cx| fs.statx(cx, file(3)));
         asker.later(|cx| fs.setattr(cx, file(4), None, &mode));
+        let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+        asker.later(|cx| fs.setattr(cx, file(10), None, &empty));
+        asker.later(|cx| fs.fsyncdir(cx, file(11), 0, false));
         asker.later(|cx| fs.readlink(cx, cold.link));
         asker.later(|cx| fs.mknod(cx, dir, b"new node", libc::S_IFREG | 0o644, 0));
         asker.later(|cx| fs.mkdir(cx, dir, b"new dir", 0o755));
@@ -177,9 +181,12 @@ fn changes_of_contents_that_only_the_device_has_leave_the_transport_thread() {
     let test = |world: &World, cold: &Cold, asker: &mut Asker| {
         let (fs, (ino, fh)) = (&world.fs, cold.open);
         let cut = SetAttr { size: Some(DATA as u64 - 1), ..SetAttr::default() };
+        // A thread that reads an attribute holds no lock that a write takes.
+        asker.later(|cx| fs.getxattr(cx, ino, b"user.x"));
         asker.later(|cx| fs.lseek(cx, ino, fh, 0, libc::SEEK_HOLE));
         asker.later(|cx| fs.write(cx, ino, fh, 5, &[8; 10], false, false));
         asker.later(|cx| fs.write(cx, ino, fh, 4096, &[9; 4096], false, false));
+        asker.later(|cx| fs.write(cx, ino, fh, 4096, &[9; 4096], false, true));
         asker.later(|cx| fs.setattr(cx, ino, None, &cut));
         asker.later(|cx| fs.copy_file_range(cx, ino, fh, 0, ino, fh, 1 << 20, 10));
     };
