@@ -26,13 +26,11 @@ pub fn real(volume: &Path) -> PathBuf {
 
 /// What `VOLUME@NAME` names, if there is no file of that name and the volume has had snapshots.
 pub fn named(text: &Path) -> Option<PathBuf> {
-    if text.symlink_metadata().is_ok() {
-        return None;
-    }
     let (volume, name) = text.to_str()?.rsplit_once('@')?;
     let path = path_of(Path::new(volume), name);
     let is_one = check_snapshot_name(name).is_ok() && snapshot_at(&path).is_some();
-    is_one.then_some(path)
+    // Last: the text may be a mount point whose daemon does not answer.
+    (is_one && text.symlink_metadata().is_err()).then_some(path)
 }
 
 /// The name of the snapshot whose file this is, whichever way leads there. Where the volume is
