@@ -299,7 +299,10 @@ impl LocalFs {
         let (Some(ia), Some(ib)) = (&a.inode, &b.inode) else { return Err(errno(libc::ENOENT)) };
         let mut txn = self.begin(how, CREDITS)?;
         let across = a.dir.ino != b.dir.ino;
-        let dirs = [is_dir(ia.state.read_now()?.rec.mode), is_dir(ib.state.read_now()?.rec.mode)];
+        // One lock at a time.
+        let is_directory =
+            |inode: &Inode| Ok::<_, FsError>(is_dir(inode.state.read_now()?.rec.mode));
+        let dirs = [is_directory(ia)?, is_directory(ib)?];
         let moves_dir = across && (dirs[0] || dirs[1]);
         let _moving = moves_dir.then(|| self.moving()).transpose()?;
         for (inode, is_dir, dir) in [(ia, dirs[0], b.dir), (ib, dirs[1], a.dir)] {
