@@ -20,8 +20,9 @@
 //! An inode has no generation: its number is never given to another inode (`local/counters.rs`).
 //!
 //! An inode is read without the shard's lock, by one thread: those that want the same one wait for
-//! it, those that want others do not. To be deleted an inode must be resident, so none is deleted
-//! while it is read, and one that was deleted first is not found.
+//! it, those that want others do not. To be deleted an inode must be resident, so one that is there
+//! is not deleted while it is read. A number may be given out while it is read, and that inode be
+//! deleted: what was read of it counts no more ([`Shard::remove`]).
 //!
 //! A shard has a queue of its residents, the oldest first. Each one that is added looks at a few at
 //! the front: one that was used since the last look goes to the back, another one leaves. So the

@@ -86,6 +86,7 @@ impl LocalFs {
         if value.len() > XATTR_SIZE_MAX {
             return Err(errno(libc::E2BIG));
         }
+        patience::may_wait()?;
         // There are no reservations for attributes.
         self.data.admit(how.busy, None, 0)?;
         let inode = self.table.need(ino)?;
@@ -96,7 +97,6 @@ impl LocalFs {
             }
             begun => begun?,
         };
-        patience::may_wait()?;
         let mut state = inode.state.write();
         let stored = self.journal.get(&keys::xattr(ino, name))?.is_some();
         if stored && flags.create {
@@ -209,8 +209,8 @@ impl LocalFs {
     }
 
     fn remove_xattr(&self, how: How, inode: &Inode, name: &[u8]) -> Result<(), FsError> {
-        let mut txn = self.begin(how, Credits { urgent: true, ..xattr_credits(name.len(), 0) })?;
         patience::may_wait()?;
+        let mut txn = self.begin(how, Credits { urgent: true, ..xattr_credits(name.len(), 0) })?;
         let mut state = inode.state.write();
         let has_any = state.rec.flags & INODE_HAS_XATTRS != 0;
         if !has_any || self.journal.get(&keys::xattr(inode.ino, name))?.is_none() {

@@ -109,10 +109,7 @@ impl Replica {
     where
         T: Into<Reply> + Send + 'static,
     {
-        let parked: Parked<T> = cx.park(None);
-        self.others.push(Other(Box::new(move |replica| {
-            parked.complete(replica.following.showing.with(Request::Other, number, request));
-        })));
+        self.others.push(Other(run(cx, Request::Other, number, request)));
         Err(Stop::Parked)
     }
 
@@ -126,12 +123,22 @@ impl Replica {
     where
         T: Into<Reply> + Send + 'static,
     {
-        let parked: Parked<T> = cx.park(None);
-        self.reads.push(Read(Box::new(move |replica| {
-            parked.complete(replica.following.showing.with(Request::Contents, number, request));
-        })));
+        self.reads.push(Read(run(cx, Request::Contents, number, request)));
         Err(Stop::Parked)
     }
+}
+
+/// Parks a request: what a thread does to answer it.
+fn run<T: Into<Reply> + Send + 'static>(
+    cx: &Cx,
+    kind: Request,
+    number: Ino,
+    request: impl Fn(&Current, Ino) -> Result<T, Errno> + Send + 'static,
+) -> Run {
+    let parked: Parked<T> = cx.park(None);
+    Box::new(move |replica| {
+        parked.complete(replica.following.showing.with(kind, number, request));
+    })
 }
 
 impl Drop for Replica {

@@ -24,6 +24,21 @@ impl LocalFs {
         result.map_err(|error| Stop::Errno(self.report(what, ino, error)))
     }
 
+    /// The answer to a request that this thread makes; if it would have to wait, to what is done
+    /// `elsewhere`.
+    fn answer_or<T>(
+        &self,
+        cx: &Cx,
+        (what, ino): (&'static str, Ino),
+        request: impl FnOnce() -> Result<T, FsError>,
+        elsewhere: impl FnOnce() -> Answer<T>,
+    ) -> Answer<T> {
+        match self.at_once(cx, request) {
+            Err(FsError::WouldWait) => elsewhere(),
+            result => self.answer(what, ino, result),
+        }
+    }
+
     /// The same for a change. A change that would have had to wait runs once more, by `again`, on a
     /// thread that may wait.
     fn answer_change<T, F>(
@@ -37,10 +52,7 @@ impl LocalFs {
         T: Into<Reply> + FromReply,
         F: FnOnce(&Self, &Cx) -> Answer<T> + Send + 'static,
     {
-        match self.at_once(cx, change) {
-            Err(FsError::WouldWait) => self.later(cx, again()),
-            result => self.answer(what, ino, result),
-        }
+        self.answer_or(cx, (what, ino), change, || self.later(cx, again()))
     }
 
     /// The same for a request that changes nothing.
@@ -55,10 +67,7 @@ impl LocalFs {
         T: Into<Reply> + FromReply,
         F: FnOnce(&Self, &Cx) -> Answer<T> + Send + 'static,
     {
-        match self.at_once(cx, read) {
-            Err(FsError::WouldWait) => self.read_later(cx, again()),
-            result => self.answer(what, ino, result),
-        }
+        self.answer_or(cx, (what, ino), read, || self.read_later(cx, again()))
     }
 }
 
@@ -377,10 +386,8 @@ impl Filesystem for LocalFs {
         plus: bool,
         sink: &mut dyn FnMut(&DirEntry) -> bool,
     ) -> Answer<()> {
-        match self.at_once(cx, || self.do_readdir(ino, cookie, plus, sink)) {
-            Err(FsError::WouldWait) => self.list_later(cx, ino, cookie, plus),
-            listed => self.answer("readdir", ino, listed),
-        }
+        let list = || self.do_readdir(ino, cookie, plus, sink);
+        self.answer_or(cx, ("readdir", ino), list, || self.list_later(cx, ino, cookie, plus))
     }
 
     fn releasedir(&self, _cx: &Cx, _ino: Ino, _fh: u64) {}
