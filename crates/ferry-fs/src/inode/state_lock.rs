@@ -72,6 +72,11 @@ impl StateLock {
         Guard::wait(Rank::Inode(self.ino), || self.state.read())
     }
 
+    /// The same, unless somebody has it exclusively.
+    pub fn try_share(&self) -> Option<Shared<'_>> {
+        Some(Guard::tried(Rank::Inode(self.ino), self.state.try_read()?))
+    }
+
     /// As [`StateLock::read`], unless the thread must not wait and another one has it: that one may
     /// be waiting for the store.
     pub(crate) fn read_now(&self) -> Result<Shared<'_>, FsError> {

@@ -18,6 +18,8 @@ pub(crate) struct Queue {
     pub(crate) held: bool,
     /// Removed since.
     pub(crate) removed: VecDeque<Arc<Inode>>,
+    /// The kernel has forgotten these, and they may have no name.
+    pub(crate) forgotten: VecDeque<Arc<Inode>>,
     pub(crate) stop: bool,
 }
 
@@ -27,6 +29,9 @@ impl Queue {
         if let Some(inode) = self.removed.pop_front() {
             return Some(Job::Removed(inode));
         }
+        if let Some(inode) = self.forgotten.pop_front() {
+            return Some(Job::Forgotten(inode));
+        }
         let ino = if self.held { None } else { self.leftovers.pop_first() };
         ino.map(|ino| Job::Leftover(ino, self.leftovers.len()))
     }
@@ -35,6 +40,7 @@ impl Queue {
 pub(crate) enum Job {
     Leftover(Ino, usize),
     Removed(Arc<Inode>),
+    Forgotten(Arc<Inode>),
 }
 
 /// The background's queue and thread.
@@ -71,6 +77,13 @@ impl Reclaimer {
         true
     }
 
+    /// The thread reclaims an inode if it has no name and nobody knows it. Whatever the number of
+    /// those that wait: the caller has no time for any.
+    pub(crate) fn look_at(&self, inode: &Arc<Inode>) {
+        self.queue.lock().forgotten.push_back(inode.clone());
+        self.wake.notify_one();
+    }
+
     /// Stops the thread; what is queued stays for the next mount.
     pub(crate) fn stop(&self) {
         self.queue.lock().stop = true;
@@ -102,6 +115,6 @@ impl Reclaimer {
 
     pub(crate) fn waiting(&self) -> usize {
         let queue = self.queue.lock();
-        queue.leftovers.len() + queue.removed.len()
+        queue.leftovers.len() + queue.removed.len() + queue.forgotten.len()
     }
 }

@@ -44,6 +44,7 @@ fn run(reclaimer: &Reclaimer, fs: &Weak<LocalFs>) {
         let Some(fs) = fs.upgrade() else { return };
         match job {
             Job::Removed(inode) => fs.reclaim(&inode),
+            Job::Forgotten(inode) => fs.reclaim_if_unknown(&inode),
             Job::Leftover(ino, left) => {
                 fs.reclaim_leftover(ino);
                 fs.data.removed().left_over(left);
@@ -153,7 +154,13 @@ impl LocalFs {
             self.expect_space_of(inode);
             return;
         }
-        if inode.state.read().rec.nlink == 0 {
+        if self.data.is_far() && self.options.background {
+            // This thread serves other programs. To reclaim reads extents, and a request that waits
+            // for the store may have the inode lock.
+            if inode.state.try_share().is_none_or(|state| state.rec.nlink == 0) {
+                self.reclaimer.look_at(inode);
+            }
+        } else if inode.state.read().rec.nlink == 0 {
             self.reclaim_if_unknown(inode);
         }
     }
@@ -164,7 +171,7 @@ impl LocalFs {
         let comes_back = inode.has_flag(Inode::NAMELESS)
             && !self.keeping_removed.load(Ordering::Acquire)
             && !(self.is_older_than_mount(inode.ino) && self.reclaimer.holds())
-            && inode.state.share().rec.blocks > 0;
+            && inode.state.try_share().is_none_or(|state| state.rec.blocks > 0);
         if comes_back {
             self.data.removed().expect(inode, &*self.env.clock);
         }

@@ -14,7 +14,7 @@ use crate::namespace::remove::{Kind, check_removable};
 use crate::order::{Guard, Rank};
 use crate::patience;
 use crate::posix::{inherit_group, is_dir, is_regular};
-use crate::store::data_store::Dirty;
+use crate::store::data_store::{Busy, Dirty};
 use ferry_journal::{Credits, Seq, Transaction};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
@@ -195,6 +195,9 @@ impl LocalFs {
             && source.ino != victim.ino
             && is_regular(source.state.read_now()?.rec.mode)
         {
+            if how.busy == Busy::Refuse && self.data.would_wait([source]) {
+                return Err(FsError::WouldWait);
+            }
             self.data.write_back(Dirty::File(source), how.busy)?;
         }
         Ok(())

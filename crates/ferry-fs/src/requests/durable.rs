@@ -66,7 +66,7 @@ impl LocalFs {
     pub(crate) fn is_long<'a>(
         &self,
         cx: &Cx,
-        files: impl IntoIterator<Item = &'a Arc<Inode>>,
+        files: impl IntoIterator<Item = &'a Arc<Inode>> + Clone,
     ) -> bool {
         self.patience(cx) == Busy::Refuse && self.data.would_wait(files)
     }

@@ -198,19 +198,9 @@ impl DataStore {
             let (missing, busy) = {
                 let state = inode.state.share();
                 let pages = inode.file.pages.read();
-                let (mut cursor, mut left) = (range.start, u64::from(most));
-                let first = pages.dirty_run(cursor, range.end);
+                let first = pages.dirty_run(range.start, range.end);
                 let busy = first.and_then(|run| pages.busy_frame(run.start));
-                let missing = loop {
-                    let Some(run) = pages.dirty_run(cursor, range.end).filter(|_| left > 0) else {
-                        break None;
-                    };
-                    if let Known::Load(window) = pages.mapping(run.start, state.logged.blocks) {
-                        break Some(window);
-                    }
-                    left = left.saturating_sub(run.end - run.start);
-                    cursor = run.end;
-                };
+                let missing = missing_window(&state, &pages, range.clone(), most);
                 (missing, busy)
             };
             match (missing, busy) {
@@ -398,6 +388,29 @@ impl DataStore {
             self.dirtied(inode, &mut state, &pages);
         }
     }
+}
+
+/// The first window that is not in memory of those that the first `most` dirty blocks of `range`
+/// are in.
+fn missing_window(state: &InodeState, pages: &Pages, range: Range<u64>, most: u32) -> Option<u64> {
+    let (mut cursor, mut left) = (range.start, u64::from(most));
+    while left > 0 {
+        let run = pages.dirty_run(cursor, range.end)?;
+        if let Known::Load(window) = pages.mapping(run.start, state.logged.blocks) {
+            return Some(window);
+        }
+        left = left.saturating_sub(run.end - run.start);
+        cursor = run.end;
+    }
+    None
+}
+
+/// Whether a batch of the file's dirty blocks is in windows that have to be read first. Also if
+/// another thread has the file's locks: it may be reading them.
+pub(crate) fn lacks_windows(inode: &Inode) -> bool {
+    let Some(state) = inode.state.try_share() else { return true };
+    let pages = inode.file.pages.read();
+    missing_window(&state, &pages, 0..u64::MAX / BLOCK, BATCH_BLOCKS).is_some()
 }
 
 /// The contents that go into the record: of a small file without blocks that has something new. A

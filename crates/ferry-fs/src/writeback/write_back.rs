@@ -7,6 +7,7 @@ use crate::keys::{BLOCK, INLINE_MAX};
 use crate::space::segments::{Chunk, Stream};
 use crate::store::data_store::{Busy, DataStore, Dirty};
 use crate::writeback::batch::{BATCH_BLOCKS, OpenBatch};
+use crate::writeback::send::lacks_windows;
 use ferry_journal::{Journal, Seq};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -79,19 +80,20 @@ impl DataStore {
         }
     }
 
-    /// Whether writing these back may have to wait until the device has written what is under way.
-    /// A guess, on the safe side.
-    pub fn would_wait<'a>(&self, inodes: impl IntoIterator<Item = &'a Arc<Inode>>) -> bool {
-        let dirty =
-            inodes.into_iter().map(|inode| inode.file.dirty_hint.load(Ordering::Relaxed) as usize);
-        let dirty = dirty.sum::<usize>() * BLOCK as usize;
-        let small = SMALL_BLOCKS as usize * BLOCK as usize;
+    /// Whether writing these back may have to wait until the device has written what is under way,
+    /// or until a device that is far away has read their extents. A guess, on the safe side.
+    pub fn would_wait<'a>(&self, inodes: impl IntoIterator<Item = &'a Arc<Inode>> + Clone) -> bool {
+        let hint = |inode: &Inode| inode.file.dirty_hint.load(Ordering::Relaxed) as usize;
+        let dirty = inodes.clone().into_iter().map(|inode| hint(inode)).sum::<usize>();
+        let (dirty, small) = (dirty * BLOCK as usize, SMALL_BLOCKS as usize * BLOCK as usize);
         dirty > small && self.writes.in_flight() + dirty > self.dev.busy_bytes() / 2
+            || self.is_far()
+                && inodes.into_iter().any(|inode| hint(inode) > 0 && lacks_windows(inode))
     }
 
     /// The same for all files.
     pub fn would_wait_for_all(&self) -> bool {
-        self.writes.in_flight() + self.cache.dirty() > self.dev.busy_bytes() / 2
+        self.is_far() || self.writes.in_flight() + self.cache.dirty() > self.dev.busy_bytes() / 2
     }
 
     /// Writes back what waits since `since` or longer, many files at a time.

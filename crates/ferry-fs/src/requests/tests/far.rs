@@ -1,17 +1,24 @@
 //! A device that is far away and does not answer: a transport's thread waits for nothing of it.
 
+use crate::inprocess::FromReply;
+use crate::requests::durable::Until;
 use crate::requests::tests::pressure::{Answered, Thread};
 use crate::requests::tests::*;
 use ferry_device::{HookedDevice, Op};
+use ferry_journal::Caller;
 use parking_lot::{Condvar, Mutex};
-use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
 const FILES: usize = 4000;
 /// A request that is not done by then waits for the device.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Contents of a file: some blocks, and a part of one.
 const DATA: usize = 3 * 4096 + 100;
+/// Extents of the file without a name: no more than a thread of a transport reclaims itself on a
+/// device that is near.
+const REMOVED_EXTENTS: u64 = 4000;
 
 /// While it is shut, reads wait.
 #[derive(Default)]
@@ -45,6 +52,10 @@ struct Cold {
     link: Ino,
     /// A file that is open, with [`DATA`] bytes of contents.
     open: (Ino, u64),
+    /// Another one. The first block is dirty, and its extents are not in memory.
+    dirty: (Ino, u64),
+    /// A file with contents that the kernel knows, without a name.
+    removed: Ino,
 }
 
 /// Runs `test` while the device answers no read, on a thread that must not wait; then `then`, with
@@ -63,7 +74,9 @@ fn far_away(
         }
         serve()
     });
-    let mut world = World::on(device, &MkfsOptions::default(), FsOptions::default());
+    // Only who asks for it has anything written back.
+    let options = FsOptions { commit_interval: Duration::from_secs(3600), ..FsOptions::default() };
+    let mut world = World::on(device, &MkfsOptions::default(), options);
     let cold = make_cold(&mut world);
     reads.shut();
     let answers = std::thread::scope(|scope| {
@@ -71,9 +84,9 @@ fn far_away(
         let (done, ended) = channel();
         let testing = scope.spawn(move || {
             let (thread, answers) = Thread::new();
-            let mut asker = Asker { thread, parked: 0 };
+            let mut asker = Asker { thread, answers, parked: 0 };
             test(world, cold, &mut asker);
-            done.send((asker.parked, answers)).unwrap();
+            done.send((asker.parked, asker.answers)).unwrap();
         });
         let ended = ended.recv_timeout(PATIENCE);
         reads.open();
@@ -92,22 +105,37 @@ fn make_cold(world: &mut World) -> Cold {
     world.setxattr(files[0], "user.x", b"value").unwrap();
     let link = world.symlink(dir, "link", "to").unwrap();
     world.mkdir(dir, "empty").unwrap();
-    for name in ["data", "cut"] {
+    for name in ["data", "dirty", "removed"] {
         let (ino, fh) = world.create(dir, name).unwrap();
         world.write(ino, fh, 0, &[7; DATA]).unwrap();
         world.setxattr(ino, "user.x", b"value").unwrap();
+        if name == "removed" {
+            // So many extents that the device has read few of them with those of other files.
+            for n in 1..=REMOVED_EXTENTS {
+                world.write(ino, fh, n * 8192, &[7; 4096]).unwrap();
+            }
+        }
         world.release(ino, fh);
     }
     world.fs.detach();
     world.reopen();
     assert_eq!(world.ino(ROOT, "cold"), dir);
     let data = world.ino(dir, "data");
-    Cold { dir, files, link, open: (data, world.open(data).unwrap()) }
+    let open = (data, world.open(data).unwrap());
+    let removed = world.me.call(|cx| world.fs.lookup(cx, dir, b"removed")).unwrap();
+    world.unlink(dir, "removed").unwrap();
+    let dirty = world.ino(dir, "dirty");
+    let dirty = (dirty, world.open(dirty).unwrap());
+    world.write(dirty.0, dirty.1, 0, &[9; 4096]).unwrap();
+    let inode = world.fs.table.get(dirty.0).unwrap().unwrap();
+    inode.file.pages.write().drop_windows(0, u64::MAX);
+    Cold { dir, files, link, open, dirty, removed: removed.attr.unwrap().ino }
 }
 
 /// A transport's thread that makes requests.
 struct Asker {
     thread: Thread,
+    answers: Receiver<Answered>,
     /// Requests that are answered later.
     parked: usize,
 }
@@ -120,9 +148,16 @@ impl Asker {
         self.parked += 1;
     }
 
-    /// Makes a request that is answered at once.
-    fn now<T>(&self, request: impl FnOnce(&Cx) -> Answer<T>) -> T {
-        request(&self.thread.cx()).expect("the device is not needed")
+    /// Makes a request that needs nothing of the device. If a thread that does not run just now has
+    /// a lock of it, another one answers: those that need the device are not answered meanwhile.
+    fn now<T: FromReply>(&self, request: impl FnOnce(&Cx) -> Answer<T>) -> T {
+        match request(&self.thread.cx()) {
+            Err(Stop::Parked) => {
+                let (_, reply) = self.answers.recv_timeout(PATIENCE).expect("no device is needed");
+                T::from_reply(reply.unwrap()).unwrap()
+            }
+            answer => answer.unwrap(),
+        }
     }
 }
 
@@ -222,4 +257,52 @@ fn requests_for_what_is_in_memory_are_answered_while_others_wait_for_the_device(
         cold.files[..1000].iter().for_each(|ino| fs.forget(*ino, 0));
     };
     far_away(test, |_, _, answers| assert!(answers.iter().all(|(_, answer)| answer.is_ok())));
+}
+
+#[test]
+fn files_without_a_name_are_forgotten_at_once_and_reclaimed_when_the_device_answers() {
+    let test = |world: &World, cold: &Cold, _: &mut Asker| world.fs.forget(cold.removed, 1);
+    far_away(test, |world, cold, _| {
+        let orphan = || world.fs.journal.get(&keys::orphan(cold.removed)).unwrap();
+        let begun = Instant::now();
+        while orphan().is_some() {
+            assert!(begun.elapsed() < PATIENCE, "the file is not reclaimed");
+            std::thread::yield_now();
+        }
+    });
+}
+
+#[test]
+fn files_are_forgotten_while_another_thread_has_their_locks() {
+    let test = |world: &World, cold: &Cold, _: &mut Asker| {
+        let inode = world.fs.table.get(cold.open.0).unwrap().unwrap();
+        let lock = inode.state.write();
+        let (done, ended) = channel();
+        std::thread::scope(|scope| {
+            let forget = || {
+                world.fs.do_release(cold.open.1);
+                world.fs.forget(cold.open.0, inode.lookups.load(Ordering::Acquire));
+                done.send(()).unwrap();
+            };
+            scope.spawn(forget);
+            let ended = ended.recv_timeout(PATIENCE);
+            drop(lock);
+            ended.expect("to forget a file waited for its lock");
+        });
+    };
+    far_away(test, |_, _, _| {});
+}
+
+#[test]
+fn writing_back_that_has_to_read_extents_leaves_the_transport_thread() {
+    let test = |world: &World, cold: &Cold, asker: &mut Asker| {
+        let (fs, (ino, fh)) = (&world.fs, cold.dirty);
+        asker.later(|cx| fs.fsync(cx, ino, fh, false));
+        asker.later(|cx| fs.do_sync(cx, Until::Forced(Caller(0))));
+    };
+    far_away(test, |world, cold, answers| {
+        assert!(answers.iter().all(|(_, answer)| answer.is_ok()), "{answers:?}");
+        let bytes = world.read(cold.dirty.0, cold.dirty.1, DATA).unwrap();
+        assert!(bytes[..4096] == [9; 4096] && bytes[4096] == 7);
+    });
 }
