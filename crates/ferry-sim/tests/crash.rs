@@ -12,7 +12,8 @@ fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Debug builds are for finding mistakes quickly; the full numbers are for release builds.
+/// Debug builds are for finding mistakes quickly; the full numbers are for release builds. The seeds
+/// are the same each time: `scripts/long` runs new ones, for as long as it is told.
 const fn count(release: u64) -> u64 {
     if cfg!(debug_assertions) { release / 20 } else { release }
 }
@@ -28,7 +29,7 @@ fn campaign(plan: &(dyn Fn(u64) -> Option<Plan> + Sync), first: u64, count: u64)
 /// Several lives, small and long, errors of the device, old volumes below.
 #[test]
 fn nothing_acknowledged_is_lost_in_any_crash() {
-    let runs = count(300);
+    let runs = count(160);
     let tally = campaign(&|seed| Some(Plan::draw(seed)), 0, runs).tally;
     assert_eq!(tally.runs, runs);
     assert!(tally.images > 10 * runs && tally.crashed_recoveries > runs && tally.resumed > runs);
@@ -38,7 +39,7 @@ fn nothing_acknowledged_is_lost_in_any_crash() {
 
 #[test]
 fn sequences_of_fifty_operations_survive() {
-    let runs = count(2000);
+    let runs = count(1000);
     let tally = campaign(&|seed| Some(Plan::fifty(seed)), 0, runs).tally;
     assert_eq!(tally.runs, runs);
     assert!(tally.ops > 30 * runs && tally.points > 20 * runs);
@@ -48,7 +49,7 @@ fn sequences_of_fifty_operations_survive() {
 /// order, a log that wraps.
 #[test]
 fn answered_fsyncs_survive_with_every_flush_policy() {
-    let runs = count(40);
+    let runs = count(20);
     for policy in FlushPolicy::ALL {
         let tally = campaign(&|seed| Some(Plan::under_way(seed, policy)), 0, runs).tally;
         println!("{}: {tally:?}", policy.name());
@@ -64,7 +65,7 @@ fn answered_fsyncs_survive_with_every_flush_policy() {
 /// The same on a log of 4 MiB and with long records, of which up to eight are under way.
 #[test]
 fn a_log_of_4_mib_is_written_round_and_round() {
-    let runs = count(20);
+    let runs = count(10);
     let tally = campaign(&|seed| Some(Plan::wrapping(seed, FlushPolicy::Each)), 0, runs).tally;
     println!("{tally:?}");
     assert!(tally.runs == runs && tally.log_rounds > runs && tally.in_flight_max == 8, "{tally:?}");
@@ -73,7 +74,7 @@ fn a_log_of_4_mib_is_written_round_and_round() {
 /// Power is lost while the cleaner moves blocks.
 #[test]
 fn cleaning_loses_nothing() {
-    let runs = count(40);
+    let runs = count(20);
     let tally = campaign(&|seed| Some(Plan::churning(seed)), 0, runs).tally;
     assert!(tally.runs == runs && tally.in_cleaning > runs, "{tally:?}");
 }
@@ -91,7 +92,7 @@ fn every_sequence_of_one_and_two_operations_survives() {
 fn some_sequences_of_three_operations_survive() {
     let all = Enumeration::new(3).unwrap_or_else(|failure| panic!("{failure}"));
     let mut rng = SimRng::new(3);
-    let numbers: Vec<_> = (0..count(4000)).map(|_| rng.below(all.count())).collect();
+    let numbers: Vec<_> = (0..count(2000)).map(|_| rng.below(all.count())).collect();
     let tally = campaign(&|n| all.plan(numbers[n as usize]), 0, numbers.len() as u64).tally;
     assert!(tally.runs > numbers.len() as u64 / 5, "{tally:?}");
 }

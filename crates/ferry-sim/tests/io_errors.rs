@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Requests of a kind that are made to fail, in each workload.
 const MOST: u64 = if cfg!(debug_assertions) { 12 } else { 40 };
 /// Workloads. One of four writes so much that the cleaner works.
-const WORKLOADS: u64 = if cfg!(debug_assertions) { 5 } else { 9 };
+const WORKLOADS: u64 = 5;
 
 #[test]
 fn nothing_acknowledged_is_lost_if_any_request_fails() {
@@ -68,7 +68,7 @@ fn contents_that_could_not_be_written_stay_readable() {
 /// Blocks of a file that is overwritten until the cleaner has to work.
 const CLEANED_BLOCKS: u64 = 1000;
 /// Writes that are made to fail, spread over all of them.
-const CLEANED_FAULTS: u64 = if cfg!(debug_assertions) { 20 } else { 150 };
+const CLEANED_FAULTS: u64 = if cfg!(debug_assertions) { 20 } else { 80 };
 
 /// Block `block` as of its `version`th write.
 fn versioned(block: u64, version: u64) -> Vec<u8> {
@@ -159,7 +159,7 @@ fn data_that_the_cleaner_moves_stays_readable_if_any_write_fails() {
 }
 
 /// Storms: threads at work while the device fails.
-const STORMS: u64 = if cfg!(debug_assertions) { 60 } else { 300 };
+const STORMS: u64 = if cfg!(debug_assertions) { 60 } else { 150 };
 /// One storm that takes longer hangs: it takes a fraction of a second.
 const STORM_TIME_MAX: Duration = Duration::from_secs(120);
 /// Files that each of its threads makes.

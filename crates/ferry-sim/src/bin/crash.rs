@@ -3,8 +3,8 @@
 //!
 //! `random` runs the sequences of the seeds S, S + 1, …; `fifty` those of fifty operations;
 //! `overlapping` those in which many fsyncs are under way together, with each flush policy in turn;
-//! `wrapping` the same on a log of 4 MiB with long records; `enumerate` every sequence of so many
-//! operations, from number N on. `--one` runs one number only, `--all` goes on after a failure.
+//! `wrapping` the same on a log of 4 MiB with long records; `churning` those in which the cleaner
+//! works all the time; `enumerate` every sequence of so many operations, from number N on. `--one` runs one number only, `--all` goes on after a failure.
 //! `--lie` shows that it can fail: the device says that it has flushed, and has not.
 
 use clap::{Parser, ValueEnum};
@@ -26,6 +26,7 @@ enum Mode {
     Fifty,
     Overlapping,
     Wrapping,
+    Churning,
     Enumerate,
 }
 
@@ -66,11 +67,12 @@ fn simulate(args: &Args, env: &Env) -> Result<String, String> {
     let mut limits = args.limits();
     let on_device = |plan| Plan { flush_lies: args.lie, ..plan };
     let done = match args.mode {
-        Mode::Random | Mode::Fifty | Mode::Overlapping | Mode::Wrapping => {
+        Mode::Random | Mode::Fifty | Mode::Overlapping | Mode::Wrapping | Mode::Churning => {
             let seed = args.from.unwrap_or_else(|| env.entropy.next_u64() >> 16);
             println!("random sequences from seed {seed}");
             let draw = match args.mode {
                 Mode::Fifty => Plan::fifty,
+                Mode::Churning => Plan::churning,
                 Mode::Overlapping => {
                     |seed| Plan::under_way(seed, FlushPolicy::ALL[(seed % 4) as usize])
                 }
