@@ -118,11 +118,11 @@ impl Journal {
     }
 
     /// Holds every page of the home store's database against what the page above it says of it. No
-    /// checkpoint is made meanwhile.
-    pub fn verify_pages(&self, found: &mut dyn FnMut(BadRange)) {
+    /// checkpoint is made meanwhile. `step` may end it.
+    pub fn verify_pages(&self, found: &mut dyn FnMut(BadRange), step: Step<'_>) {
         let _checkpointing = self.core.checkpointing.lock();
         match self.core.home.salvage() {
-            Ok(salvage) => salvage.verify(found),
+            Ok(salvage) => salvage.verify(found, step),
             Err(JournalError::Damaged { what, offset, detail }) => {
                 found(BadRange { what, offset, len: LOG_BLOCK as u64, detail });
             }

@@ -356,7 +356,7 @@ fn a_tree_that_leads_to_the_same_pages_again_ends() {
 
     let (journal, _) = setup.volume.open_with(reader()).unwrap();
     let mut bad = Vec::new();
-    journal.verify_pages(&mut |offset| bad.push(offset.detail));
+    journal.verify_pages(&mut |offset| bad.push(offset.detail), &mut |_| true);
     assert_eq!(bad.len(), 1200, "each page is met once, and refused a hundred times");
     let (found, gaps) = setup.readable(&journal);
     assert!(found.len() == 1 && !gaps.is_empty(), "{found:?}");

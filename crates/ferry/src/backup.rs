@@ -1,10 +1,9 @@
 //! `ferry backup`: copies a snapshot of a volume in a store to another store, which is a volume
 //! with the snapshots that were backed up. This process owns the target meanwhile.
 
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use ferry_env::Env;
 use ferry_object::{
@@ -21,7 +20,7 @@ use crate::size::{format_bytes, format_nanos};
 use crate::snapshot;
 use crate::socket::printable;
 use crate::table::thousands;
-use crate::waiting::{progress_bar, stop_on_signals};
+use crate::waiting::{go_on, progress_bar, stop_on_signals};
 
 /// What is backed up, and where to.
 struct Backup<'a> {
@@ -150,10 +149,7 @@ impl Backup<'_> {
             bar.set_position(copying.bytes);
             let Copying { objects, objects_total, .. } = copying;
             bar.set_message(format!("{objects} of {objects_total} objects"));
-            match self.stop.load(Ordering::Relaxed) {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            }
+            go_on(&self.stop)
         };
         let done = device.back_up(source, name, &mut tell);
         bar.finish_and_clear();

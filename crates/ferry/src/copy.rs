@@ -1,10 +1,9 @@
 //! `ferry copy`: a whole volume, as it is, from a file, a block device or a store to another one.
 //! This process has the source open to read it, and the copy to write it.
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use ferry_check::copy::{Checked, Copied, CopyError, CopyOptions, Copying, copy_checked};
 use ferry_device::{BlockDevice, CompositeError, CompositeVolume, DeviceError, FileDevice};
@@ -24,7 +23,7 @@ use crate::mkfs::refuse_device_directory;
 use crate::open::{OpenError, Opened, explain, open_source_when_free};
 use crate::passphrase;
 use crate::size::{format_bytes, format_nanos};
-use crate::waiting::{progress_bar, stop_on_signals_or_end};
+use crate::waiting::{go_on, progress_bar, stop_on_signals_or_end};
 
 /// What this process made for the copy.
 enum New {
@@ -307,11 +306,7 @@ fn check(
     stop: &AtomicBool,
     env: &Env,
 ) -> Result<Checked, CliError> {
-    let mut tell = |_| match stop.load(Ordering::Relaxed) {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
-    };
-    Checked::new(&source.device, env, &mut tell).map_err(|error| {
+    Checked::new(&source.device, env, &mut |_| go_on(stop)).map_err(|error| {
         let failure = source.store().and_then(|store| store.failure());
         copy_failed(args, error, failure)
     })
@@ -329,10 +324,7 @@ fn copy_with_bar(
     let mut tell = |Copying { bytes, bytes_total }: Copying| {
         bar.set_length(bytes_total);
         bar.set_position(bytes);
-        match stop.load(Ordering::Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
+        go_on(stop)
     };
     let options = CopyOptions { restart: args.restart, ..CopyOptions::default() };
     let copied = copy_checked(checked, &target.device, options, env, &mut tell);

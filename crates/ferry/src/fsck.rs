@@ -20,7 +20,7 @@ use crate::location::Location;
 use crate::object;
 use crate::open::{How, explain, open_when_free};
 use crate::size::format_bytes;
-use crate::waiting::progress_bar;
+use crate::waiting::{go_on, progress_bar, stop_on_signals_or_end};
 
 /// As fsck(8): errors were found, and all of them were repaired (or their cost is reported).
 const EXIT_REPAIRED: u8 = 1;
@@ -62,9 +62,11 @@ fn check(args: &FsckArgs) -> Result<ExitCode, CliError> {
         true => ProgressBar::hidden(),
         false => progress_bar("{bar:40} {pos}/{len} inodes  {eta} left"),
     };
+    let stop = stop_on_signals_or_end()?;
     let mut progress = |at: Progress| {
         bar.set_length(at.total.max(at.done));
         bar.set_position(at.done);
+        go_on(&stop)
     };
     let options = FsckOptions {
         verify_data: !args.metadata_only,
@@ -145,6 +147,7 @@ fn could_not(volume: &Location, error: &VolumeError) -> String {
                 "{name}: the volume is {expected} bytes long, but only {found} are there: it was cut off. Bring back the rest, or a backup; else `truncate -s {expected} {name}` gives it its length again (`ferry fsck --repair` does that, too), and what lay behind byte {found} is lost"
             )
         }
+        VolumeError::Stopped => format!("{name}: stopped before its end: run it again"),
         _ => format!("{name}: {error}"),
     }
 }

@@ -1,6 +1,7 @@
 //! What commands that take long have in common: a progress bar, a pause, and the end by a signal.
 
 use std::io::IsTerminal;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -45,6 +46,14 @@ pub fn stop_on_signals_or_end() -> Result<Arc<AtomicBool>, CliError> {
             .map_err(|e| CliError::Failed(format!("cannot handle signals: {e}")))?;
     }
     Ok(stop)
+}
+
+/// Whether what asks now and then goes on.
+pub fn go_on(stop: &AtomicBool) -> ControlFlow<()> {
+    match stop.load(Ordering::Relaxed) {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    }
 }
 
 /// Waits for the given time, at most [`PAUSE_MAX`], or until a signal arrives.

@@ -22,7 +22,7 @@ mod tests;
 mod transfer;
 mod types;
 
-use crate::fsck::{Code, FsckOptions, Report, check_copied, fsck};
+use crate::fsck::{Code, FsckOptions, Progress, Report, check_copied, fsck};
 use crate::inspect::Inspector;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_env::Env;
@@ -33,6 +33,7 @@ use ferry_fs::volume::{
 };
 use ferry_journal::inspect::{home_map, log_end, log_start};
 use plan::Plan;
+use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use transfer::transfer;
@@ -53,12 +54,22 @@ impl Checked {
         let sb = read_superblock(from).map_err(CopyError::Source)?;
         let state = state_of(from, &sb)?;
         told(Copying { bytes: 0, bytes_total: 0 }, &mut *tell)?;
-        let report = fsck(from, FsckOptions::default(), env).map_err(CopyError::Source)?;
+        let mut progress = |_: Progress| tell(Copying { bytes: 0, bytes_total: 0 });
+        let options = FsckOptions { progress: Some(&mut progress), ..FsckOptions::default() };
+        let report = fsck(from, options, env).map_err(|error| match error {
+            VolumeError::Stopped => CopyError::Stopped,
+            error => CopyError::Source(error),
+        })?;
         if let Some(first) = source_finding(&report, from, &sb) {
             return Err(CopyError::SourceDamaged { first });
         }
         told(Copying { bytes: 0, bytes_total: 0 }, &mut *tell)?;
         let inspector = Inspector::open(from, env).map_err(CopyError::Source)?;
+        // The check has just read the whole log. A plan without the end of it would be a guess.
+        if let Some(damage) = &inspector.recovered().log_damage {
+            let (offset, source) = (damage.offset, io::Error::other(damage.detail.clone()));
+            return Err(CopyError::SourceUnread { offset, source });
+        }
         let plan = Plan::new(&inspector)?;
         told(Copying { bytes: 0, bytes_total: plan.bytes() }, tell)?;
         Ok(Self { sb, state, inspector, plan })
@@ -92,14 +103,15 @@ pub fn copy_checked(
         return Err(CopyError::TooSmall { has: to.capacity(), needs: sb.size });
     }
     let begins = begin_of(to, state, options.restart)?;
-    if let Begin::Anew { after } = begins {
-        write_copy_mark(&**to, &CopyMark { state: state.clone(), done: 0 })
+    if let Begin::Anew { written } = begins {
+        // The mark says of the earlier copy, too, where it ends, until that was discarded.
+        let end = written.min(to.capacity() / BLOCK * BLOCK).max(sb.size);
+        write_copy_mark(&**to, &CopyMark { state: state.clone(), done: 0, end })
             .map_err(target("write the mark of the copy"))?;
         // What an earlier copy left in free segments could be taken for data by a repair.
-        let end = if after { to.capacity() / BLOCK * BLOCK } else { sb.size };
         to.discard(sb.segments_offset, end - sb.segments_offset)
             .map_err(target("discard the old contents"))?;
-        if after {
+        if end > sb.size {
             // A larger volume may have its last superblock there.
             let zeros = AlignedBuf::zeroed(BLOCK_SIZE);
             to.write(end - BLOCK, &zeros).map_err(target("write over the old contents"))?;
@@ -113,14 +125,18 @@ pub fn copy_checked(
         Begin::Anew { .. } => 0,
         Begin::At(done) => done,
     };
-    let mark = CopyMark { state: state.clone(), done };
+    let mark = CopyMark { state: state.clone(), done, end: sb.size };
     let (bytes, zeroed) = transfer(inspector, to, plan, mark, options, &mut *tell)?;
     go_on(plan, &mut *tell)?;
+    let mut progress =
+        |_: Progress| tell(Copying { bytes: plan.bytes(), bytes_total: plan.bytes() });
     // What an earlier attempt wrote may have changed since.
     let verify_data = done > 0;
-    verify(to, sb, state, verify_data, env)?;
+    let checking =
+        FsckOptions { verify_data, progress: Some(&mut progress), ..FsckOptions::default() };
+    verify(to, sb, state, checking, env)?;
     go_on(plan, &mut *tell)?;
-    let mark = CopyMark { state: state.clone(), done: sb.size };
+    let mark = CopyMark { state: state.clone(), done: sb.size, end: sb.size };
     end_copy(&**to, sb, &mark).map_err(target("write the superblock"))?;
     Ok(Copied { bytes, bytes_total: plan.bytes(), zeroed })
 }
@@ -141,8 +157,9 @@ fn told(copying: Copying, tell: Tell<'_>) -> Result<(), CopyError> {
 /// Where a copy begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Begin {
-    /// Nothing is there, or nothing that counts: `after` a copy that has not ended.
-    Anew { after: bool },
+    /// Nothing is there, or nothing that counts: earlier copies wrote before this byte of the
+    /// device, and nowhere else.
+    Anew { written: u64 },
     /// What lies before this byte of the device was copied.
     At(u64),
 }
@@ -154,12 +171,13 @@ fn begin_of(
     restart: bool,
 ) -> Result<Begin, CopyError> {
     match read_copy_mark(&**to).map_err(target("read the device"))? {
-        Some(_) if restart => Ok(Begin::Anew { after: true }),
-        Some(mark) if mark.state == *state => Ok(Begin::At(mark.done)),
+        Some(mark) if mark.state == *state && mark.done > 0 && !restart => Ok(Begin::At(mark.done)),
+        // It may have been cut off before it discarded what was there.
+        Some(mark) if mark.state == *state || restart => Ok(Begin::Anew { written: mark.end }),
         Some(_) => Err(CopyError::OtherState),
         None => match read_superblock(to) {
             Ok(sb) => Err(CopyError::NotEmpty(VolumeError::Exists { label: sb.name() })),
-            Err(VolumeError::Empty) => Ok(Begin::Anew { after: false }),
+            Err(VolumeError::Empty) => Ok(Begin::Anew { written: 0 }),
             // A mark is left, and the device was used for something else since.
             Err(VolumeError::Unfinished) => Err(CopyError::NotEmpty(VolumeError::Foreign)),
             Err(error) => Err(CopyError::NotEmpty(error)),
@@ -189,7 +207,7 @@ fn verify(
     to: &Arc<dyn BlockDevice>,
     sb: &Superblock,
     state: &SourceState,
-    verify_data: bool,
+    options: FsckOptions<'_>,
     env: &Env,
 ) -> Result<(), CopyError> {
     let damaged = |what: String| CopyError::TargetDamaged { what };
@@ -197,8 +215,11 @@ fn verify(
     if found != *state {
         return Err(damaged("its log does not end where the log of the volume ends".into()));
     }
-    let report =
-        check_copied(to, sb, verify_data, env).map_err(|error| damaged(error.to_string()))?;
+    let checked = check_copied(to, sb, options, env);
+    let report = checked.map_err(|error| match error {
+        VolumeError::Stopped => CopyError::Stopped,
+        error => damaged(error.to_string()),
+    })?;
     first_finding(&report).map_or(Ok(()), |first| Err(damaged(first)))
 }
 

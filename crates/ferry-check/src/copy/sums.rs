@@ -1,13 +1,18 @@
 //! The checksums of the data in a window of the device, as the extents of all files say.
 
 use crate::inspect::Inspector;
-use ferry_device::{AlignedBuf, BlockDevice};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_fs::keys::{self, BLOCK, Extent, Key};
 use ferry_journal::JournalError;
+use std::io;
 use std::ops::Range;
 
 use super::plan::Plan;
 use super::types::CopyError;
+
+/// So often a block of a disk is read before it counts as one that the disk cannot read. A store
+/// was asked again by its own device, for longer.
+const TRIES: usize = 4;
 
 /// The checksums of the blocks of one window.
 pub(super) struct Sums {
@@ -56,16 +61,17 @@ impl Sums {
         self.crcs.get(at).copied().flatten()
     }
 
-    /// Reads a chunk of the device. A block of it that is not what was written is looked for on the
+    /// Reads a chunk of the volume. A block of it that is not what was written is looked for on the
     /// other copies that the device has. One that nothing needs becomes zeros if it cannot be read:
-    /// returns how many.
+    /// returns how many. An error that may pass is no reason for zeros.
     pub(super) fn read(
         &self,
-        device: &dyn BlockDevice,
+        inspector: &Inspector,
         plan: &Plan,
         offset: u64,
         buf: &mut AlignedBuf,
     ) -> Result<u64, CopyError> {
+        let device = &**inspector.device();
         let mut zeroed = 0;
         let whole = device.read(offset, buf).is_ok();
         let mut one = AlignedBuf::zeroed(BLOCK as usize);
@@ -76,12 +82,12 @@ impl Sums {
             if whole && wanted(block) {
                 continue;
             }
-            let read = device.read(at, &mut one);
+            let read = read_again(device, at, &mut one);
             let good = (read.is_ok() && wanted(&one))
                 || (crc.is_some() && device.read_matching(at, &mut one, &wanted));
             if !good {
                 return Err(match read {
-                    Err(_) if crc.is_none() && plan.is_spare(at) => {
+                    Err(_) if crc.is_none() && plan.is_spare(at) && has_lost_it(inspector) => {
                         block.fill(0);
                         zeroed += 1;
                         continue;
@@ -95,4 +101,25 @@ impl Sums {
         }
         Ok(zeroed)
     }
+}
+
+/// Reads a block, of a disk more than once if that fails.
+fn read_again(device: &dyn BlockDevice, offset: u64, out: &mut AlignedBuf) -> io::Result<()> {
+    let mut read = device.read(offset, out);
+    let mut tries = 1;
+    while read.is_err() && tries < TRIES && !device.keeps_what_is_dead() {
+        read = device.read(offset, out);
+        tries += 1;
+    }
+    read
+}
+
+/// Whether what the device has just failed to read, again and again, is gone. If it cannot read a
+/// superblock either, it is the device that is away. A store has no bad blocks: if it does not
+/// answer, it has what it had when it comes back.
+fn has_lost_it(inspector: &Inspector) -> bool {
+    let device = inspector.device();
+    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+    let answers = |offset| device.read(offset, &mut block).is_ok();
+    !device.keeps_what_is_dead() && inspector.superblock().offsets().into_iter().any(answers)
 }

@@ -219,15 +219,103 @@ fn a_mark_that_is_left_on_a_device_with_other_data_lets_no_copy_begin() {
     assert!(all(&to) == before);
 }
 
+/// A block in the log behind where it ends: nothing needs it.
+fn unused_block(from: &Arc<dyn BlockDevice>) -> u64 {
+    let geometry = read_superblock(from).unwrap().geometry();
+    let end = log_end(from, &geometry, &log_start(from, &geometry).unwrap()).unwrap();
+    geometry.log_offset
+        + (end.offset - geometry.log_offset + geometry.log_len / 2) % geometry.log_len
+}
+
+/// From now on so many reads of the block at `offset` fail.
+fn fail_reads(hooked: &HookedDevice, offset: u64, times: u64) {
+    let left = AtomicU64::new(times);
+    let one_less = move || {
+        left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+    };
+    hooked.set_hook(move |request, serve| {
+        if request.op == Op::Read && request.range().contains(&offset) && one_less() {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        serve()
+    });
+}
+
+#[test]
+fn a_read_error_that_passes_puts_no_zeros_into_a_copy() {
+    let (from, to) = (volume(), empty(VOLUME_BYTES));
+    let (unused, hooked) = (unused_block(&from), Arc::new(HookedDevice::new(from.clone())));
+    let source: Arc<dyn BlockDevice> = hooked.clone();
+    let checked = Checked::new(&source, &env(), &mut |_| ControlFlow::Continue(())).unwrap();
+    let copied =
+        || copy_checked(&checked, &to, small(), &env(), &mut |_| ControlFlow::Continue(()));
+    // A device that is away reads nothing, not even the superblocks.
+    hooked.set_unreadable(checked.sb.offsets().into_iter().chain([unused]));
+    assert!(matches!(copied(), Err(CopyError::SourceUnread { offset, .. }) if offset == unused));
+    hooked.set_unreadable([]);
+    // The chunk, then the block alone, and then again.
+    fail_reads(&hooked, unused, 3);
+    assert_eq!(copied().unwrap().zeroed, 0);
+    assert!(view(&to) == view(&from) && is_clean(&to));
+}
+
+#[test]
+fn what_a_store_cannot_give_is_no_zeros_in_a_copy() {
+    let from = volume();
+    let unused = unused_block(&from);
+    let hooked = Arc::new(HookedDevice::new(from.clone()).keeping_what_is_dead());
+    hooked.set_unreadable([unused]);
+    let source: Arc<dyn BlockDevice> = hooked.clone();
+    let to = empty(VOLUME_BYTES);
+    let failed = copied(&source, &to);
+    assert!(matches!(failed, Err(CopyError::SourceUnread { offset, .. }) if offset == unused));
+    hooked.set_unreadable([]);
+    copied(&source, &to).unwrap();
+    assert!(view(&to) == view(&from) && is_clean(&to));
+}
+
+#[test]
+fn a_log_that_cannot_be_read_after_the_check_ends_the_copy() {
+    let live = volume();
+    let fs = mount(&live, false);
+    make_file(&fs, ROOT, "late", &[7; 100_000]);
+    // What the device has at this moment.
+    let from = empty(VOLUME_BYTES);
+    copied(&live, &from).unwrap();
+    fs.detach();
+    fs.close().unwrap();
+    let geometry = read_superblock(&from).unwrap().geometry();
+    let start = log_start(&from, &geometry).unwrap();
+    let first = geometry.log_offset + start.position * BLOCK % geometry.log_len;
+    let asked = std::cell::Cell::new(0);
+    let all = Checked::new(&from, &env(), &mut |_| {
+        asked.set(asked.get() + 1);
+        ControlFlow::Continue(())
+    });
+    all.unwrap();
+    let before_the_last = asked.replace(0) - 1;
+    let hooked = Arc::new(HookedDevice::new(from.clone()));
+    let source: Arc<dyn BlockDevice> = hooked.clone();
+    let failed = Checked::new(&source, &env(), &mut |_| {
+        asked.set(asked.get() + 1);
+        if asked.get() == before_the_last {
+            // The reader asks for many blocks, and then for this one.
+            fail_reads(&hooked, first, 2);
+        }
+        ControlFlow::Continue(())
+    });
+    let failed = failed.err();
+    assert!(
+        matches!(failed, Some(CopyError::SourceUnread { offset, .. }) if offset == first),
+        "{failed:?}"
+    );
+}
+
 #[test]
 fn blocks_that_nothing_needs_and_that_cannot_be_read_are_zeros_in_the_copy() {
     let from = volume();
-    let sb = read_superblock(&from).unwrap();
-    let geometry = sb.geometry();
-    let end = log_end(&from, &geometry, &log_start(&from, &geometry).unwrap()).unwrap();
-    // In the log behind where it ends.
-    let unused = geometry.log_offset
-        + (end.offset - geometry.log_offset + geometry.log_len / 2) % geometry.log_len;
+    let geometry = read_superblock(&from).unwrap().geometry();
+    let unused = unused_block(&from);
     let hooked = Arc::new(HookedDevice::new(from.clone()));
     hooked.set_unreadable([unused]);
     let unreadable: Arc<dyn BlockDevice> = hooked.clone();
@@ -267,23 +355,93 @@ fn a_copy_that_goes_on_finds_that_what_it_had_was_changed() {
     assert!(matches!(read_superblock(&to), Err(VolumeError::Unfinished)));
 }
 
-#[test]
-fn a_copy_that_begins_anew_leaves_nothing_of_a_larger_one() {
-    let (from, to) = (volume(), empty(VOLUME_BYTES * 2));
-    let stopped = copy(&from, &to, small(), &env(), &mut |_| ControlFlow::Break(()));
-    assert!(matches!(stopped, Err(CopyError::Stopped)));
+/// A block that is not zeros, at each of these bytes of the device.
+fn write_noise(to: &Arc<dyn BlockDevice>, offsets: &[u64]) {
     let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
     block.fill(7);
-    for offset in [VOLUME_BYTES, VOLUME_BYTES * 2 - BLOCK] {
-        to.write(offset, &block).unwrap();
-    }
+    offsets.iter().for_each(|offset| to.write(*offset, &block).unwrap());
+}
+
+/// Whether the block at each of these bytes of the device is zeros.
+fn zeros(to: &Arc<dyn BlockDevice>, offsets: &[u64]) -> Vec<bool> {
+    let is_zeros = |offset: &u64| {
+        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+        to.read(*offset, &mut block).unwrap();
+        block.iter().all(|byte| *byte == 0)
+    };
+    offsets.iter().map(is_zeros).collect()
+}
+
+/// A closed volume that is twice as large as the others, and has no files.
+fn larger() -> Arc<dyn BlockDevice> {
+    let dev = empty(VOLUME_BYTES * 2);
+    mkfs(&dev, &MkfsOptions::default(), &env()).unwrap();
+    dev
+}
+
+fn begun_anew(from: &Arc<dyn BlockDevice>, to: &Arc<dyn BlockDevice>) -> Result<Copied, CopyError> {
     let options = CopyOptions { restart: true, ..small() };
-    copy(&from, &to, options, &env(), &mut |_| ControlFlow::Continue(())).unwrap();
-    for offset in [VOLUME_BYTES, VOLUME_BYTES * 2 - BLOCK] {
-        to.read(offset, &mut block).unwrap();
-        assert!(block.iter().all(|byte| *byte == 0));
-    }
+    copy(from, to, options, &env(), &mut |_| ControlFlow::Continue(()))
+}
+
+/// A copy of `from` that is stopped when it has begun.
+fn stop_at_once(from: &Arc<dyn BlockDevice>, to: &Arc<dyn BlockDevice>) {
+    let stopped = copy(from, to, small(), &env(), &mut |_| ControlFlow::Break(()));
+    assert!(matches!(stopped, Err(CopyError::Stopped)));
+}
+
+const LARGER_END: u64 = VOLUME_BYTES * 2;
+
+#[test]
+fn a_copy_that_begins_anew_discards_what_a_larger_one_wrote_and_nothing_behind_it() {
+    let (from, to) = (volume(), empty(VOLUME_BYTES * 3));
+    stop_at_once(&larger(), &to);
+    let offsets = [VOLUME_BYTES, LARGER_END - BLOCK, LARGER_END, VOLUME_BYTES * 3 - BLOCK];
+    write_noise(&to, &offsets);
+    begun_anew(&from, &to).unwrap();
+    assert_eq!(zeros(&to, &offsets), [true, true, false, false]);
     assert!(view(&to) == view(&from));
+}
+
+#[test]
+fn a_copy_that_begins_anew_on_a_larger_device_discards_no_more_than_the_volume_needs() {
+    let (from, to) = (volume(), empty(VOLUME_BYTES * 2));
+    stop_at_once(&from, &to);
+    let offsets = [VOLUME_BYTES, VOLUME_BYTES * 2 - BLOCK];
+    write_noise(&to, &offsets);
+    begun_anew(&from, &to).unwrap();
+    assert_eq!(zeros(&to, &offsets), [false, false]);
+    assert!(view(&to) == view(&from) && is_clean(&to));
+}
+
+#[test]
+fn after_an_older_program_no_more_is_discarded_than_its_mark_says_was_copied() {
+    let (from, to) = (volume(), empty(VOLUME_BYTES * 2));
+    stop_at_once(&larger(), &to);
+    let mark = read_copy_mark(&*to).unwrap().unwrap();
+    assert_eq!(mark.end, LARGER_END);
+    let done = VOLUME_BYTES + 5 * BLOCK;
+    // What reads back from a mark without an end.
+    write_copy_mark(&*to, &CopyMark { done, end: done, ..mark }).unwrap();
+    let offsets = [VOLUME_BYTES, done - BLOCK, done, LARGER_END - BLOCK];
+    write_noise(&to, &offsets);
+    begun_anew(&from, &to).unwrap();
+    assert_eq!(zeros(&to, &offsets), [true, true, false, false]);
+}
+
+#[test]
+fn a_copy_that_was_cut_off_before_it_discarded_does_so_when_it_goes_on() {
+    let (from, hooked) = (volume(), Arc::new(HookedDevice::new(empty(VOLUME_BYTES * 2))));
+    let to: Arc<dyn BlockDevice> = hooked.clone();
+    stop_at_once(&larger(), &to);
+    let offsets = [VOLUME_BYTES - 2 * BLOCK, VOLUME_BYTES, LARGER_END - BLOCK];
+    write_noise(&to, &offsets);
+    hooked.fail_after(&[Op::Discard], 0);
+    assert!(matches!(begun_anew(&from, &to), Err(CopyError::Target { .. })));
+    hooked.heal();
+    copied(&from, &to).unwrap();
+    assert_eq!(zeros(&to, &offsets), [true, true, true]);
+    assert!(view(&to) == view(&from) && is_clean(&to));
 }
 
 #[test]
@@ -297,8 +455,49 @@ fn a_volume_with_one_bad_superblock_is_copied_and_the_copy_is_clean() {
     assert!(view(&to) == view(&from) && is_clean(&to));
 }
 
+/// Ends at the n-th call, for each n: the work ends at once. Returns how many calls there are.
+fn stopped_everywhere(mut work: impl FnMut(Tell<'_>) -> Result<(), CopyError>) -> usize {
+    for n in 1.. {
+        let mut calls = 0;
+        let done = work(&mut |_| {
+            calls += 1;
+            if calls == n { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        match done {
+            Ok(()) => return calls,
+            Err(error) => {
+                assert!(matches!(error, CopyError::Stopped) && calls == n, "{n}: {error}");
+            }
+        }
+    }
+    unreachable!("each n was tried")
+}
+
 #[test]
-fn a_check_is_stopped_before_there_is_a_target() {
-    let stopped = Checked::new(&volume(), &env(), &mut |_| ControlFlow::Break(()));
+fn the_check_before_a_copy_ends_wherever_it_is_stopped() {
+    let from = volume();
+    let calls = stopped_everywhere(|tell| Checked::new(&from, &env(), tell).map(drop));
+    // Its own three calls, and one for each part of the check.
+    assert_eq!(calls, 7);
+}
+
+#[test]
+fn the_check_of_a_copy_ends_wherever_it_is_stopped_and_the_copy_goes_on() {
+    let (from, to) = (volume(), empty(VOLUME_BYTES));
+    let checked = Checked::new(&from, &env(), &mut |_| ControlFlow::Continue(())).unwrap();
+    copied(&from, &empty(VOLUME_BYTES)).unwrap();
+    let stop_late = |told: Copying| match told.bytes < told.bytes_total {
+        true => ControlFlow::Continue(()),
+        false => ControlFlow::Break(()),
+    };
+    let stopped = copy_checked(&checked, &to, small(), &env(), &mut { stop_late });
     assert!(matches!(stopped, Err(CopyError::Stopped)));
+    // Nothing is left but to check it.
+    let calls = stopped_everywhere(|tell| {
+        let stays_unfinished = matches!(read_superblock(&to), Err(VolumeError::Unfinished));
+        assert!(stays_unfinished);
+        copy_checked(&checked, &to, small(), &env(), tell).map(drop)
+    });
+    assert_eq!(calls, 6);
+    assert!(view(&to) == view(&from) && is_clean(&to));
 }

@@ -50,9 +50,8 @@ pub(super) fn transfer(
         let told = plan.bytes_before(next);
         let mut progress =
             |bytes: u64| tell(Copying { bytes: told + bytes, bytes_total: plan.bytes() });
-        let device = &**inspector.device();
         let read = |offset: u64, buf: &mut AlignedBuf| {
-            let zeros = window.read(device, plan, offset, buf)?;
+            let zeros = window.read(inspector, plan, offset, buf)?;
             zeroed.fetch_add(zeros, Ordering::Relaxed);
             Ok(())
         };

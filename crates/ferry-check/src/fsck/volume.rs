@@ -12,17 +12,21 @@ use ferry_fs::scrub::{Location, Part};
 use ferry_fs::volume::{Superblock, VolumeError, find_superblock, may_be_torn};
 use ferry_journal::inspect::home_map;
 use ferry_journal::{
-    BadRange, Bystander, Geometry, Journal, JournalError, JournalOptions, Recovered, Value,
+    BadRange, Bystander, Geometry, Journal, JournalError, JournalOptions, Recovered, Step, Value,
     bad_map_slot,
 };
 use siphasher::sip::SipHasher13;
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// Memory for the home store's cache during a check, in bytes.
 pub(super) const HOME_CACHE_BYTES: usize = 64 << 20;
-/// Progress is told after each so many keys.
-const PROGRESS_KEYS: u64 = 1 << 14;
+/// Progress is told after each so many bytes that were read: a caller that wants to end a check
+/// does not wait for more.
+const PROGRESS_BYTES: u64 = 16 << 20;
+/// A key and what is judged of it take the time of so many bytes.
+const KEY_BYTES: u64 = 1 << 10;
 /// Paths are looked for at most for so many findings: each costs a listing of every directory
 /// above.
 const PATHS_MAX: usize = 100;
@@ -46,8 +50,46 @@ pub struct FsckOptions<'p> {
     /// A repair gives up what the device cannot read. Without this it keeps that: the device may
     /// read it the next time.
     pub give_up_unreadable: bool,
-    /// Called now and then.
-    pub progress: Option<&'p mut dyn FnMut(Progress)>,
+    /// Called when a part of the check begins, and now and then. A break ends the check, and so the
+    /// repair, with [`VolumeError::Stopped`].
+    pub progress: Option<&'p mut dyn FnMut(Progress) -> ControlFlow<()>>,
+}
+
+/// Tells a caller how far a check is, until that ends it.
+struct Telling<'p> {
+    tell: Option<&'p mut dyn FnMut(Progress) -> ControlFlow<()>>,
+    at: Progress,
+    /// Bytes that were read since it was told.
+    bytes: u64,
+    ended: bool,
+}
+
+impl<'p> Telling<'p> {
+    fn new(tell: Option<&'p mut dyn FnMut(Progress) -> ControlFlow<()>>) -> Self {
+        Self { tell, at: Progress { done: 0, total: 0 }, bytes: 0, ended: false }
+    }
+
+    /// So many more bytes were read. `false`: the caller ends the check.
+    fn read(&mut self, bytes: u64) -> bool {
+        self.bytes += bytes;
+        if self.bytes >= PROGRESS_BYTES {
+            self.tell();
+        }
+        !self.ended
+    }
+
+    fn tell(&mut self) {
+        self.bytes = 0;
+        if let Some(tell) = self.tell.as_mut().filter(|_| !self.ended) {
+            self.ended = tell(self.at).is_break();
+        }
+    }
+
+    /// The next part begins, unless the caller ends the check.
+    fn next_part(&mut self) -> Result<(), VolumeError> {
+        self.tell();
+        if self.ended { Err(VolumeError::Stopped) } else { Ok(()) }
+    }
 }
 
 /// Checks the volume on `dev`. An error means that it could not be checked; damage is in the
@@ -74,14 +116,13 @@ pub(super) fn check(
     check_contents(dev, sb, options, env, repairs, findings)
 }
 
-/// Checks the metadata of a copy that has no superblocks yet, and its data if that is wanted.
+/// Checks a copy that has no superblocks yet.
 pub(crate) fn check_copied(
     dev: &Arc<dyn BlockDevice>,
     sb: &Superblock,
-    verify_data: bool,
+    options: FsckOptions<'_>,
     env: &Env,
 ) -> Result<Report, VolumeError> {
-    let options = FsckOptions { verify_data, ..FsckOptions::default() };
     check_contents(dev, sb, options, env, &mut [], Findings::default())
 }
 
@@ -105,7 +146,7 @@ fn check_contents(
         Arc::new(Bystander),
     );
     let (found, holdings, losses) = match opened {
-        Ok((journal, recovered)) => check_view(dev, sb, &journal, &recovered, options, repairs),
+        Ok((journal, recovered)) => check_view(dev, sb, &journal, &recovered, options, repairs)?,
         Err(error) => {
             let finding = journal_damage(&sb.geometry(), error)?;
             (Findings::of(finding), Holdings::default(), Losses::default())
@@ -132,9 +173,11 @@ fn check_view(
     sb: &Superblock,
     journal: &Journal,
     recovered: &Recovered,
-    mut options: FsckOptions<'_>,
+    options: FsckOptions<'_>,
     repairs: &mut [Repair],
-) -> (Findings, Holdings, Losses) {
+) -> Result<(Findings, Holdings, Losses), VolumeError> {
+    let mut telling = Telling::new(options.progress);
+    telling.next_part()?;
     let hasher = SipHasher13::new_with_key(&sb.hash_key);
     let hash = |name: &[u8]| name_hash(&hasher, name);
     let verifier = options.verify_data.then(|| Verifier::new(dev));
@@ -143,25 +186,24 @@ fn check_view(
     checker.holdings.unclean = recovered.unclean;
     // Over a page that is not what redb wrote, a search and a scan see different keys: nothing of
     // it is judged.
-    journal.verify_pages(&mut |bad| {
+    let mut note = |bad: BadRange| {
         let what = format!("a page of the home store is damaged: {}", bad.detail);
         checker.findings.add(Finding::new(Code::HomeStore, what).on_device(bad.offset));
-    });
+    };
+    journal.verify_pages(&mut note, &mut |bytes| telling.read(bytes));
+    telling.next_part()?;
     if !checker.findings.list.is_empty() {
-        return (checker.findings, checker.holdings, checker.losses);
+        return Ok((checker.findings, checker.holdings, checker.losses));
     }
-    let mut keys_seen = 0_u64;
     let scanned = journal.scan(&[], &[0xff; 32], &mut |key, value| {
+        let before = checker.holdings.data_bytes;
         checker.key(key, value);
-        keys_seen += 1;
-        if let Some(progress) =
-            options.progress.as_mut().filter(|_| keys_seen.is_multiple_of(PROGRESS_KEYS))
-        {
-            let total = checker.counters().map_or(0, |counters| counters.inodes);
-            progress(Progress { done: checker.tree.inodes(), total });
-        }
-        true
+        let data = if options.verify_data { checker.holdings.data_bytes - before } else { 0 };
+        let total = checker.counters().map_or(0, |counters| counters.inodes);
+        telling.at = Progress { done: checker.tree.inodes(), total };
+        telling.read(KEY_BYTES + data)
     });
+    telling.next_part()?;
     match scanned {
         Ok(()) => checker.finish(),
         // What was not read would look as if it were missing: only the reason is reported.
@@ -169,9 +211,12 @@ fn check_view(
     }
     // A crash may leave a block that was being written so, and the next mount mends it.
     let offsets = match recovered.at_rest {
-        true => bad_copies(journal, sb.home_map_offsets, options.verify_data),
+        true => bad_copies(journal, sb.home_map_offsets, options.verify_data, &mut |bytes| {
+            telling.read(bytes)
+        }),
         false => BTreeSet::new(),
     };
+    telling.next_part()?;
     for offset in offsets {
         let finding = Finding::new(Code::HomeCopy, "a copy of a block is not what was written");
         checker.findings.add(finding.on_device(offset));
@@ -183,12 +228,17 @@ fn check_view(
     set_paths(journal, &checker.tree, &mut found.into_iter());
     set_paths(journal, &checker.tree, &mut repaired.into_iter());
     set_paths(journal, &checker.tree, &mut lost.into_iter());
-    (findings, checker.holdings, losses)
+    Ok((findings, checker.holdings, losses))
 }
 
 /// Offsets of copies of the home store's blocks that are not what was written: those that a reader
-/// needed, and with `all` the others.
-pub(super) fn bad_copies(journal: &Journal, slots: [u64; 2], all: bool) -> BTreeSet<u64> {
+/// needed, and with `all` the others, unless `step` ends that.
+pub(super) fn bad_copies(
+    journal: &Journal,
+    slots: [u64; 2],
+    all: bool,
+    step: Step<'_>,
+) -> BTreeSet<u64> {
     let mut offsets = BTreeSet::new();
     if all {
         let mut note = |bad: BadRange| {
@@ -197,7 +247,7 @@ pub(super) fn bad_copies(journal: &Journal, slots: [u64; 2], all: bool) -> BTree
                 offsets.insert(bad.offset);
             }
         };
-        journal.verify_home(&mut note, &mut |_| true);
+        journal.verify_home(&mut note, step);
     }
     offsets.extend(journal.home_bad_copies());
     offsets
@@ -299,4 +349,47 @@ fn name_in(journal: &Journal, dir: Ino, ino: Ino) -> Option<String> {
     };
     journal.scan(&keys::dentry_from(dir, 0), &keys::dentry_end(dir), &mut visit).ok()?;
     found
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+mod tests {
+    use super::super::repair;
+    use super::*;
+    use crate::testing::{make_file, mount};
+    use ferry_device::MemDevice;
+    use ferry_fs::api::Filesystem;
+    use ferry_fs::volume::{MkfsOptions, mkfs};
+
+    #[test]
+    fn a_check_and_a_repair_end_at_any_call_that_asks_for_it() {
+        let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(128 << 20));
+        mkfs(&dev, &MkfsOptions::default(), &Env::real()).unwrap();
+        let fs = mount(&dev, false);
+        make_file(&fs, ROOT, "f", &vec![7; 40 << 20]);
+        fs.detach();
+        fs.close().unwrap();
+        let run = |n: usize, verify_data, work: fn(&_, FsckOptions<'_>, &_) -> Result<_, _>| {
+            let mut calls = 0;
+            let mut progress = |_: Progress| {
+                calls += 1;
+                if calls == n { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            let progress: Option<&mut dyn FnMut(Progress) -> ControlFlow<()>> = Some(&mut progress);
+            let options = FsckOptions { verify_data, progress, ..FsckOptions::default() };
+            let ended: Result<Report, VolumeError> = work(&dev, options, &Env::real());
+            match ended {
+                Ok(report) => assert!(report.clean && calls < n),
+                Err(error) => assert!(matches!(error, VolumeError::Stopped) && calls == n),
+            }
+            calls
+        };
+        // The four parts, and with the data one for each 16 MiB.
+        for (verify_data, calls) in [(false, 4), (true, 6)] {
+            for n in 1..=calls + 1 {
+                assert_eq!(run(n, verify_data, fsck), n.min(calls));
+                assert_eq!(run(n, verify_data, repair), n.min(calls));
+            }
+        }
+    }
 }

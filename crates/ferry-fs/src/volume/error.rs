@@ -89,6 +89,9 @@ pub enum VolumeError {
         "{0}: try again, the next time the device may read it; else copy the volume to another disk; `ferry mount -o ro` may show what is readable, `ferry fsck --repair --give-up-unreadable` does without what cannot be read"
     )]
     Unreadable(JournalError),
+    /// The caller ended it.
+    #[error("stopped")]
+    Stopped,
     /// The journal could not be made or opened.
     #[error(transparent)]
     Journal(#[from] JournalError),

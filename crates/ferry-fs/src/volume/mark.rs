@@ -10,7 +10,8 @@
 //! 48   id of the last record before that
 //! 56   done: bytes of the device before which everything was copied and is durable
 //! 64   CRC32C of the source's superblock
-//! 68   zeros
+//! 68   end: no copy has written at or behind this byte; 0: an older program, see `CopyMark::end`
+//! 76   zeros
 //! 508  CRC32C of bytes 0 to 508
 //! 512  zeros to the end of the block; at 1 MiB, at the end, what the superblock has there
 //! ```
@@ -25,7 +26,7 @@ const MAGIC: [u8; 8] = *b"FERRYCPY";
 pub(super) const SECTOR: usize = 512;
 /// Where the CRC32C of everything before it is.
 const CRC_AT: usize = SECTOR - 4;
-const FIELDS_LEN: usize = 8 + 16 + 8 * 5 + 4;
+const FIELDS_LEN: usize = 8 + 16 + 8 * 5 + 4 + 8;
 const _: () = assert!(FIELDS_LEN <= CRC_AT);
 
 /// What tells one state of a volume from all others that it was or will be in: every session writes
@@ -53,11 +54,14 @@ pub struct CopyMark {
     pub state: SourceState,
     /// Everything that lies before this byte of the device was copied and is durable.
     pub done: u64,
+    /// Nothing at or behind this byte of the device is of this copy, or of one that it replaces. A
+    /// mark of an older program does not say it: then it is `done`, which is all that is sure.
+    pub end: u64,
 }
 
 impl CopyMark {
     pub(super) fn encode(&self) -> AlignedBuf {
-        let Self { state, done } = self;
+        let Self { state, done, end } = self;
         let mut out = Vec::with_capacity(FIELDS_LEN);
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&state.volume_id);
@@ -65,6 +69,7 @@ impl CopyMark {
             [state.home_generation, state.log_start, state.log_end, state.log_end_id, *done];
         numbers.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
         out.extend_from_slice(&state.superblock_crc.to_le_bytes());
+        out.extend_from_slice(&end.to_le_bytes());
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
         block[..out.len()].copy_from_slice(&out);
         let crc = crc32c::crc32c(&block[..CRC_AT]);
@@ -100,6 +105,7 @@ impl CopyMark {
             log_end_id: u64_at(48),
             superblock_crc: u32_at(64),
         };
-        Some(Self { state, done: u64_at(56) })
+        let done = u64_at(56);
+        Some(Self { state, done, end: u64_at(68).max(done) })
     }
 }

@@ -101,7 +101,7 @@ mod tests {
             log_end_id: 4,
             superblock_crc: 5,
         };
-        CopyMark { state, done }
+        CopyMark { state, done, end: 64 << 20 }
     }
 
     #[test]
@@ -110,6 +110,15 @@ mod tests {
         assert_eq!(CopyMark::decode(&block), Some(mark(9)));
         block[60] ^= 1;
         assert_eq!(CopyMark::decode(&block), None);
+    }
+
+    #[test]
+    fn a_mark_of_an_older_program_ends_where_it_says_that_all_is_done() {
+        let mut block = mark(9).encode();
+        block[68..76].fill(0);
+        let crc = crc32c::crc32c(&block[..SECTOR - 4]);
+        block[SECTOR - 4..SECTOR].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(CopyMark::decode(&block), Some(CopyMark { end: 9, ..mark(9) }));
     }
 
     #[test]

@@ -132,22 +132,21 @@ impl Salvage {
         go_on && Walk::over(&self.copy, &trees, visit)
     }
 
-    /// Pages that are not those which belong where they are.
-    pub fn verify(&self, found: &mut dyn FnMut(BadRange)) {
+    /// Pages that are not those which belong where they are. `step` may end it.
+    pub fn verify(&self, found: &mut dyn FnMut(BadRange), step: Step<'_>) {
         let mut bad = |offset, detail| {
             found(BadRange { what: "home store", offset, len: BLOCK_SIZE as u64, detail });
         };
         if let Some(problem) = self.header.problem {
             bad(self.copy.device_offset(0), problem.to_owned());
         }
-        for own in [true, false] {
-            self.pages(own, &mut |page| {
-                if let Some(detail) = &page.problem {
-                    bad(page.device_offset, detail.clone());
-                }
-                true
-            });
-        }
+        let mut visit = |page: &Page| {
+            if let Some(detail) = &page.problem {
+                bad(page.device_offset, detail.clone());
+            }
+            step((page.blocks.end - page.blocks.start) * BLOCK_SIZE as u64)
+        };
+        let _ = self.pages(true, &mut visit) && self.pages(false, &mut visit);
     }
 
     /// Blocks of the file with pages of what the database keeps for itself. It gives them away with

@@ -35,7 +35,7 @@ pub(super) fn mend_copies(volume: Volume<'_>, repairs: &mut Repairs) -> Result<(
     let read = |read_only| -> Result<BTreeSet<u64>, VolumeError> {
         let (options, client) = (journal_options(read_only, false), Arc::new(Segments::default()));
         let (journal, _) = Journal::open(dev.clone(), sb.geometry(), options, env.clone(), client)?;
-        let offsets = bad_copies(&journal, sb.home_map_offsets, true);
+        let offsets = bad_copies(&journal, sb.home_map_offsets, true, &mut |_| true);
         journal.close()?;
         Ok(offsets)
     };
