@@ -782,6 +782,10 @@ pub struct StatsArgs {
     /// The mount point, or any directory in it; or the volume, mounted or served
     #[arg(value_name = "MOUNTPOINT|VOLUME")]
     pub target: Location,
+    /// Of a volume in a store: also what its snapshots hold there and the volume does not need;
+    /// with --json what each alone holds, too. This process reads the maps of all in the store
+    #[arg(long)]
+    pub snapshots: bool,
     /// As JSON
     #[arg(long)]
     pub json: bool,
@@ -908,6 +912,7 @@ mod tests {
             "ferry sync -r --data --jobs 16 /mnt/a b",
             "ferry sync --from -",
             "ferry stats /mnt --json --log-level debug",
+            "ferry stats /mnt --snapshots",
             "ferry warm /mnt /mnt2/a",
             "ferry snapshot create /mnt before",
             "ferry snapshot create /mnt --schedule hourly=24,daily=7,weekly=4",

@@ -11,12 +11,12 @@ use serde_json::Value;
 
 use ferry_fuse::control::{Ask, TuneRequest};
 
-use crate::cli::{StatsArgs, TrimArgs, TuneArgs};
+use crate::cli::{TrimArgs, TuneArgs};
 use crate::error::CliError;
 use crate::location::Location;
 use crate::options::{fast_flush_word, flush_word};
 use crate::size::format_bytes;
-use crate::{asked, mounts, remote, served, socket, table, utab};
+use crate::{asked, mounts, remote, served, utab};
 
 /// The question that asks for the statistics.
 pub const STATS: &str = "stats";
@@ -149,36 +149,6 @@ fn cannot_wait(target: &Location, error: &io::Error) -> Option<CliError> {
         _ => return None,
     };
     Some(CliError::Failed(format!("{target}: {CANNOT_WAIT}: {why}")))
-}
-
-/// Runs `ferry stats`.
-pub fn stats(args: &StatsArgs) -> Result<(), CliError> {
-    let printed = show_stats(args);
-    if let (true, Err(error)) = (args.json, &printed) {
-        print(&format!("{:#}\n", socket::object([("error", error.to_string().into())])))?;
-    }
-    printed
-}
-
-fn show_stats(args: &StatsArgs) -> Result<(), CliError> {
-    let value = match own_figures(&args.target)? {
-        Some(figures) => {
-            eprintln!(
-                "ferry: {}: its server is away: these are this machine's own figures",
-                args.target
-            );
-            figures
-        }
-        None => read_stats(&args.target)?,
-    };
-    let text = if args.json { format!("{value:#}\n") } else { table::render(&value) };
-    print(&text)
-}
-
-/// The figures of a remote mount whose server is away. They need no answer of the server.
-fn own_figures(target: &Location) -> Result<Option<Value>, CliError> {
-    let Some(mount) = mounts::of(target) else { return Ok(None) };
-    Ok(remote::figures(&mount)?.filter(|figures| figures["connection"]["connected"] == false))
 }
 
 /// The statistics of the volume that `target` is, or is on.

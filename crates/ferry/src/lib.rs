@@ -79,6 +79,7 @@ mod snapfile;
 mod snappath;
 mod snapshot;
 mod socket;
+mod stats;
 mod sync;
 mod table;
 mod top;

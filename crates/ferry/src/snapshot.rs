@@ -146,22 +146,34 @@ fn list(target: &Location, json: bool) -> Result<(), CliError> {
     print(&snapshots.iter().map(line).collect::<String>())
 }
 
-/// Shows what the snapshots hold, as the store says: its owner does not know the sizes of objects.
-fn list_sizes(target: &Location, json: bool) -> Result<(), CliError> {
+/// What the snapshots hold, as the store says: its owner does not know the sizes of objects.
+fn sizes_of(target: &Location) -> Result<SnapshotSizes, CliError> {
     let volume = volume_of(target)?;
     let Location::Store(url) = &volume else { return Err(volume.no_snapshots()) };
-    let SnapshotSizes { held_bytes, alone_bytes } =
-        sizes_in_store(&volume, url, &Env::real()).map_err(|error| explain(&volume, &error))?;
+    sizes_in_store(&volume, url, &Env::real()).map_err(|error| explain(&volume, &error))
+}
+
+/// The same for `ferry stats`: as JSON with each snapshot, else with a hint at the list of them.
+pub fn figures(target: &Location, json: bool) -> Result<Value, CliError> {
+    let SnapshotSizes { held_bytes, alone_bytes } = sizes_of(target)?;
+    let mut figures = object!({ "count": alone_bytes.len(), "held_bytes": held_bytes });
     if json {
-        let json = |(one, bytes): &(Snapshot, u64)| {
-            object!({
-                "name": one.name.clone(),
-                "made_secs": one.made_secs,
-                "alone_bytes": *bytes,
-            })
-        };
-        let all: Vec<Value> = alone_bytes.iter().map(json).collect();
-        let sizes = object!({ "held_bytes": held_bytes, "snapshots": all });
+        figures["snapshots"] = sizes_json(&alone_bytes);
+    } else {
+        figures["of_each"] = format!("ferry snapshot list --sizes '{target}'").into();
+    }
+    Ok(figures)
+}
+
+fn sizes_json(alone_bytes: &[(Snapshot, u64)]) -> Value {
+    let json = |(one, bytes): &(Snapshot, u64)| object!({ "name": one.name.clone(), "made_secs": one.made_secs, "alone_bytes": *bytes });
+    alone_bytes.iter().map(json).collect()
+}
+
+fn list_sizes(target: &Location, json: bool) -> Result<(), CliError> {
+    let SnapshotSizes { held_bytes, alone_bytes } = sizes_of(target)?;
+    if json {
+        let sizes = object!({ "held_bytes": held_bytes, "snapshots": sizes_json(&alone_bytes) });
         return print(&format!("{sizes:#}\n"));
     }
     let line = |(one, bytes): &(Snapshot, u64)| {

@@ -17,8 +17,9 @@ mod replica;
 mod snapdir;
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -259,7 +260,22 @@ fn a_snapshot_is_read_beside_its_volume_and_stays_as_it_was() {
         let lines = String::from_utf8(lines.stdout).expect("it is text");
         assert!(lines.contains("iB  before\n"), "{lines}");
         assert!(lines.contains("\nall snapshots together hold "), "{lines}");
+
+        let figures = store.ferry(&["stats", target, "--snapshots", "--json"]);
+        ok(&figures);
+        let figures: serde_json::Value = serde_json::from_slice(&figures.stdout).expect("JSON");
+        assert_eq!(figures["snapshots"]["count"], 2);
+        assert_eq!(figures["snapshots"]["held_bytes"], sizes["held_bytes"]);
+        assert_eq!(figures["snapshots"]["snapshots"], sizes["snapshots"]);
+        assert!(figures["volume"].is_object(), "the other statistics are there, too: {figures}");
+        let table = store.ferry(&["stats", target, "--snapshots"]);
+        ok(&table);
+        let table = String::from_utf8(table.stdout).expect("it is text");
+        let hint = format!("ferry snapshot list --sizes '{target}'");
+        assert!(table.contains("\nsnapshots\n") && table.contains(&hint), "{table}");
     }
+    assert_eq!(store.stats("first")["snapshots"], serde_json::Value::Null);
+    fails(&store.ferry(&["stats", &before, "--snapshots"]), 2, &["that is a snapshot"]);
 
     for more in [&[&before[..], "second"][..], &[&url, "second", "-o", "snapshot=before,rw"]] {
         ok(&store.ferry(&[&["mount"], more].concat()));
@@ -878,6 +894,41 @@ fn a_warm_that_is_interrupted_stops_at_once_and_says_so() {
     check_files(&store.at("first"), 0..1000);
     ok(&store.ferry(&["warm", "first"]));
     ok(&store.ferry(&["umount", "first"]));
+}
+
+#[test]
+fn statistics_of_snapshots_end_with_an_error_while_their_maps_are_away() {
+    let store = Store::made();
+    store.mount("first");
+    ok(&store.ferry(&["snapshot", "create", "first", "before"]));
+    let (at, away) = (store.directory().join("m"), store.directory().join("away"));
+    fs::rename(&at, &away).expect("it can be moved");
+    fs::write(&at, "").expect("it can be written");
+    fails(&store.ferry(&["stats", "first", "--snapshots"]), 1, &["the store refuses"]);
+    // The figures of the mount need no store.
+    ok(&store.ferry(&["stats", "first"]));
+    fs::remove_file(&at).expect("it is there");
+    fs::rename(&away, &at).expect("it can be moved");
+    ok(&store.ferry(&["stats", "first", "--snapshots"]));
+    ok(&store.ferry(&["umount", "first"]));
+}
+
+#[test]
+fn statistics_of_snapshots_end_with_a_signal_while_no_store_answers() {
+    // Nobody listens there any more.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr());
+    let url = format!("s3://bucket/a?endpoint=http://{}", port.expect("a port"));
+    let mut command = Command::new(FERRY);
+    command.args(["stats", &url, "--snapshots"]);
+    command.envs([("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")]);
+    let piped = std::process::Stdio::piped;
+    let mut stats = command.stdout(piped()).stderr(piped()).spawn().expect("it runs");
+    let mut said = BufReader::new(stats.stderr.take().expect("it is piped")).lines();
+    let line = said.next().expect("it says that it waits").expect("text");
+    assert!(line.contains("a request to the store is repeated"), "{line}");
+    let pid = i32::try_from(stats.id()).ok().and_then(Pid::from_raw).expect("a number");
+    kill_process(pid, Signal::INT).expect("it is ours");
+    assert_eq!(stats.wait().expect("it ends").signal(), Some(Signal::INT.as_raw()));
 }
 
 /// Programs that fsync as fast as they can, with a mount option: the PUTs that it cost, and the
