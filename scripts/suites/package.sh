@@ -10,6 +10,16 @@ less_exposed() {
   awk -v exposure="$exposure" 'BEGIN { exit !(exposure != "" && exposure < 5) }'
 }
 
+# What systemd says of all units, with the program that was built: nothing.
+verified() {
+  local said unit units=$scratch/units
+  mkdir -p "$units"
+  for unit in "$repo"/contrib/*@.*; do
+    sed "s,/usr/bin/ferry,$ferry," "$unit" >"$units/$(basename "$unit")"
+  done
+  said=$(cd "$units" && systemd-analyze verify --man=no ./*@.* 2>&1) && [ -z "$said" ] || { say "$said"; return 1; }
+}
+
 # From nothing to a file on a mount, and back, with what the package brings.
 in_bare_debian() {
   local root=$scratch/debian
@@ -55,6 +65,8 @@ suite_package() {
   check "shells complete commands" 60 completes
   check "the mount's unit is hardened" 30 less_exposed ferry@
   check "the server's unit is hardened" 30 less_exposed ferry-serve@
+  check "the unit of snapshots is hardened" 30 less_exposed ferry-snapshot@
+  check "systemd takes all units" 60 verified
   check "a bare Debian 12 is there" 600 mmdebstrap --quiet --variant=minbase bookworm "$scratch/debian"
   check "from the package to a file on a mount, and back" 60 in_bare_debian
   check "the bare Debian is left" 30 leave_debian

@@ -931,6 +931,29 @@ fn statistics_of_snapshots_end_with_a_signal_while_no_store_answers() {
     assert_eq!(stats.wait().expect("it ends").signal(), Some(Signal::INT.as_raw()));
 }
 
+/// The unit of systemd with its settings, as systemd would run it.
+#[test]
+fn the_unit_for_snapshots_makes_those_that_are_due() {
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/ferry-snapshot@.service");
+    let unit = fs::read_to_string(unit).expect("it is there");
+    let value = |name: &str| unit.lines().find_map(|line| line.strip_prefix(name));
+    let command = value("ExecStart=/usr/bin/ferry ").expect("it runs ferry");
+    let schedule = value("Environment=SCHEDULE=").expect("it has a schedule");
+    let store = Store::made();
+    let command = command.replace("${SCHEDULE}", schedule).replace("${VOLUME}", &store.url());
+    let args: Vec<&str> = command.split(' ').collect();
+    for mounted in [false, true] {
+        if mounted {
+            store.mount("first");
+        }
+        ok(&store.ferry(&args));
+        let made = snapshots(&store, &store.url());
+        assert!((1..=2).contains(&made.len()), "at most one for each hour: {made:?}");
+        assert!(made.iter().all(|name| name.starts_with("scheduled-")), "{made:?}");
+    }
+    ok(&store.ferry(&["umount", "first"]));
+}
+
 /// Programs that fsync as fast as they can, with a mount option: the PUTs that it cost, and the
 /// time.
 fn puts_of_fsyncs(option: &str, threads: usize, rounds: usize) -> (u64, Duration) {
