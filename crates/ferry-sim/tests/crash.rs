@@ -12,8 +12,8 @@ fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Debug builds are for finding mistakes quickly; the full numbers are for release builds. The seeds
-/// are the same each time: `scripts/long` runs new ones, for as long as it is told.
+/// Debug builds are for finding mistakes quickly; the full numbers are for release builds. The
+/// seeds are the same each time: `scripts/long` runs new ones, for as long as it is told.
 const fn count(release: u64) -> u64 {
     if cfg!(debug_assertions) { release / 20 } else { release }
 }

@@ -4,7 +4,8 @@
 //! `random` runs the sequences of the seeds S, S + 1, …; `fifty` those of fifty operations;
 //! `overlapping` those in which many fsyncs are under way together, with each flush policy in turn;
 //! `wrapping` the same on a log of 4 MiB with long records; `churning` those in which the cleaner
-//! works all the time; `enumerate` every sequence of so many operations, from number N on. `--one` runs one number only, `--all` goes on after a failure.
+//! works all the time; `enumerate` every sequence of so many operations, from number N on. `--one`
+//! runs one number only, `--all` goes on after a failure.
 //! `--lie` shows that it can fail: the device says that it has flushed, and has not.
 
 use clap::{Parser, ValueEnum};
