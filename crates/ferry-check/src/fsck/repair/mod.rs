@@ -79,13 +79,15 @@ pub fn repair(
     let mut uncompared = false;
     for _ in 0..ROUNDS_MAX {
         let progress = options.progress.as_mut().map(|progress| &mut **progress as _);
-        let mut report = check(
-            dev,
-            &sb,
-            FsckOptions { verify_data: verify, progress, ..FsckOptions::default() },
-            env,
-            &mut repairs.list,
-        )?;
+        let options = FsckOptions { verify_data: verify, progress, ..FsckOptions::default() };
+        let checked = check(dev, &sb, options, env, &mut repairs.list);
+        if matches!(checked, Err(VolumeError::Stopped))
+            && let Some(code) = repairs.lost
+        {
+            // The next repair may find nothing more, and could not tell that something was lost.
+            forget_marks(volume, code, &mut repairs)?;
+        }
+        let mut report = checked?;
         report.repaired = repairs.count;
         let before = repairs.count;
         let found = |code| report.findings.iter().any(|finding| finding.code == code);
@@ -109,7 +111,7 @@ pub fn repair(
         if repairs.count == before && readable && std::mem::take(&mut uncompared) {
             home::mend_copies(volume, &mut repairs)?;
         }
-        if let Some(code) = repairs.lost.filter(|_| repairs.count == before && readable) {
+        if readable && let Some(code) = repairs.lost.take() {
             forget_marks(volume, code, &mut repairs)?;
         }
         if repairs.count == before {

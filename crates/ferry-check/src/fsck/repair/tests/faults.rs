@@ -1,7 +1,8 @@
 //! Planted faults, one by one.
 
 use super::*;
-use ferry_fs::volume::SUPERBLOCK_OFFSETS;
+use ferry_fs::volume::{SUPERBLOCK_OFFSETS, VolumeError};
+use std::ops::ControlFlow;
 
 /// A fault, the code that finds it, and the paths that it may change (those that begin so).
 type Case = (&'static str, Code, fn(&mut Image), &'static [&'static str]);
@@ -523,6 +524,32 @@ fn session_records_stay_unless_something_is_lost() {
         1,
         "an evicted session stays evicted"
     );
+}
+
+#[test]
+fn no_session_record_stays_after_a_repair_that_lost_something_and_was_stopped() {
+    for stop_at in 1.. {
+        let volume = Volume::new();
+        volume.edit(|v| {
+            v.put(keys::mark(7), Number(70).encode());
+            v.remove(&keys::inode(v.at("n3")));
+        });
+        let mut calls = 0;
+        let mut progress = |_| {
+            calls += 1;
+            if calls == stop_at { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let options = FsckOptions { progress: Some(&mut progress), ..FsckOptions::default() };
+        match repair(&volume.dev, options, &env()) {
+            Err(error) => assert!(matches!(error, VolumeError::Stopped), "{error}"),
+            Ok(report) => {
+                assert!(report.clean && stop_at > 2, "the repair checks more than once");
+                return;
+            }
+        }
+        assert!(volume.repair().clean);
+        assert_eq!(mount(&volume.dev, true).sessions().unwrap(), Vec::new(), "call {stop_at}");
+    }
 }
 
 #[test]
