@@ -154,6 +154,8 @@ fn status_is_killed(status: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{BlockDevice, FileDevice, OpenMode};
+    use ferry_env::Env;
 
     /// A line of `/proc/PID/stat` with what matters filled in.
     fn stat(state: &str, flags: u64, pending: u64) -> String {
@@ -191,5 +193,38 @@ mod tests {
             "Name:\tferry\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\nSigBlk:\t0\n"
         ));
         assert!(!status_is_killed("SigPnd:\t0000000000000000\nShdPnd:\t0000000000004000\n"));
+    }
+
+    /// Descriptors of this process that lead to a file.
+    fn descriptors_of(path: &Path) -> usize {
+        let all = fs::read_dir("/proc/self/fd").expect("/proc is mounted").flatten();
+        all.filter(|one| fs::read_link(one.path()).is_ok_and(|to| to == path)).count()
+    }
+
+    #[test]
+    fn of_a_file_that_is_replaced_before_it_is_owned_the_other_one_is_opened() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory.path().canonicalize().expect("it is there");
+        let (path, other) = (directory.join("volume"), directory.join("other"));
+        let env = Env::real();
+        for (path, size) in [(&path, 1 << 20), (&other, 2 << 20)] {
+            drop(FileDevice::create(path, size, false, &env).expect("a file"));
+        }
+        let file = File::options().read(true).write(true).open(&path).expect("the first one");
+        // As the lock of a process that has died, and whose last writes are under way.
+        let dead =
+            RangeLock { kind: libc::F_WRLCK, start: LOCK_START, len: i64::from(i32::MAX) };
+        assert!(sys::try_lock(&file, dead).expect("locks work"));
+        let opened = std::thread::scope(|scope| {
+            let opening = scope.spawn(|| FileDevice::open(&path, OpenMode::ReadWrite, &env));
+            // It has opened the file, and waits for the owner.
+            while descriptors_of(&path) < 2 && !opening.is_finished() {
+                std::thread::yield_now();
+            }
+            fs::rename(&other, &path).expect("it is replaced");
+            drop(file);
+            opening.join().expect("no panic")
+        });
+        assert_eq!(opened.expect("it opens").capacity(), 2 << 20);
     }
 }

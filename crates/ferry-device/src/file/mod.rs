@@ -67,12 +67,17 @@ pub struct FileDevice {
 impl FileDevice {
     /// Opens a file or block device that is there already.
     pub fn open(path: &Path, mode: OpenMode, env: &Env) -> Result<Self, DeviceError> {
-        check_kind(path)?;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(mode == OpenMode::ReadWrite)
-            .open(path)
-            .map_err(|e| failed("open", path, e))?;
+        Self::finish(open_owned(path, mode)?, path, mode, env)
+    }
+
+    /// The same for a file that the caller has opened. Errors call it `path`, which need not lead
+    /// there.
+    pub fn of_file(
+        file: File,
+        path: &Path,
+        mode: OpenMode,
+        env: &Env,
+    ) -> Result<Self, DeviceError> {
         own(&file, path, mode)?;
         Self::finish(file, path, mode, env)
     }
@@ -88,19 +93,20 @@ impl FileDevice {
         }
         let mut options = OpenOptions::new();
         options.read(true).write(true).mode(0o600);
-        let made = options.clone().create_new(true).open(path);
+        let made = options.create_new(true).open(path);
         let (file, new) = match made {
-            Ok(file) => (file, true),
+            Ok(file) => {
+                own(&file, path, OpenMode::ReadWrite)?;
+                (file, true)
+            }
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && overwrite => {
-                check_kind(path)?;
-                (options.open(path).map_err(|e| failed("open", path, e))?, false)
+                (open_owned(path, OpenMode::ReadWrite)?, false)
             }
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(DeviceError::Exists(path.into()));
             }
             Err(e) => return Err(failed("create", path, e)),
         };
-        own(&file, path, OpenMode::ReadWrite)?;
         let result = size_file(&file, path, size);
         if new && result.is_err() {
             // What is left over would be taken for a volume of somebody else; the first error is
@@ -112,17 +118,10 @@ impl FileDevice {
     }
 
     /// Opens a file or block device that is there already to write it. A file of 0 bytes, which a
-    /// process leaves that dies while it makes one, gets `size` bytes. One whose name was removed
-    /// before it was owned is refused: what is written to it would be lost.
+    /// process leaves that dies while it makes one, gets `size` bytes.
     pub fn open_to_fill(path: &Path, size: u64, env: &Env) -> Result<Self, DeviceError> {
-        check_kind(path)?;
-        let opened = OpenOptions::new().read(true).write(true).open(path);
-        let file = opened.map_err(|e| failed("open", path, e))?;
-        own(&file, path, OpenMode::ReadWrite)?;
+        let file = open_owned(path, OpenMode::ReadWrite)?;
         let found = file.metadata().map_err(|e| failed("examine", path, e))?;
-        if found.is_file() && found.nlink() == 0 {
-            return Err(failed("open", path, io::ErrorKind::NotFound.into()));
-        }
         if found.is_file() && found.len() == 0 {
             size_file(&file, path, size)?;
         }
@@ -361,6 +360,23 @@ fn check_kind(path: &Path) -> Result<(), DeviceError> {
 
 fn is_block_device(file: &File, path: &Path) -> Result<bool, DeviceError> {
     Ok(file.metadata().map_err(|e| failed("examine", path, e))?.file_type().is_block_device())
+}
+
+/// Opens what is there, and owns it. If its name was removed or leads to another file by then, that
+/// one is opened: what is written to the first would be lost.
+fn open_owned(path: &Path, mode: OpenMode) -> Result<File, DeviceError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(mode == OpenMode::ReadWrite);
+    loop {
+        check_kind(path)?;
+        let file = options.open(path).map_err(|e| failed("open", path, e))?;
+        own(&file, path, mode)?;
+        let found = file.metadata().map_err(|e| failed("examine", path, e))?;
+        let named = fs::metadata(path).map_err(|e| failed("open", path, e))?;
+        if (found.dev(), found.ino()) == (named.dev(), named.ino()) {
+            return Ok(file);
+        }
+    }
 }
 
 /// Takes ownership or names the owner.
