@@ -103,7 +103,7 @@ pub use open::{
 };
 pub use pins::CloneName;
 pub use prove::prove;
-pub use rollback::{Replaced, RolledBack};
+pub use rollback::{Replaced, RolledBack, name_before_rollback};
 pub use s3::{Endpoint, S3Location, S3Settings, S3Store, TimeLimits};
 pub use snapshots::{SNAPSHOTS_MAX, check_snapshot_name};
 pub use space::SnapshotSizes;

@@ -49,9 +49,10 @@ impl ObjectDevice {
         let pin = pin.ok_or_else(|| no_snapshot(name, &pins))?;
         let to = self.whole_root(pin);
         let to = to.map_err(|error| explained(&self.access, &self.volume, error))?;
+        let is_pinned = |name: &str| pins.iter().any(|pin| pin.name == name);
         let before = match replaced {
             Replaced::Discarded => None,
-            Replaced::Snapshot => Some(free_name(&pins)),
+            Replaced::Snapshot => Some(name_before_rollback(is_pinned)),
         };
         before.as_deref().map_or(Ok(()), |before| self.create_snapshot(before))?;
         self.end(RootChange::RollBack { pin, to: &to })?;
@@ -69,9 +70,9 @@ impl ObjectDevice {
     }
 }
 
-fn free_name(pins: &[Pin]) -> String {
+/// A name, which no snapshot has, for what a rollback replaces.
+pub fn name_before_rollback(is_taken: impl Fn(&str) -> bool) -> String {
     let numbered = (2..).map(|n| format!("{BEFORE}-{n}"));
     let mut names = std::iter::once(BEFORE.to_owned()).chain(numbered);
-    let is_free = |name: &String| pins.iter().all(|pin| pin.name != *name);
-    names.find(is_free).expect("there are fewer snapshots than numbers")
+    names.find(|name| !is_taken(name)).expect("there are fewer snapshots than numbers")
 }

@@ -82,17 +82,20 @@ pub enum Command {
     /// Snapshots of a volume in a store, or in a file on XFS or Btrfs, mounted or not
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
-    /// Make a volume in a store, which nobody has open, what it was when a snapshot was made
+    /// Make a volume, which nobody has open, what it was when a snapshot was made
     ///
     /// What the volume is until then becomes a snapshot first: before-rollback, or
     /// before-rollback-2 and so on. All snapshots stay. If the command is killed, the volume is as
     /// it was, or rolled back as a whole.
     Rollback(RollbackArgs),
-    /// Make a new volume, which can be written at once, of a snapshot of a volume in a store
+    /// Make a new volume, which can be written at once, of a snapshot of a volume in a store; or of
+    /// a volume in a file on XFS or Btrfs, as it is or as a snapshot has it
     ///
-    /// It lies beside the volume: in the same bucket, or in the same directory. No data is copied:
-    /// what is the same in both is stored once. The volume has a pin for it, which `ferry snapshot
-    /// list` shows as NAME@ID@NEW. If the command is killed, there is no clone, or a whole one.
+    /// In a store it lies beside the volume: in the same bucket, or in the same directory. The
+    /// volume has a pin for it, which `ferry snapshot list` shows as NAME@ID@NEW. A clone of a file
+    /// lies on the same file system, and stays whatever becomes of the volume. No data is copied:
+    /// what is the same in both is stored once. If the command is killed, there is no clone, or a
+    /// whole one.
     Clone(CloneArgs),
     /// Copy a snapshot of a volume in a store, mounted or not, to another store; later only what
     /// that one lacks
@@ -600,14 +603,18 @@ pub struct RollbackArgs {
 /// The arguments of `ferry clone`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-It has the same passphrase, if the volume is encrypted, and none of its snapshots. The volume must stay as long as the clone is there. To
-remove a clone, remove all its objects, then delete its pin: `ferry snapshot delete VOLUME NAME@ID@NEW`.
-  ferry clone s3://bucket/data@monday s3://bucket/trial")]
+It has the same passphrase, if the volume is encrypted, and none of its snapshots. In a store, the volume must stay as long as the clone is
+there. To remove a clone there, remove all its objects, then delete its pin: `ferry snapshot delete VOLUME NAME@ID@NEW`. To remove a clone
+of a file, remove its file.
+  ferry clone s3://bucket/data@monday s3://bucket/trial
+  ferry clone /srv/data.ferry /srv/trial.ferry")]
 pub struct CloneArgs {
-    /// The volume, and the snapshot behind an @ (in front of the ?)
-    #[arg(value_name = "VOLUME@NAME")]
+    /// The volume, and the snapshot behind an @ (in front of the ?); of a volume in a file, without
+    /// @NAME, what it is now
+    #[arg(value_name = "VOLUME[@NAME]")]
     pub snapshot: Location,
-    /// The new volume: an empty place beside that
+    /// The new volume: an empty place beside that; or a file, which must not exist, on the same
+    /// file system
     pub new: Location,
 }
 

@@ -53,7 +53,10 @@ impl Control {
             mounts::must_be_reached(&mount)?;
             return Ok(control(Way::Mount(open(&mount.target)?)));
         }
-        let Some(path) = target.path() else { return Ok(None) };
+        // A snapshot is no file of a mount.
+        let Some(path) = target.path().filter(|_| target.snapshot().is_none()) else {
+            return Ok(None);
+        };
         let file = open(path)?;
         let mounted = mounts::above(path).is_some_and(|mount| mount.is_ferry()) || path.is_dir();
         Ok(if mounted { control(Way::Mount(file)) } else { None })

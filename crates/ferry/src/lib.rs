@@ -74,6 +74,7 @@ mod schedule;
 mod scrub;
 mod serve;
 mod served;
+mod sharing;
 mod size;
 mod snapfile;
 mod snappath;

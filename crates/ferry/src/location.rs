@@ -51,7 +51,10 @@ impl Location {
     /// the name need not exist.
     pub fn resolved(&self) -> io::Result<PathBuf> {
         Ok(match self {
-            Self::Path(path) => resolve(path)?,
+            Self::Path(path) => match snappath::by_name(path) {
+                Some((volume, name)) => snappath::path_of(&volume, &name),
+                None => resolve(path)?,
+            },
             Self::Store(url) => resolved_url(url).to_string().into(),
             Self::Snapshot(url, name) => resolved_url(url).with_snapshot(name).into(),
             Self::Server(address) => address.to_string().into(),
@@ -85,8 +88,8 @@ impl Location {
             Self::Store(url) => Ok(Self::Snapshot(url.clone(), name.into())),
             Self::Snapshot(_, one) if one == name => Ok(self.clone()),
             Self::Snapshot(..) => Err(self.already(name)),
-            Self::Path(path) => match snappath::snapshot_at(path) {
-                Some(one) if one == name => Ok(self.clone()),
+            Self::Path(path) => match snappath::split(path) {
+                Some((_, one)) if one == name => Ok(self.clone()),
                 Some(_) => Err(self.already(name)),
                 None => Ok(Self::Path(snappath::path_of(path, name))),
             },
@@ -112,7 +115,7 @@ impl Location {
     pub fn snapshot(&self) -> Option<String> {
         match self {
             Self::Snapshot(_, name) => Some(name.clone()),
-            Self::Path(path) => snappath::snapshot_at(path),
+            Self::Path(path) => snappath::split(path).map(|(_, name)| name),
             Self::Store(_) | Self::Server(_) => None,
         }
     }

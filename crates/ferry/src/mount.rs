@@ -21,7 +21,7 @@ use crate::location::{Location, resolve};
 use crate::open::{How, explain, on_disk, open_on_disk_when_free};
 use crate::options::MountOptions;
 use crate::size::format_bytes;
-use crate::{logging, mkfs, mounts, passphrase, remote, replica, umount, utab};
+use crate::{logging, mkfs, mounts, passphrase, remote, replica, snappath, umount, utab};
 
 /// A host is short of space if it has less than this, or less than the volume's size divided by
 /// `HOST_LOW_SHARE`.
@@ -90,10 +90,17 @@ fn source(volume: &Location) -> Result<PathBuf, CliError> {
     let Some(path) = volume.path() else {
         return volume.resolved().map_err(CliError::path(volume.to_string(), "cannot open"));
     };
+    if let Some((volume, name)) = snappath::split(path) {
+        return match snappath::open(&volume, &name) {
+            Ok(_) => Ok(snappath::path_of(&volume, &name)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(CliError::Failed(format!(
+                "{}: there is no such snapshot; `ferry snapshot list VOLUME` shows those that are",
+                path.display()
+            ))),
+            Err(error) => Err(CliError::path(path, "cannot open")(error)),
+        };
+    }
     path.canonicalize().map_err(|error| match error.kind() {
-        ErrorKind::NotFound if volume.snapshot().is_some() => CliError::Failed(format!(
-            "{volume}: there is no such snapshot; `ferry snapshot list VOLUME` shows those that are"
-        )),
         ErrorKind::NotFound => CliError::Failed(format!(
             "{volume}: there is no such volume: `ferry mkfs` makes one, `ferry mount --create` makes and mounts it"
         )),

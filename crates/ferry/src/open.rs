@@ -20,7 +20,7 @@ use crate::error::CliError;
 use crate::holder::{Holder, LOOK_AGAIN};
 use crate::location::Location;
 use crate::waiting::pause;
-use crate::{clients, mounts, passphrase, socket};
+use crate::{clients, mounts, passphrase, snappath, socket};
 
 /// How often a volume that a process reads is checked again.
 const READER_LOOKS: u32 = 20;
@@ -384,28 +384,38 @@ fn open(
         }
         Location::Snapshot(..) | Location::Server(_) => return Err(OpenError::NotTheVolume),
     };
-    let device: Arc<dyn BlockDevice> = if CompositeVolume::is_at(path) {
-        Arc::new(CompositeVolume::open(path, how.mode(), env)?)
-    } else {
-        let device = FileDevice::open(path, how.mode(), env).map_err(CompositeError::from)?;
-        // Opening the volume reports any other read error better.
-        if matches!(ComponentHeader::read(&device), Ok(Some(_))) {
-            return Err(CompositeError::OneComponent(path.clone()).into());
+    let device = match snappath::split(path) {
+        Some((volume, name)) => open_snapshot(&volume, &name, env),
+        None if CompositeVolume::is_at(path) => {
+            let device = CompositeVolume::open(path, how.mode(), env)?;
+            return Ok(Opened::on_disk(Arc::new(device)));
         }
-        Arc::new(device)
+        None => FileDevice::open(path, how.mode(), env),
     };
-    Ok(Opened::on_disk(device))
+    let device = device.map_err(CompositeError::from)?;
+    // Opening the volume reports any other read error better.
+    if matches!(ComponentHeader::read(&device), Ok(Some(_))) {
+        return Err(CompositeError::OneComponent(path.clone()).into());
+    }
+    Ok(Opened::on_disk(Arc::new(device)))
+}
+
+/// Opens a snapshot of a volume in a file.
+fn open_snapshot(volume: &Path, name: &str, env: &Env) -> Result<FileDevice, DeviceError> {
+    let path = snappath::path_of(volume, name);
+    match snappath::open(volume, name) {
+        Ok(file) => FileDevice::of_file(file, &path, OpenMode::ReadOnly, env),
+        Err(source) => Err(DeviceError::Io { what: "open", path, source }),
+    }
 }
 
 /// The message for a volume that could not be opened: which process has it, and where it is
 /// mounted; or what is wrong, and what to do.
 pub fn explain(volume: &Location, error: &OpenError) -> CliError {
     CliError::Failed(match error {
-        OpenError::Device(CompositeError::Device(DeviceError::InUse {
-            writing: true,
-            pid,
-            ..
-        })) => format!("{error}{}", until_when(volume, *pid)),
+        OpenError::Device(CompositeError::Device(DeviceError::InUse { pid, .. })) => {
+            format!("{error}{}", until_when(volume, *pid))
+        }
         OpenError::Device(error) => error.to_string(),
         OpenError::Store(error) => explain_store(volume, error),
         OpenError::Passphrase(error) => error.to_string(),

@@ -78,12 +78,18 @@ pub fn dated(prefix: &str, secs: u64) -> String {
 
 /// Makes a snapshot of a volume, which `target` names as the user does.
 pub fn make(target: &Location, volume: &Location, name: &str) -> Result<(), CliError> {
-    let control = Control::find(target)?;
-    control.as_ref().map_or(Ok(()), Control::sync_volume)?;
+    let control = sync(target)?;
     if let Location::Path(path) = volume {
         return snapfile::create(path, name);
     }
     add(control, volume, name)
+}
+
+/// Makes everything durable that was changed on a volume. Returns the process that has it open.
+pub fn sync(target: &Location) -> Result<Option<Control>, CliError> {
+    let control = Control::find(target)?;
+    control.as_ref().map_or(Ok(()), Control::sync_volume)?;
+    Ok(control)
 }
 
 /// Has the owner of a volume make the pin of a clone. If there is none, this process opens the

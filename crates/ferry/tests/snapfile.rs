@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -155,10 +155,8 @@ fn a_snapshot_of_a_file_has_what_was_synced_and_stays_as_it_was() {
 #[test]
 fn one_of_two_snapshots_of_a_file_that_get_one_name_is_made() {
     let host = Host::mounted();
-    // What a killed command leaves.
     let create = || host.ferry(&["snapshot", "create", "xfs/vol", "one"]);
     ok(&host.ferry(&["snapshot", "create", "xfs/vol", "older"]));
-    fs::write(host.at("xfs/vol.snapshots/@"), b"half").expect("it can be written");
     let made = thread::scope(|scope| {
         let both = [scope.spawn(create), scope.spawn(create)];
         both.map(|one| one.join().expect("no panic"))
@@ -196,4 +194,194 @@ fn a_full_host_leaves_no_half_snapshot_and_a_whole_volume() {
     ok(&host.ferry(&["fsck", "xfs/vol"]));
     ok(&host.ferry(&["snapshot", "create", "xfs/vol", "one"]));
     ok(&host.ferry(&["fsck", "xfs/vol@one"]));
+}
+
+#[test]
+fn a_clone_of_a_file_is_written_beside_its_volume_and_each_has_its_own_files() {
+    let host = Host::mounted();
+    let write = |at: &str, text: &str| fs::write(host.at(at), text).expect("it is written");
+    let read = |at: &str| fs::read_to_string(host.at(at)).expect("it is read");
+    write("first/file", "old");
+    ok(&host.ferry(&["snapshot", "create", "first", "one"]));
+    write("first/file", "not synced");
+    ok(&host.ferry(&["clone", "xfs/vol@one", "xfs/of-one"]));
+    ok(&host.ferry(&["clone", "first", "xfs/of-now"]));
+    for (clone, has) in [("xfs/of-one", "old"), ("xfs/of-now", "not synced")] {
+        ok(&host.ferry(&["fsck", clone]));
+        ok(&host.ferry(&["mount", clone, "second"]));
+        assert_eq!(read("second/file"), has);
+        write("second/file", "written in the clone");
+        write("second/new", clone);
+        ok(&host.ferry(&["umount", "second"]));
+        ok(&host.ferry(&["fsck", clone]));
+    }
+    assert_eq!(read("first/file"), "not synced");
+    assert!(!host.at("first/new").exists());
+    // It stays when its volume does not, and has snapshots of its own.
+    ok(&host.ferry(&["umount", "first"]));
+    ok(&host.ferry(&["mount", "xfs/vol@one", "second"]));
+    assert_eq!(read("second/file"), "old");
+    ok(&host.ferry(&["umount", "second"]));
+    let mode = |at: &str| fs::metadata(host.at(at)).expect("it is there").permissions().mode();
+    assert_eq!(mode("xfs/of-one"), mode("xfs/vol"));
+    fs::remove_dir_all(host.at("xfs/vol.snapshots")).expect("they can be removed");
+    fs::remove_file(host.at("xfs/vol")).expect("it can be removed");
+    ok(&host.ferry(&["snapshot", "create", "xfs/of-one", "two"]));
+    ok(&host.ferry(&["clone", "xfs/of-one@two", "xfs/of-two"]));
+    ok(&host.ferry(&["mount", "xfs/of-two", "first"]));
+    assert_eq!(read("first/new"), "xfs/of-one");
+}
+
+#[test]
+fn a_clone_of_a_file_that_cannot_be_made_leaves_nothing() {
+    let host = Host::mounted();
+    let none = host.ferry(&["clone", "xfs/vol@one", "xfs/new"]);
+    fails(&none, 1, &["there is no snapshot \"one\""]);
+    ok(&host.ferry(&["snapshot", "create", "first", "one"]));
+    let entries = || fs::read_dir(host.at("xfs")).expect("it is there").count();
+    let before = entries();
+    let refused = |from: &str, to: &str, code: i32, texts: &[&str]| {
+        fails(&host.ferry(&["clone", from, to]), code, texts);
+    };
+    fs::write(host.at("xfs/there"), b"mine").expect("it is written");
+    refused("xfs/vol", "xfs/there", 1, &["exists already"]);
+    assert_eq!(fs::read(host.at("xfs/there")).expect("it is read"), b"mine");
+    fs::remove_file(host.at("xfs/there")).expect("it can be removed");
+    refused("xfs/vol", "other", 1, &["another file system", "`ferry copy`"]);
+    assert!(!host.at("other").exists());
+    refused("xfs/vol@two", "xfs/new", 1, &["there is no snapshot", "there are one"]);
+    refused("xfs/absent", "xfs/new", 1, &["No such file"]);
+    refused("xfs/vol", "xfs/vol@new", 2, &["never changes"]);
+    refused("xfs/vol@one", "dir:///somewhere", 2, &["same file system", "`ferry copy`"]);
+    refused("xfs/vol", "xfs/no/such", 1, &["No such file"]);
+    ok(&host.ferry(&["mkfs", "plain", "--size", "64M"]));
+    refused("plain", "new", 1, &["cannot share blocks", "`ferry copy`"]);
+    assert_eq!(entries(), before);
+    ok(&host.ferry(&["clone", "xfs/vol", "xfs/new"]));
+}
+
+#[test]
+fn a_rollback_of_a_file_brings_a_snapshot_back_and_loses_nothing() {
+    let host = Host::mounted();
+    let write = |text: &str| fs::write(host.at("first/file"), text).expect("it is written");
+    let read = |at: &str| fs::read_to_string(host.at(at)).expect("it is read");
+    write("old");
+    ok(&host.ferry(&["snapshot", "create", "first", "one"]));
+    write("new");
+    let back = |more: &[&str]| host.ferry(&[&["rollback", "xfs/vol@one"][..], more].concat());
+    fails(&back(&[]), 1, &["in use by process", "mounted on", "first: unmount it first"]);
+    fails(&host.ferry(&["rollback", "first"]), 2, &["unmount it, and name the snapshot"]);
+    ok(&host.ferry(&["umount", "first"]));
+    ok(&host.ferry(&["mount", "xfs/vol", "first", "-o", "ro"]));
+    fails(&back(&[]), 1, &["in use by process", "first: unmount it first"]);
+    ok(&host.ferry(&["umount", "first"]));
+    fails(&host.ferry(&["rollback", "xfs/vol@two"]), 1, &["there is no snapshot", "there are one"]);
+    fails(&host.ferry(&["rollback", "xfs/vol"]), 2, &["VOLUME@NAME"]);
+    fails(&back(&["--take-over"]), 2, &["for volumes in a store"]);
+    assert_eq!(host.names(), ["one"]);
+    let mode = fs::Permissions::from_mode(0o640);
+    fs::set_permissions(host.at("xfs/vol"), mode).expect("it can be set");
+    chown(host.at("xfs/vol"), Some(12), Some(34)).expect("it can be set");
+    // What a killed rollback leaves.
+    fs::write(host.at("xfs/vol.snapshots/@"), b"half").expect("it can be written");
+    // A snapshot may be mounted meanwhile.
+    ok(&host.ferry(&["mount", "xfs/vol@one", "second"]));
+    let done = back(&[]);
+    ok(&done);
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(said.contains("what it was before is in the snapshot before-rollback\n"), "{said}");
+    let is_now = fs::metadata(host.at("xfs/vol")).expect("it is there");
+    assert_eq!((is_now.mode() & 0o777, is_now.uid(), is_now.gid()), (0o640, 12, 34));
+    ok(&host.ferry(&["umount", "second"]));
+    ok(&host.ferry(&["fsck", "xfs/vol"]));
+    ok(&host.ferry(&["mount", "xfs/vol", "first"]));
+    ok(&host.ferry(&["mount", "xfs/vol@before-rollback", "second"]));
+    assert_eq!((read("first/file"), read("second/file")), ("old".into(), "new".into()));
+    write("newer");
+    for mount in ["first", "second"] {
+        ok(&host.ferry(&["umount", mount]));
+    }
+    ok(&back(&["--discard"]));
+    ok(&back(&[]));
+    let mut names = host.names();
+    names.sort();
+    assert_eq!(names, ["before-rollback", "before-rollback-2", "one"]);
+    ok(&host.ferry(&["rollback", "xfs/vol@before-rollback"]));
+    ok(&host.ferry(&["mount", "xfs/vol", "first"]));
+    assert_eq!(read("first/file"), "new");
+}
+
+#[test]
+fn what_is_put_in_the_place_of_a_snapshot_is_not_opened() {
+    let host = Host::mounted();
+    ok(&host.ferry(&["umount", "first"]));
+    ok(&host.ferry(&["mkfs", "xfs/other", "--size", "64M"]));
+    ok(&host.ferry(&["snapshot", "create", "xfs/vol", "one"]));
+    let snapshot = host.at("xfs/vol.snapshots/one");
+    fs::remove_file(&snapshot).expect("it can be removed");
+    let other = fs::read(host.at("xfs/other")).expect("it is read");
+    let refused = |code: i32, args: &[&str]| fails(&host.ferry(args), code, &["regular file"]);
+    let all = || {
+        refused(8, &["fsck", "xfs/vol@one"]);
+        refused(8, &["scrub", "xfs/vol@one"]);
+        refused(8, &["debug", "xfs/vol@one", "superblock"]);
+        refused(1, &["mount", "xfs/vol@one", "first"]);
+        refused(1, &["mount", "xfs/vol.snapshots/one", "first"]);
+        refused(1, &["copy", "xfs/vol@one", "copy"]);
+        refused(1, &["clone", "xfs/vol@one", "xfs/clone"]);
+        refused(1, &["rollback", "xfs/vol@one"]);
+        refused(1, &["snapshot", "delete", "xfs/vol", "one"]);
+        let repair = host.ferry(&["fsck", "--repair", "xfs/vol@one"]);
+        fails(&repair, 8, &["never changes"]);
+        let made = host.ferry(&["snapshot", "create", "xfs/vol", "one"]);
+        fails(&made, 1, &["\"one\" already"]);
+        assert!(host.ferry(&["snapshot", "list", "xfs/vol"]).stdout.is_empty());
+        fs::remove_file(&snapshot).expect("it can be removed");
+    };
+    symlink(host.at("xfs/other"), &snapshot).expect("a link");
+    all();
+    let mut fifo = Command::new("mkfifo");
+    ok(&fifo.arg(&snapshot).output().expect("it runs"));
+    all();
+    assert!(fs::read(host.at("xfs/other")).expect("it is read") == other);
+    // The directory itself is no link either.
+    fs::rename(host.at("xfs/vol.snapshots"), host.at("xfs/elsewhere")).expect("it is renamed");
+    symlink("elsewhere", host.at("xfs/vol.snapshots")).expect("a link");
+    fails(&host.ferry(&["snapshot", "create", "xfs/vol", "two"]), 1, &["Not a directory"]);
+    fails(&host.ferry(&["snapshot", "list", "xfs/vol"]), 1, &["Not a directory"]);
+    assert_eq!(fs::read_dir(host.at("xfs/elsewhere")).expect("it is there").count(), 0);
+}
+
+#[test]
+fn a_killed_clone_or_rollback_of_a_file_leaves_a_whole_volume_or_what_was_there() {
+    let host = Host::mounted();
+    let states = ["old", "new"];
+    fs::write(host.at("first/file"), states[0]).expect("it is written");
+    ok(&host.ferry(&["snapshot", "create", "first", "one"]));
+    fs::write(host.at("first/file"), states[1]).expect("it is written");
+    ok(&host.ferry(&["umount", "first"]));
+    let (mut cloned, mut killed) = (0, 0);
+    for millis in (0..60).step_by(3) {
+        let mut kill = |args: &[&str]| {
+            let mut bounded = Command::new("timeout");
+            bounded.args(["--signal=KILL", &format!("0.{millis:03}"), FERRY]).args(args);
+            let ended = bounded.current_dir(host.0.path()).output().expect("it runs");
+            killed += u32::from(millis > 0 && !ended.status.success());
+        };
+        let clone = format!("xfs/clone-{millis}");
+        kill(&["clone", "xfs/vol@one", &clone]);
+        kill(&["rollback", "--discard", "xfs/vol@one"]);
+        if host.at(&clone).exists() {
+            ok(&host.ferry(&["fsck", &clone]));
+            cloned += 1;
+        }
+        ok(&host.ferry(&["mount", "xfs/vol", "first"]));
+        let found = fs::read_to_string(host.at("first/file")).expect("it is read");
+        assert!(states.contains(&&*found), "{found}");
+        fs::write(host.at("first/file"), states[1]).expect("it is written");
+        ok(&host.ferry(&["umount", "first"]));
+    }
+    assert!(cloned > 0 && killed > 0, "{cloned} clones, {killed} were killed");
+    let others = host.names().into_iter().filter(|name| name != "one" && name != "@");
+    assert_eq!(others.count(), 0);
 }

@@ -212,8 +212,7 @@ mod tests {
         }
         let file = File::options().read(true).write(true).open(&path).expect("the first one");
         // As the lock of a process that has died, and whose last writes are under way.
-        let dead =
-            RangeLock { kind: libc::F_WRLCK, start: LOCK_START, len: i64::from(i32::MAX) };
+        let dead = RangeLock { kind: libc::F_WRLCK, start: LOCK_START, len: i64::from(i32::MAX) };
         assert!(sys::try_lock(&file, dead).expect("locks work"));
         let opened = std::thread::scope(|scope| {
             let opening = scope.spawn(|| FileDevice::open(&path, OpenMode::ReadWrite, &env));

@@ -125,7 +125,7 @@ fn what_cannot_be_cloned_is_said_and_nothing_is_changed() {
         fails(&clone(&one, elsewhere), 1, &[elsewhere, &where_it_may_be, "make a volume and copy"]);
     }
     fails(&clone(&one, "new.ferry"), 2, &["a clone lies beside its volume in the store", &url]);
-    fails(&clone("file.ferry@one", &new), 2, &["only volumes in a store", "ferry copy"]);
+    fails(&clone("file.ferry@one", &new), 2, &["on the same file system", "ferry copy"]);
     store.mount("first");
     fails(&clone("first", &new), 2, &["that is a mount: name the snapshot by", "`ferry clone "]);
     ok(&store.ferry(&["umount", "first"]));
