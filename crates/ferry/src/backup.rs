@@ -36,6 +36,9 @@ struct Backup<'a> {
 pub fn run(args: &BackupArgs) -> Result<(), CliError> {
     let (volume, name) = match &args.volume {
         Location::Snapshot(url, name) => (Location::Store(url.clone()), Some(name.clone())),
+        Location::Path(_) if args.volume.snapshot().is_some() => {
+            return Err(args.volume.no_snapshots());
+        }
         other => (snapshot::volume_of(other)?, None),
     };
     let Location::Store(from) = &volume else { return Err(volume.no_snapshots()) };

@@ -101,6 +101,9 @@ fn refuse(args: &CopyArgs) -> Result<(), CliError> {
     if let Location::Server(_) = volume {
         return Err(volume.not_the_volume());
     }
+    if other.snapshot().is_some() {
+        return Err(other.not_the_volume());
+    }
     let in_store = args.encrypt || args.compress.is_some() || args.new_passphrase_file.is_some();
     if in_store && !matches!(other, Location::Store(_)) {
         return Err(CliError::Usage(format!(
@@ -156,6 +159,10 @@ fn source_refused(volume: &Location, error: &OpenError) -> CliError {
         (Location::Store(_), OpenError::Store(ObjectError::Locked(_))) => {
             CliError::Failed(format!("{}. {advice}", explain(volume, error)))
         }
+        (
+            Location::Path(path),
+            OpenError::Device(CompositeError::Device(DeviceError::InUse { .. })),
+        ) if path.is_file() => CliError::Failed(format!("{}. {advice}", explain(volume, error))),
         _ => explain(volume, error),
     }
 }
@@ -344,7 +351,7 @@ fn copy_with_bar(
 fn copy_failed(args: &CopyArgs, error: CopyError, failure: Option<ObjectError>) -> CliError {
     let CopyArgs { volume, other, .. } = args;
     let again = "run `ferry copy` again to go on";
-    let is_snapshot = matches!(volume, Location::Snapshot(..));
+    let is_snapshot = volume.snapshot().is_some();
     CliError::Failed(match error {
         // A store that did not answer is no damage.
         CopyError::Source(_) | CopyError::SourceDamaged { .. } if failure.is_some() => {

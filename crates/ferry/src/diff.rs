@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use ferry_check::Difference;
 use ferry_check::inspect::Inspector;
+use ferry_device::{CompositeError, DeviceError};
 use ferry_env::Env;
 use ferry_object::{ObjectError, Passphrase};
 use serde_json::Value;
@@ -74,8 +75,9 @@ fn open(
 ) -> Result<Opened, CliError> {
     open_to_read_when_free(volume, passphrase, env).map_err(|error| match (&error, volume) {
         (
-            OpenError::Store(ObjectError::InUse { .. } | ObjectError::Locked(_)),
-            Location::Store(_),
+            OpenError::Store(ObjectError::InUse { .. } | ObjectError::Locked(_))
+            | OpenError::Device(CompositeError::Device(DeviceError::InUse { .. })),
+            Location::Store(_) | Location::Path(_),
         ) => CliError::Failed(format!(
             "{volume}: in use, so it changes: name a snapshot of it; `ferry snapshot create {volume} NAME` makes one"
         )),

@@ -312,6 +312,42 @@ fn a_rollback_of_a_file_brings_a_snapshot_back_and_loses_nothing() {
 }
 
 #[test]
+fn commands_that_read_a_volume_read_a_snapshot_of_a_file() {
+    let host = Host::mounted();
+    fs::write(host.at("first/kept"), b"same").expect("it is written");
+    fs::write(host.at("first/file"), b"old").expect("it is written");
+    ok(&host.ferry(&["snapshot", "create", "first", "one"]));
+    fs::write(host.at("first/file"), b"new").expect("it is written");
+    fs::write(host.at("first/more"), b"more").expect("it is written");
+    ok(&host.ferry(&["snapshot", "create", "first", "two"]));
+    let printed = |output: &Output, code: i32, text: &str| {
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.code() == Some(code) && said.contains(text), "{output:?}: {text}");
+    };
+    printed(&host.ferry(&["fsck", "xfs/vol@one"]), 0, "clean");
+    printed(&host.ferry(&["scrub", "xfs/vol@one"]), 0, "clean");
+    printed(&host.ferry(&["debug", "xfs/vol@one", "path", "/file"]), 0, "size=3");
+    printed(&host.ferry(&["diff", "xfs/vol@one", "xfs/vol@two"]), 1, "M /file\n+ /more\n");
+    let in_use = host.ferry(&["diff", "xfs/vol@one", "xfs/vol"]);
+    fails(&in_use, 2, &["in use, so it changes: name a snapshot", "xfs/vol NAME"]);
+    ok(&host.ferry(&["copy", "xfs/vol@one", "copy"]));
+    let in_use = host.ferry(&["copy", "xfs/vol", "other"]);
+    fails(&in_use, 1, &["in use by process", "copy VOLUME@NAME"]);
+    fails(&host.ferry(&["copy", "copy", "xfs/vol@one"]), 2, &["never changes"]);
+    let backup = host.ferry(&["backup", "xfs/vol@one", "dir:///somewhere"]);
+    fails(&backup, 2, &["only volumes in a store", "`ferry copy`"]);
+    fails(&host.ferry(&["stats", "xfs/vol@one"]), 1, &["no FerryFS is mounted here"]);
+    for volume in ["xfs/vol@one", "copy"] {
+        ok(&host.ferry(&["mount", volume, "second"]));
+        printed(&host.ferry(&["stats", volume]), 0, "vol");
+        assert_eq!(fs::read(host.at("second/file")).expect("it is read"), b"old");
+        ok(&host.ferry(&["umount", volume]));
+    }
+    ok(&host.ferry(&["umount", "first"]));
+    printed(&host.ferry(&["diff", "xfs/vol@two", "xfs/vol"]), 0, "");
+}
+
+#[test]
 fn what_is_put_in_the_place_of_a_snapshot_is_not_opened() {
     let host = Host::mounted();
     ok(&host.ferry(&["umount", "first"]));
