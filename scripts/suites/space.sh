@@ -215,6 +215,64 @@ mount_without_sys() {
     "$1" umount "$2/mnt"' mount "$ferry" "$scratch"
 }
 
+# volume_has VOLUME DIRECTORY: each file of a directory, and nothing else, is in a volume or snapshot.
+volume_has() {
+  timeout 60 "$ferry" mount "$1" "$scratch/snap"
+  diff -r --no-dereference "$2" "$scratch/snap"
+  unmount_volume "$scratch/snap"
+  timeout 60 "$ferry" fsck "$1"
+}
+
+# A volume in a file on XFS is changed after a snapshot. Clones and a rollback bring back each of its
+# states, whatever is written in another one.
+file_snapshots() {
+  local volume=$scratch/shared/vol clone user=$scratch/shared/user
+  truncate -s 2G "$scratch/shared.img"
+  mkfs.xfs -q -m reflink=1 "$scratch/shared.img"
+  mkdir -p "$scratch"/{shared,snap,one,two}
+  mount -o loop "$scratch/shared.img" "$scratch/shared"
+  timeout 60 "$ferry" mkfs "$volume" --size 512M
+  mount_volume "$volume" "$scratch/mnt"
+  cp -a "$repo/docs" "$repo/crates/ferry-fs" "$repo/Cargo.lock" "$scratch/mnt"
+  cp -a "$scratch/mnt/." "$scratch/one"
+  timeout 60 "$ferry" snapshot create "$scratch/mnt" one
+  mv "$scratch/mnt/docs" "$scratch/mnt/moved"
+  rm -r "$scratch/mnt/ferry-fs/tests"
+  tac "$repo/Cargo.lock" >"$scratch/mnt/Cargo.lock"
+  cp -a "$scratch/mnt/." "$scratch/two"
+  timeout 60 "$ferry" clone "$scratch/mnt" "$scratch/shared/now"
+  timeout 60 "$ferry" clone "$volume@one" "$scratch/shared/then"
+  volume_has "$scratch/shared/now" "$scratch/two"
+  volume_has "$scratch/shared/then" "$scratch/one"
+  for clone in now then; do
+    timeout 60 "$ferry" mount "$scratch/shared/$clone" "$scratch/snap"
+    rm -r "$scratch"/snap/*
+    dd if=/dev/urandom of="$scratch/snap/new" bs=1M count=40 conv=fsync status=none
+    unmount_volume "$scratch/snap"
+    timeout 60 "$ferry" fsck "$scratch/shared/$clone"
+  done
+  diff -r --no-dereference "$scratch/two" "$scratch/mnt"
+  if timeout 60 "$ferry" rollback "$volume@one"; then return 1; fi
+  unmount_volume "$scratch/mnt"
+  timeout 60 "$ferry" rollback "$volume@one"
+  rm "$scratch"/shared/{now,then}
+  volume_has "$volume" "$scratch/one"
+  volume_has "$volume@one" "$scratch/one"
+  volume_has "$volume@before-rollback" "$scratch/two"
+  # A user does the same with his own volume.
+  install -d -o daemon -g daemon "$user"
+  cp "$ferry" "$scratch/shared/ferry"
+  as_daemon() { timeout 60 setpriv --reuid daemon --regid daemon --clear-groups "$scratch/shared/ferry" "$@"; }
+  as_daemon mkfs "$user/vol" --size 64M
+  as_daemon snapshot create "$user/vol" one
+  as_daemon clone "$user/vol@one" "$user/clone"
+  as_daemon rollback "$user/vol@one"
+  as_daemon fsck "$user/vol@before-rollback"
+  as_daemon fsck "$user/clone"
+  umount "$scratch/shared"
+  rm -r "$scratch"/{shared.img,one,two}
+}
+
 suite_space() {
   say "--- room and ways to mount"
   check "a full volume: ENOSPC at the write, removal works" 200 full_volume
@@ -223,6 +281,7 @@ suite_space() {
   check "mount(8) and fstab through the helper" 60 mount_helper
   check "a mount where there is no /sys" 60 mount_without_sys
   check "a user mounts his own volume" 60 user_mounts_his_own
+  check "a volume in a file is cloned and rolled back" 60 file_snapshots
   if [ -f /sys/fs/cgroup/memory/memory.limit_in_bytes ] && [ -r /proc/pressure/memory ]; then
     check "memory is given up while programs wait for it" 200 gives_memory_up
   else
