@@ -9,7 +9,8 @@
 //! The copy gets a name when it is whole and durable, and not before (`O_TMPFILE`). So a crash
 //! leaves nothing of one that was not finished.
 
-use std::fs::{File, Metadata, Permissions};
+use std::fs::{File, Permissions};
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use ferry_device::{CompositeVolume, FileDevice, OpenMode};
 use ferry_env::Env;
 use ferry_fs::{FsOptions, LocalFs};
-use rustix::fs::{Mode, OFlags, fstatfs, ioctl_ficlone, openat};
+use rustix::fs::{Mode, OFlags, XattrFlags, fgetxattr, fsetxattr, fstatfs, ioctl_ficlone, openat};
 use rustix::io::Errno;
 
 use crate::error::CliError;
@@ -26,6 +27,11 @@ use crate::snappath::give;
 
 /// `f_type` of XFS and Btrfs.
 const SHARES_AS_ONE_CHANGE: [i64; 2] = [0x5846_5342, 0x9123_683e];
+
+/// The attribute that holds the access control list of a file.
+const ACL: &str = "system.posix_acl_access";
+/// Linux has no larger attribute.
+const ACL_BYTES_MAX: usize = 64 << 10;
 
 /// A file without a name that has what the volume had, as after a clean close. It is owned, so that
 /// nobody opens it before its name is durable.
@@ -36,14 +42,15 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Makes the file in an open directory. `path`: where it is to be; `owner`: whose it is to be,
-    /// with its mode.
+    /// Makes the file in an open directory. `path`: where it is to be. It gets the owner, the mode
+    /// and the access control list of `like`.
     pub fn new(
         at: &Location,
-        (source, owner): (&File, &Metadata),
+        (source, like): (&File, &File),
         (directory, path): (&File, &Path),
     ) -> Result<Self, CliError> {
         let failed = |what| CliError::path(path, what);
+        let owner = like.metadata().map_err(failed("cannot look at what is like"))?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = openat(directory, ".", flags, Mode::RUSR | Mode::WUSR);
         let file: File = file
@@ -52,9 +59,10 @@ impl Shared {
                 error => failed("cannot make it")(error.into()),
             })?
             .into();
-        give(&file, owner).map_err(failed("cannot set the owner of"))?;
+        give(&file, &owner).map_err(failed("cannot set the owner of"))?;
         file.set_permissions(Permissions::from_mode(owner.mode() & 0o777))
             .map_err(failed("cannot set the mode of"))?;
+        copy_acl(like, &file).map_err(failed("cannot set the access control list of"))?;
         ioctl_ficlone(&file, source).map_err(|error| match error {
             Errno::XDEV => cannot_share_there(at, path),
             Errno::OPNOTSUPP | Errno::INVAL | Errno::NOTTY => cannot_share(at),
@@ -72,6 +80,17 @@ impl Shared {
         fs.close().map_err(|error| not_whole(&error))?;
         file.sync_all().map_err(failed("cannot sync"))?;
         Ok(Self { file, _owned: device })
+    }
+}
+
+/// Without the list, the mode of a file that has one would give its group what the list gives to
+/// others at most.
+fn copy_acl(from: &File, to: &File) -> io::Result<()> {
+    let mut acl = vec![0; ACL_BYTES_MAX];
+    match fgetxattr(from, ACL, &mut acl[..]) {
+        Ok(len) => Ok(fsetxattr(to, ACL, &acl[..len], XattrFlags::empty())?),
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::error::CliError;
 use crate::location::Location;
 use crate::open::explain;
 use crate::sharing::{Shared, open_source};
-use crate::snappath::{Directory, link, path_of, real};
+use crate::snappath::{Directory, link, path_of, real, replace};
 
 /// Makes a snapshot of a volume whose changes have been synced.
 pub fn create(volume: &Path, name: &str) -> Result<(), CliError> {
@@ -30,7 +30,7 @@ pub fn create(volume: &Path, name: &str) -> Result<(), CliError> {
     if snapshots.has(name) {
         return Err(exists());
     }
-    let copy = Shared::new(&at, (&source, &owner), (&snapshots.file, &path))?;
+    let copy = Shared::new(&at, (&source, &source), (&snapshots.file, &path))?;
     link(&copy.file, &snapshots.file, name.as_ref()).map_err(|error| match error {
         Errno::EXIST => exists(),
         error => CliError::path(&path, "cannot give the snapshot its name")(error.into()),
@@ -57,20 +57,25 @@ pub fn delete(volume: &Path, name: &str) -> Result<(), CliError> {
     check_snapshot_name(name).map_err(|error| CliError::Usage(error.to_string()))?;
     let (snapshots, file) = open(volume, name, true)?;
     let path = path_of(volume, name);
+    let found = file.metadata().map_err(CliError::path(&path, "cannot look at"))?;
     let alone = FileDevice::of_file(file, &path, OpenMode::ReadWrite, &Env::real());
     let _alone = alone
         .map_err(|error| explain(&Location::from(&path), &CompositeError::from(error).into()))?;
+    if !snapshots.leads_to(name, &found) {
+        return Err(CliError::Failed(format!(
+            "{}: another process has replaced it meanwhile: nothing is deleted",
+            path.display()
+        )));
+    }
     snapshots.remove(name).map_err(CliError::path(&path, "cannot remove"))
 }
 
 /// Makes a volume, which can be written, of a snapshot, or of the volume as it is.
 pub fn clone(volume: &Path, name: Option<&str>, new: &Path) -> Result<(), CliError> {
     let at = Location::from(volume);
-    let mut source = open_source(volume)?;
-    if let Some(name) = name {
-        source = open(volume, name, false)?.1;
-    }
-    let owner = source.metadata().map_err(CliError::path(volume, "cannot look at"))?;
+    let like = open_source(volume)?;
+    let snapshot = name.map(|name| open(volume, name, false)).transpose()?;
+    let source = snapshot.as_ref().map_or(&like, |(_, file)| file);
     let exists = || {
         CliError::Failed(format!(
             "{}: it exists already, and is left alone: choose another name",
@@ -84,7 +89,7 @@ pub fn clone(volume: &Path, name: Option<&str>, new: &Path) -> Result<(), CliErr
     let parent = new.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
     let directory = File::open(parent).map_err(CliError::path(parent, "cannot open"))?;
-    let copy = Shared::new(&at, (&source, &owner), (&directory, new))?;
+    let copy = Shared::new(&at, (source, &like), (&directory, new))?;
     link(&copy.file, &directory, file_name).map_err(|error| match error {
         Errno::EXIST => exists(),
         error => CliError::path(new, "cannot give the clone its name")(error.into()),
@@ -96,10 +101,13 @@ pub fn clone(volume: &Path, name: Option<&str>, new: &Path) -> Result<(), CliErr
 /// then becomes a snapshot first, unless it is discarded.
 pub fn roll_back(volume: &Path, name: &str, replaced: Replaced) -> Result<RolledBack, CliError> {
     let (at, volume) = (Location::from(volume), real(volume));
-    let owner = open_source(&volume)?.metadata();
-    let owner = owner.map_err(CliError::path(&volume, "cannot look at"))?;
+    let (like, failed) = (open_source(&volume)?, |what| CliError::path(&volume, what));
     let (snapshots, snapshot) = open(&volume, name, false)?;
     let made_secs = snapshots.made_secs(name).unwrap_or(0);
+    // What can fail comes before the snapshot of what the volume is now: each try would leave one.
+    let parent = volume.parent().unwrap_or(Path::new("/"));
+    let parent = File::open(parent).map_err(failed("cannot open the directory of"))?;
+    let copy = Shared::new(&at, (&snapshot, &like), (&parent, &volume))?;
     let is_saved = replaced == Replaced::Snapshot;
     let before = is_saved.then(|| name_before_rollback(|name| snapshots.has(name)));
     if let Some(before) = &before {
@@ -109,10 +117,15 @@ pub fn roll_back(volume: &Path, name: &str, replaced: Replaced) -> Result<Rolled
             ))
         })?;
     }
-    let copy = Shared::new(&at, (&snapshot, &owner), (&snapshots.file, &volume))?;
-    snapshots
-        .replace_volume(&volume, &copy.file)
-        .map_err(CliError::path(&volume, "cannot replace"))?;
+    let name = volume.file_name().unwrap_or_default();
+    if let Err(error) = replace(&parent, name, &copy.file) {
+        if let Some(before) = &before {
+            // The first error is the one to tell: this snapshot is of what the volume still is.
+            drop(snapshots.remove(before));
+        }
+        return Err(failed("cannot replace")(error));
+    }
+    parent.sync_all().map_err(failed("cannot sync the directory of"))?;
     Ok(RolledBack { made_secs, before })
 }
 

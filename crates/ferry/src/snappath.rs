@@ -7,21 +7,22 @@
 //! trusted, as each path that a user names: who may write to the volume's own directory may replace
 //! the volume. The bytes of a snapshot are trusted no more than those of any volume.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
 use ferry_object::check_snapshot_name;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 /// What the directory's name ends with.
 const SUFFIX: &str = ".snapshots";
-/// What is no snapshot yet. No snapshot can have this name.
-const UNFINISHED: &str = "@";
+/// What the name ends with of a file that is to replace the volume, beside it.
+const UNFINISHED: &str = ".rollback";
 
 /// The directory for the snapshots of a volume.
 fn directory(volume: &Path) -> PathBuf {
@@ -73,7 +74,8 @@ pub fn by_name(path: &Path) -> Option<(PathBuf, String)> {
     let absolute = std::path::absolute(path).ok()?;
     let name = absolute.file_name()?.to_str()?;
     let parent = absolute.parent()?.canonicalize().ok()?;
-    let volume = PathBuf::from(parent.to_str()?.strip_suffix(SUFFIX)?);
+    let volume = parent.as_os_str().as_bytes().strip_suffix(SUFFIX.as_bytes())?;
+    let volume = PathBuf::from(OsStr::from_bytes(volume));
     let is_file = volume.symlink_metadata().is_ok_and(|meta| meta.is_file());
     (parent.is_dir() && is_file).then(|| (volume, name.to_owned()))
 }
@@ -89,6 +91,8 @@ pub struct Directory {
     pub file: File,
     /// Where it was opened.
     pub path: PathBuf,
+    /// The user whose volume it is.
+    owner: u32,
 }
 
 impl Directory {
@@ -96,8 +100,24 @@ impl Directory {
     pub fn open(volume: &Path) -> io::Result<Self> {
         let path = directory(&real(volume));
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(CWD, &path, flags, Mode::empty())?;
-        Ok(Self { file: file.into(), path })
+        let file = File::from(rustix::fs::openat(CWD, &path, flags, Mode::empty())?);
+        let this = Self { owner: volume.metadata()?.uid(), file, path };
+        this.check_owner(this.file.metadata()?.uid())?;
+        Ok(this)
+    }
+
+    /// What another user has put there is nothing of the volume's.
+    fn check_owner(&self, uid: u32) -> io::Result<()> {
+        if uid == self.owner || uid == 0 {
+            return Ok(());
+        }
+        Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!(
+                "user {uid} owns it, and the volume is of user {}: chown it if it is the volume's",
+                self.owner
+            ),
+        ))
     }
 
     /// The same. If it is absent it is made, and the owner of the volume owns it.
@@ -122,8 +142,10 @@ impl Directory {
     pub fn file(&self, name: &str, write: bool) -> io::Result<File> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let found = rustix::fs::openat(&self.file, name, flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&found)?;
+        self.check_owner(stat.st_uid)?;
         // A FIFO would wait for its other end, if it were opened.
-        match FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) {
+        match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
                 File::options().read(true).write(write).open(descriptor(&found))
             }
@@ -137,6 +159,12 @@ impl Directory {
     /// Whether anything has this name.
     pub fn has(&self, name: &str) -> bool {
         rustix::fs::statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
+    /// Whether the name is that of this file.
+    pub fn leads_to(&self, name: &str, file: &Metadata) -> bool {
+        let found = rustix::fs::statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW);
+        found.is_ok_and(|found| (found.st_dev, found.st_ino) == (file.dev(), file.ino()))
     }
 
     /// The names of all that is there.
@@ -164,32 +192,28 @@ impl Directory {
         rustix::fs::unlinkat(&self.file, name, AtFlags::empty())?;
         self.file.sync_all()
     }
+}
 
-    /// Puts a file that has no name yet in the place of the volume, which this process owns. At
-    /// each crash the name of the volume leads to the one or to the other.
-    pub fn replace_volume(&self, volume: &Path, new: &File) -> io::Result<()> {
-        let (Some(parent), Some(name)) = (volume.parent(), volume.file_name()) else {
-            return Err(io::ErrorKind::InvalidInput.into());
-        };
-        let parent = File::open(parent)?;
-        // One process at a time has a file here that is no snapshot: what is there now, a killed
-        // one left.
-        rustix::fs::flock(&self.file, FlockOperation::LockExclusive)?;
-        match rustix::fs::unlinkat(&self.file, UNFINISHED, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => return Err(error.into()),
-        }
-        link(new, &self.file, OsStr::new(UNFINISHED))?;
-        let replaced = rustix::fs::renameat(&self.file, UNFINISHED, &parent, name);
-        if replaced.is_err()
-            && let Err(error) = rustix::fs::unlinkat(&self.file, UNFINISHED, AtFlags::empty())
-        {
-            tracing::warn!(%error, "{} stays until the next rollback", self.path.display());
-        }
-        replaced?;
-        parent.sync_all()?;
-        self.file.sync_all()
+/// Puts a file that has no name yet in the place of a volume, which this process owns. At each
+/// crash the name of the volume leads to the one or to the other. Nobody but who may replace the
+/// volume can change what is in its directory.
+pub fn replace(parent: &File, volume: &OsStr, new: &File) -> io::Result<()> {
+    let mut unfinished = OsString::from(".");
+    unfinished.push(volume);
+    unfinished.push(UNFINISHED);
+    // A killed rollback has left it: one process at a time owns the volume.
+    match rustix::fs::unlinkat(parent, &unfinished, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(error) => return Err(error.into()),
     }
+    link(new, parent, &unfinished)?;
+    let replaced = rustix::fs::renameat(parent, &unfinished, parent, volume);
+    if replaced.is_err()
+        && let Err(error) = rustix::fs::unlinkat(parent, &unfinished, AtFlags::empty())
+    {
+        tracing::warn!(%error, "{} stays until the next rollback", unfinished.display());
+    }
+    Ok(replaced?)
 }
 
 /// Gives a file that has no name its name in a directory, where nothing may have it.

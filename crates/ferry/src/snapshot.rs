@@ -3,7 +3,9 @@
 //! files beside it (`snapfile.rs`).
 
 use std::io;
+use std::path::Path;
 
+use ferry_device::FileLock;
 use ferry_env::{Env, Utc};
 use ferry_object::{
     CloneName, ObjectDevice, ObjectError, SNAPSHOTS_MAX, Snapshot, SnapshotSizes,
@@ -88,8 +90,26 @@ pub fn make(target: &Location, volume: &Location, name: &str) -> Result<(), CliE
 /// Makes everything durable that was changed on a volume. Returns the process that has it open.
 pub fn sync(target: &Location) -> Result<Option<Control>, CliError> {
     let control = Control::find(target)?;
-    control.as_ref().map_or(Ok(()), Control::sync_volume)?;
+    match (&control, target) {
+        (Some(control), _) => control.sync_volume()?,
+        (None, Location::Path(path)) if path.is_file() => must_be_closed(path)?,
+        (None, _) => {}
+    }
     Ok(control)
+}
+
+/// Refuses a volume in a file whose owner cannot be found by its name: a hard link to the file
+/// leads to none, nor does another mount namespace.
+fn must_be_closed(volume: &Path) -> Result<(), CliError> {
+    let holder = FileLock::holder(volume).map_err(CliError::path(volume, "cannot look at"))?;
+    match holder.filter(|holder| holder.writing) {
+        None => Ok(()),
+        Some(holder) => Err(CliError::Failed(format!(
+            "{}: process {} has it open under another name, or is closing it: what that has not written back yet would be missing: name its mount point, or try again",
+            volume.display(),
+            holder.pid
+        ))),
+    }
 }
 
 /// Has the owner of a volume make the pin of a clone. If there is none, this process opens the

@@ -283,7 +283,7 @@ fn a_rollback_of_a_file_brings_a_snapshot_back_and_loses_nothing() {
     fs::set_permissions(host.at("xfs/vol"), mode).expect("it can be set");
     chown(host.at("xfs/vol"), Some(12), Some(34)).expect("it can be set");
     // What a killed rollback leaves.
-    fs::write(host.at("xfs/vol.snapshots/@"), b"half").expect("it can be written");
+    fs::write(host.at("xfs/.vol.rollback"), b"half").expect("it can be written");
     // A snapshot may be mounted meanwhile.
     ok(&host.ferry(&["mount", "xfs/vol@one", "second"]));
     let done = back(&[]);
@@ -306,6 +306,7 @@ fn a_rollback_of_a_file_brings_a_snapshot_back_and_loses_nothing() {
     let mut names = host.names();
     names.sort();
     assert_eq!(names, ["before-rollback", "before-rollback-2", "one"]);
+    assert!(!host.at("xfs/.vol.rollback").exists());
     ok(&host.ferry(&["rollback", "xfs/vol@before-rollback"]));
     ok(&host.ferry(&["mount", "xfs/vol", "first"]));
     assert_eq!(read("first/file"), "new");
@@ -418,6 +419,50 @@ fn a_killed_clone_or_rollback_of_a_file_leaves_a_whole_volume_or_what_was_there(
         ok(&host.ferry(&["umount", "first"]));
     }
     assert!(cloned > 0 && killed > 0, "{cloned} clones, {killed} were killed");
-    let others = host.names().into_iter().filter(|name| name != "one" && name != "@");
+    let others = host.names().into_iter().filter(|name| name != "one");
     assert_eq!(others.count(), 0);
+}
+
+#[test]
+fn a_clone_and_a_rollback_of_a_file_let_in_nobody_whom_the_volume_keeps_out() {
+    let host = Host::mounted();
+    ok(&host.ferry(&["snapshot", "create", "first", "one"]));
+    ok(&host.ferry(&["umount", "first"]));
+    let acl = |file: &str| {
+        let got = Command::new("getfacl").args(["-cp", file]).current_dir(host.0.path()).output();
+        String::from_utf8(got.expect("it runs").stdout).expect("it is text")
+    };
+    let mut set = Command::new("setfacl");
+    set.args(["-m", "u:daemon:rw,g::-", "xfs/vol"]).current_dir(host.0.path());
+    ok(&set.output().expect("it runs"));
+    let wanted = acl("xfs/vol");
+    assert!(wanted.contains("user:daemon:rw-") && wanted.contains("group::---"), "{wanted}");
+    ok(&host.ferry(&["clone", "xfs/vol", "xfs/trial"]));
+    assert_eq!(acl("xfs/trial"), wanted);
+    // The snapshot is from before the list was set.
+    ok(&host.ferry(&["clone", "xfs/vol@one", "xfs/of-one"]));
+    assert_eq!(acl("xfs/of-one"), wanted);
+    ok(&host.ferry(&["rollback", "xfs/vol@one"]));
+    assert_eq!(acl("xfs/vol"), wanted);
+    assert_eq!(acl("xfs/vol.snapshots/before-rollback"), wanted);
+    // A file of another user is no snapshot.
+    fs::write(host.at("xfs/vol.snapshots/theirs"), b"theirs").expect("it is written");
+    chown(host.at("xfs/vol.snapshots/theirs"), Some(1), Some(1)).expect("its owner is set");
+    fails(&host.ferry(&["rollback", "xfs/vol@theirs"]), 1, &["user 1 owns it"]);
+}
+
+#[test]
+fn changes_of_a_mount_that_is_not_found_by_the_name_of_the_volume_are_not_left_out() {
+    let host = Host::mounted();
+    fs::hard_link(host.at("xfs/vol"), host.at("xfs/other")).expect("a link");
+    fs::write(host.at("first/file"), "new").expect("it is written");
+    for args in
+        [&["clone", "xfs/other", "xfs/trial"][..], &["snapshot", "create", "xfs/other", "x"]]
+    {
+        fails(&host.ferry(args), 1, &["has it open under another name"]);
+    }
+    ok(&host.ferry(&["clone", "first", "xfs/trial"]));
+    ok(&host.ferry(&["mount", "xfs/trial", "second"]));
+    assert_eq!(fs::read_to_string(host.at("second/file")).expect("it is read"), "new");
+    ok(&host.ferry(&["umount", "second"]));
 }
