@@ -917,8 +917,9 @@ fn statistics_of_snapshots_end_with_a_signal_while_no_store_answers() {
     // Nobody listens there any more.
     let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr());
     let url = format!("s3://bucket/a?endpoint=http://{}", port.expect("a port"));
-    let mut command = Command::new(FERRY);
-    command.args(["stats", &url, "--snapshots"]);
+    // A shell starts what runs in its background with the signal ignored, and so these tests.
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT", FERRY, "stats", &url, "--snapshots"]);
     command.envs([("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")]);
     let piped = std::process::Stdio::piped;
     let mut stats = command.stdout(piped()).stderr(piped()).spawn().expect("it runs");

@@ -373,13 +373,14 @@ fn open_owned(path: &Path, mode: OpenMode) -> Result<File, DeviceError> {
         own(&file, path, mode)?;
         let found = file.metadata().map_err(|e| failed("examine", path, e))?;
         let named = fs::metadata(path).map_err(|e| failed("open", path, e))?;
+        if (found.dev(), found.ino()) != (named.dev(), named.ino()) {
+            continue;
+        }
         // A bind mount leads to a file that has no other name any more.
         if found.is_file() && found.nlink() == 0 {
             return Err(failed("open", path, io::ErrorKind::NotFound.into()));
         }
-        if (found.dev(), found.ino()) == (named.dev(), named.ino()) {
-            return Ok(file);
-        }
+        return Ok(file);
     }
 }
 
