@@ -117,6 +117,8 @@ pub enum Command {
     /// Make a mounted volume, or many files on any file system, durable (sync(1) does not reach a
     /// FUSE file system)
     Sync(SyncArgs),
+    /// Show the mounts and servers of this machine, and how each is
+    List(ListArgs),
     /// Show space, log, flushes, cache and requests of a mounted volume
     Stats(StatsArgs),
     /// Show what a mounted volume does, every second
@@ -781,6 +783,14 @@ pub struct SyncArgs {
     /// Fsyncs in flight, where files are synced one by one [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=ferry_sync::JOBS_MAX as i64))]
     pub jobs: Option<u16>,
+}
+
+/// The arguments of `ferry list`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The arguments of `ferry stats`.

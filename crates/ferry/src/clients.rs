@@ -44,10 +44,19 @@ fn ask(name: &str, question: &str) -> Option<Value> {
         .ok()
 }
 
+/// The servers of this machine by the names of their sockets, with their clients; `None`: it has
+/// ended, or belongs to another user.
+pub fn servers() -> Result<Vec<(String, Option<Value>)>, CliError> {
+    let asked = |name: String| {
+        let answer = ask(&name, "clients");
+        (name, answer)
+    };
+    Ok(socket::names(PREFIX)?.into_iter().map(asked).collect())
+}
+
 /// Runs `ferry clients`.
 pub fn show(args: &ClientsArgs) -> Result<(), CliError> {
-    let answers: Vec<Value> =
-        socket::names(PREFIX)?.iter().filter_map(|name| ask(name, "clients")).collect();
+    let answers: Vec<Value> = servers()?.into_iter().filter_map(|(_, answer)| answer).collect();
     let mut text = String::new();
     if args.json {
         text = format!("{:#}\n", Value::from(answers));
@@ -85,13 +94,7 @@ fn cells(client: &Value) -> [String; 7] {
 fn lines(clients: &[Value]) -> String {
     let rows: Vec<_> =
         std::iter::once(COLUMNS.map(str::to_owned)).chain(clients.iter().map(cells)).collect();
-    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
-    let line = |row: &[String; 7]| {
-        let cells =
-            row.iter().enumerate().map(|(at, cell)| format!("{cell:<width$}", width = width(at)));
-        format!("  {}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
-    };
-    rows.iter().map(line).collect()
+    table::lines(&rows, "  ")
 }
 
 fn for_people(server: &Value, details: bool) -> String {

@@ -15,8 +15,9 @@ use crate::error::CliError;
 use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
-    backup, cert, clients, clone, control, copy, debug, diff, fsck, logging, mkfs, mount, pages,
-    passphrase, rekey, replace, rollback, scrub, serve, snapshot, stats, sync, top, umount, warm,
+    backup, cert, clients, clone, control, copy, debug, diff, fsck, list, logging, mkfs, mount,
+    pages, passphrase, rekey, replace, rollback, scrub, serve, snapshot, stats, sync, top, umount,
+    warm,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -114,6 +115,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Backup(args) => quietly().and_then(|()| backup::run(args))?,
         Command::Copy(args) => quietly().and_then(|()| copy::run(args))?,
         Command::Umount(args) => quietly().and_then(|()| umount::run(args))?,
+        Command::List(args) => quietly().and_then(|()| list::run(args))?,
         Command::Stats(args) => quietly().and_then(|()| stats::run(args))?,
         Command::Top(args) => quietly().and_then(|()| top::run(args))?,
         Command::Scrub(args) => return quietly().and_then(|()| scrub::run(args)),

@@ -55,6 +55,7 @@ mod error;
 mod fsck;
 mod helper;
 mod holder;
+mod list;
 mod location;
 mod logging;
 mod mkfs;

@@ -138,7 +138,8 @@ pub fn must_be_reached(mount: &Mount) -> Result<(), CliError> {
     }
 }
 
-fn cover<'m>(mount: &Mount, mounts: &'m [Mount]) -> Option<&'m Mount> {
+/// The mount at the same mount point that hides this one.
+pub fn cover<'m>(mount: &Mount, mounts: &'m [Mount]) -> Option<&'m Mount> {
     mounts.iter().find(|m| m.parent == mount.id && m.id != mount.id && m.target == mount.target)
 }
 

@@ -16,6 +16,17 @@ pub fn render(value: &Value) -> String {
     out
 }
 
+/// Rows, each column as wide as its widest cell.
+pub fn lines<const N: usize>(rows: &[[String; N]], indent: &str) -> String {
+    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
+    let line = |row: &[String; N]| {
+        let cells =
+            row.iter().enumerate().map(|(at, cell)| format!("{cell:<width$}", width = width(at)));
+        format!("{indent}{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
 fn section(out: &mut String, title: &str, map: &Map<String, Value>) {
     if let Some(columns) = common_columns(map) {
         heading(out, title);

@@ -290,6 +290,43 @@ fn statistics_of_a_served_volume_say_who_is_there_and_why_clients_were_refused()
     served.end();
 }
 
+#[test]
+fn the_list_of_mounts_and_servers_says_how_each_is() {
+    let mut served = Served::new(&["--size", "1G"]);
+    let dir = text(served.dir.path());
+    let list = || -> Vec<Value> {
+        let json = ok(&ferry(&["list", "--json"]));
+        let all: Vec<Value> = serde_json::from_str(&json).expect("the list is JSON");
+        // Other tests have mounts and servers, too.
+        let ours = |one: &Value| {
+            [&one["volume"], &one["at"]].iter().any(|one| one.to_string().contains(&dir))
+        };
+        all.into_iter().filter(ours).collect()
+    };
+    let state = |all: &[Value], kind: &str| {
+        let mut found = all.iter().filter(|one| one["kind"] == kind);
+        let one = found.next().unwrap_or_else(|| panic!("no {kind}: {all:?}"));
+        assert!(found.next().is_none(), "{all:?}");
+        (one["state"].as_str().expect("it has a state").to_owned(), one["process"].as_i64())
+    };
+    let all = list();
+    assert_eq!(state(&all, "mount").0, "ok");
+    let (is, server) = state(&all, "server");
+    assert_eq!(
+        (&*is, server),
+        ("1 of 1 clients are connected", Some(i64::from(served.server.id())))
+    );
+    let daemon = state(&all, "mount").1.expect("it has a daemon");
+    let daemon = Pid::from_raw(i32::try_from(daemon).expect("a pid")).expect("a pid");
+    kill_process(daemon, Signal::STOP).expect("it can be stopped");
+    let stopped = list();
+    kill_process(daemon, Signal::CONT).expect("it goes on");
+    assert_eq!(state(&stopped, "mount"), ("does not answer".into(), state(&all, "mount").1));
+    assert!(ok(&ferry(&["list"])).contains("mount   ok"));
+    served.end();
+    assert!(list().is_empty());
+}
+
 /// Whether the next server of the volume begins without a grace period.
 fn next_server_begins_at_once(volume: &str) -> bool {
     let env = ferry_env::Env::real();
