@@ -44,9 +44,8 @@ fn of_mount(mount: &Mount, mounts: &[Mount]) -> Found {
     let pid = asked::daemon(mount).map(u64::from);
     let state = match (mounts::cover(mount, mounts), answer) {
         (Some(over), _) => format!("hidden by {}", over.source.display()),
-        (None, Err(_)) => "does not answer".into(),
         (None, Ok(None)) if pid.is_none() => "its daemon has died, or is another user's".into(),
-        (None, Ok(None)) => "does not answer".into(),
+        (None, Err(_) | Ok(None)) => "does not answer".into(),
         (None, Ok(Some(figures))) => state_by(mount, &figures),
     };
     let (volume, at) = (mount.source.display().to_string(), mount.target.display().to_string());

@@ -106,20 +106,6 @@ impl Directory {
         Ok(this)
     }
 
-    /// What another user has put there is nothing of the volume's.
-    fn check_owner(&self, uid: u32) -> io::Result<()> {
-        if uid == self.owner || uid == 0 {
-            return Ok(());
-        }
-        Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            format!(
-                "user {uid} owns it, and the volume is of user {}: chown it if it is the volume's",
-                self.owner
-            ),
-        ))
-    }
-
     /// The same. If it is absent it is made, and the owner of the volume owns it.
     pub fn make(volume: &Path, owner: &Metadata) -> io::Result<Self> {
         let (volume, mut new) = (real(volume), DirBuilder::new());
@@ -136,6 +122,20 @@ impl Directory {
                 Ok(made)
             }
         }
+    }
+
+    /// What another user has put there is nothing of the volume's.
+    fn check_owner(&self, uid: u32) -> io::Result<()> {
+        if uid == self.owner || uid == 0 {
+            return Ok(());
+        }
+        Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!(
+                "user {uid} owns it, and the volume is of user {}: chown it if it is the volume's",
+                self.owner
+            ),
+        ))
     }
 
     /// Opens a snapshot; `write`: also to own it alone.
