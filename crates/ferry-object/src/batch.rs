@@ -87,7 +87,8 @@ impl Layout {
     }
 }
 
-/// The contents of an object: each block of it once.
+/// The contents of an object. A block that is there already is referred to, where no run of the map
+/// ends by that: the map of a file whose blocks are all equal would have a run for each of them.
 #[derive(Default)]
 struct Contents {
     bytes: Vec<u8>,
@@ -95,18 +96,24 @@ struct Contents {
 }
 
 impl Contents {
-    /// Adds a block, unless an equal one is there; returns its number.
-    fn add(&mut self, block: &[u8]) -> u32 {
-        let next = (self.bytes.len() / BLOCK) as u32;
-        let known = *self.known.entry(XxHash3_128::oneshot(block)).or_insert(next);
-        if known != next {
+    /// Returns the number of a block that is equal to this one, and adds the block if it must. The
+    /// run that the block continues goes on at `next` in these contents.
+    fn add(&mut self, block: &[u8], next: Option<u32>) -> u32 {
+        let end = (self.bytes.len() / BLOCK) as u32;
+        let known = match next {
+            Some(next) if next < end => Some(next),
+            Some(_) => None,
+            None => self.known.get(&XxHash3_128::oneshot(block)).copied(),
+        };
+        if let Some(known) = known {
             let at = known as usize * BLOCK;
             if &self.bytes[at..at + BLOCK] == block {
                 return known;
             }
         }
+        self.known.entry(XxHash3_128::oneshot(block)).or_insert(end);
         self.bytes.extend_from_slice(block);
-        next
+        end
     }
 }
 
@@ -172,7 +179,11 @@ impl Builder {
                 } else if apart {
                     self.add_data(at, block)
                 } else {
-                    EntryKind::Here { block: self.log.add(block) }
+                    let next = match self.next(at) {
+                        Some(EntryKind::Here { block }) => Some(block),
+                        _ => None,
+                    };
+                    EntryKind::Here { block: self.log.add(block, next) }
                 };
                 self.entry(at, 1, kind);
             }
@@ -188,7 +199,18 @@ impl Builder {
             self.filling.insert(range, self.data.len() - 1);
             self.data.len() - 1
         });
-        EntryKind::Data { number: number as u64, block: self.data[number].add(block) }
+        let number = number as u64;
+        let next = match self.next(at) {
+            Some(EntryKind::Data { number: same, block }) if same == number => Some(block),
+            _ => None,
+        };
+        EntryKind::Data { number, block: self.data[number as usize].add(block, next) }
+    }
+
+    /// The value with which the block would continue the last entry.
+    fn next(&self, at: u64) -> Option<EntryKind> {
+        let last = self.entries.last().filter(|last| last.end() == at)?;
+        Some(last.value.after(last.len))
     }
 
     fn entry(&mut self, start: u64, len: u64, value: EntryKind) {
@@ -234,7 +256,8 @@ mod tests {
     fn zeros_and_equal_blocks_are_stored_once() {
         let mut batch = Batch::default();
         batch.insert(0, 3, data(&[1, 0, 1]));
-        batch.insert(8, 2, data(&[2, 1]));
+        batch.insert(8, 1, data(&[2]));
+        batch.insert(10, 1, data(&[1]));
         batch.insert(20, 100, Pending::Zeros);
         let built = build(&batch.runs, layout());
         assert_eq!(built.contents.len(), 2 * BLOCK);
@@ -242,7 +265,21 @@ mod tests {
         let here = |start, block| Entry { start, len: 1, value: EntryKind::Here { block } };
         let zeros = |start, len| Entry { start, len, value: EntryKind::Zeros };
         let expected =
-            [here(0, 0), zeros(1, 1), here(2, 0), here(8, 1), here(9, 0), zeros(20, 100)];
+            [here(0, 0), zeros(1, 1), here(2, 0), here(8, 1), here(10, 0), zeros(20, 100)];
+        assert_eq!(built.entries, expected);
+    }
+
+    #[test]
+    fn equal_blocks_end_no_run() {
+        let mut batch = Batch::default();
+        batch.insert(0, 3, data(&[1, 1, 2]));
+        batch.insert(20, 2, data(&[1, 1]));
+        batch.insert(30, 2, data(&[1, 2]));
+        batch.insert(100, 6, data(&[1, 1, 1, 1, 1, 1]));
+        let built = build(&batch.runs, layout());
+        let here = |start, len, block| Entry { start, len, value: EntryKind::Here { block } };
+        let large = Entry { start: 100, len: 6, value: EntryKind::Data { number: 0, block: 0 } };
+        let expected = [here(0, 3, 0), here(20, 2, 0), here(30, 1, 0), here(31, 1, 3), large];
         assert_eq!(built.entries, expected);
     }
 

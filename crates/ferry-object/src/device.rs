@@ -359,9 +359,7 @@ impl ObjectDevice {
             access.patience = Patience::Serving;
         }
         let inherited = Inherited::new(&chain, &shards);
-        let mut map = Map::default();
-        shards.iter().flatten().for_each(|run| map.load(run));
-        map.loaded();
+        let mut map = Map::load(&shards);
         for link in &chain.links {
             match link.header.kind {
                 Kind::Log => map.install(link.header.epoch, link.seq, &link.entries),

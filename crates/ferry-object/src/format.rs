@@ -731,13 +731,15 @@ pub(crate) fn decode_shard(
     shard: u64,
     table: &[u8],
 ) -> Result<Vec<Run<Location>>, ObjectError> {
-    let blocks = shard * SHARD_BLOCKS..(shard + 1) * SHARD_BLOCKS;
+    let mut blocks = shard * SHARD_BLOCKS..(shard + 1) * SHARD_BLOCKS;
     let parse = |bytes: &[u8]| {
         let mut fields = Reader(bytes);
         let (start, len, block) = (fields.u64()?, fields.u32()?, fields.u32()?);
         let object = ObjectRef { epoch: fields.u64()?, number: fields.u64()? };
         let (len, block) = (u64::from(len), u64::from(block));
         let inside = len > 0 && blocks.contains(&start) && start + len <= blocks.end;
+        // Runs ascend.
+        blocks.start = start + len;
         inside.then_some(Run { start, len, value: Location { object, block } })
     };
     let runs = table.chunks_exact(RUN_LEN);
@@ -1079,9 +1081,12 @@ impl Root {
             let (first, last_id, state) = (fields.u64()?, fields.array()?, fields.u32()?);
             let count = fields.u32()?;
             let state = RootState::decode(state)?;
-            let mut shards = Vec::new();
+            let mut shards: Vec<(u64, ObjectRef)> = Vec::new();
             for _ in 0..count {
                 let shard = fields.u64()?;
+                if shards.last().is_some_and(|(before, _)| *before >= shard) {
+                    return None;
+                }
                 shards.push((shard, ObjectRef { epoch: fields.u64()?, number: fields.u64()? }));
             }
             let mut pins: Vec<Pin> = Vec::new();
@@ -1341,5 +1346,9 @@ mod tests {
             vec![Run { start: SHARD_BLOCKS + 1, len: 2, value: Location { object: at, block: 3 } }];
         assert_eq!(decode_shard("x", 1, &encode_shard(&runs)), Ok(runs.clone()));
         assert!(decode_shard("x", 0, &encode_shard(&runs)).is_err(), "of another shard");
+        let twice = [runs[0].clone(), Run { start: SHARD_BLOCKS + 2, ..runs[0].clone() }];
+        assert!(decode_shard("x", 1, &encode_shard(&twice)).is_err(), "a block is in two runs");
+        let back = Root { shards: vec![(3, at), (3, at)], ..root };
+        assert!(Root::decode("x", &back.encode()).is_err(), "a shard is there twice");
     }
 }

@@ -41,6 +41,22 @@ impl<V> Default for RunMap<V> {
 }
 
 impl<V: Sliced> RunMap<V> {
+    /// A map of runs that ascend, and of which no two have a block in common.
+    pub fn from_sorted(runs: impl Iterator<Item = Run<V>>) -> Self {
+        let mut sorted: Vec<(u64, (u64, V))> = Vec::new();
+        for Run { start, len, value } in runs {
+            match sorted.last_mut() {
+                Some((first, (before, earlier)))
+                    if *first + *before == start && earlier.continues(*before, &value) =>
+                {
+                    *before += len;
+                }
+                _ => sorted.push((start, (len, value))),
+            }
+        }
+        Self { runs: sorted.into_iter().collect() }
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
@@ -131,6 +147,18 @@ mod tests {
         }
     }
 
+    /// What each block of the map has.
+    fn held(map: &RunMap<At>) -> Vec<Option<u64>> {
+        let mut found = vec![None; 80];
+        for run in map.iter() {
+            for n in 0..run.len {
+                let block = &mut found[(run.start + n) as usize];
+                assert_eq!(block.replace(run.value.0 + n), None, "two runs have a block");
+            }
+        }
+        found
+    }
+
     proptest! {
         #[test]
         fn runs_hold_what_one_value_a_block_holds(
@@ -148,14 +176,8 @@ mod tests {
                 for n in 0..len {
                     blocks[(start + n) as usize] = insert.then_some(value + n);
                 }
-                let mut found = vec![None; 80];
-                for run in map.iter() {
-                    for n in 0..run.len {
-                        prop_assert_eq!(found[(run.start + n) as usize], None);
-                        found[(run.start + n) as usize] = Some(run.value.0 + n);
-                    }
-                }
-                prop_assert_eq!(&found, &blocks);
+                prop_assert_eq!(&held(&map), &blocks);
+                prop_assert_eq!(&held(&RunMap::from_sorted(map.iter())), &blocks);
             }
         }
     }

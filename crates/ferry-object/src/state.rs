@@ -46,17 +46,22 @@ pub(crate) struct Map {
 }
 
 impl Map {
-    /// Adds a run of a shard that a root has.
-    pub fn load(&mut self, run: &Run<Location>) {
-        self.set(run.start, run.len, Some(run.value));
-        if run.value.object.is_log() {
-            self.logs.insert(run.value.object.number);
+    /// The map that a root has, by the runs of its shards in their order.
+    pub fn load(shards: &[Vec<Run<Location>>]) -> Self {
+        let mut live: BTreeMap<ObjectRef, u64> = BTreeMap::new();
+        let same_object =
+            |one: &Run<Location>, next: &Run<Location>| one.value.object == next.value.object;
+        for runs in shards.iter().flat_map(|runs| runs.chunk_by(same_object)) {
+            let blocks: u64 = runs.iter().map(|run| run.len).sum();
+            *live.entry(runs[0].value.object).or_default() += blocks;
         }
-    }
-
-    /// All that was loaded is in a root.
-    pub fn loaded(&mut self) {
-        self.changed.clear();
+        let logs = live.keys().filter(|object| object.is_log()).map(|object| object.number);
+        Self {
+            logs: logs.collect(),
+            runs: RunMap::from_sorted(shards.iter().flatten().cloned()),
+            live,
+            ..Self::default()
+        }
     }
 
     /// A fence of the chain. It is never deleted, so it counts nowhere.
