@@ -805,13 +805,8 @@ fn what_a_rollback_discards_leaves_the_store_and_what_it_brings_back_stays() {
 
 /// All that a store has.
 fn objects(store: &dyn Store) -> Vec<(String, usize)> {
-    let names = store.list("").expect("it can be listed");
-    // An owner may delete one meanwhile.
-    let found = names.into_iter().filter_map(|name| {
-        let len = store.get(&name, None).ok()?.len();
-        Some((name, len))
-    });
-    found.collect()
+    let found = store.list_sizes("").expect("it can be listed");
+    found.into_iter().map(|(name, len)| (name, len as usize)).collect()
 }
 
 /// Closes a volume, and waits until nothing that its owner asked for is under way.
@@ -1213,10 +1208,10 @@ fn settle(device: &ObjectDevice, volume: &Volume) {
     for _ in 0..TICKS_MAX {
         device.tick();
         // For the threads of the device: no event tells that they have nothing more to delete.
-        threads.pause(Duration::from_millis(1));
+        threads.pause(Duration::from_millis(3));
         let now = objects(&*store);
         quiet = if now == before { quiet + 1 } else { 0 };
-        if quiet == 100 {
+        if quiet == 30 {
             return;
         }
         before = now;
