@@ -205,20 +205,29 @@ power_loss() {
 # Adds what another counter has found.
 add_results() { passed=$((passed + $1)); failed=$((failed + $2)); }
 
-# Lines "PART SECONDS PASSED FAILED" of the table at the end.
-part_rows=()
+# Sets $processor_seconds: what this shell and the children that it waited for have used so far. A
+# daemon is no such child.
+read_processor() {
+  times >"$scratch/times"
+  processor_seconds=$(awk '{ for (i = 1; i <= 2; i++) { split($i, t, /[ms]/); sum += t[1] * 60 + t[2] } } END { printf "%.0f", sum }' "$scratch/times")
+}
+# Lines "PART SECONDS PROCESSOR PASSED FAILED" of the table at the end.
+part_rows=() processor_before=0
 # end_part PART BEGIN PASSED FAILED: notes a part for the table; BEGIN is what `now` said.
 end_part() {
   local seconds; seconds=$(since "$2")
-  say "      part $1: $seconds s"
-  part_rows+=("$1 $seconds $3 $4")
+  read_processor
+  say "      part $1: $seconds s, $((processor_seconds - processor_before)) s of a processor"
+  part_rows+=("$1 $seconds $((processor_seconds - processor_before)) $3 $4")
+  processor_before=$processor_seconds
 }
 # show_parts SECONDS: the table; the parts side by side take less time than their sum.
 show_parts() {
   say ""
-  printf '%-12s %9s %7s %7s\n' part seconds passed failed
+  read_processor
+  printf '%-12s %9s %9s %7s %7s\n' part seconds processor passed failed
   # shellcheck disable=SC2046
-  printf '%-12s %9s %7s %7s\n' $(printf '%s\n' "${part_rows[@]}") "all" "$1" "$passed" "$failed"
+  printf '%-12s %9s %9s %7s %7s\n' $(printf '%s\n' "${part_rows[@]}") "all" "$1" "$processor_seconds" "$passed" "$failed"
 }
 
 finish() {
