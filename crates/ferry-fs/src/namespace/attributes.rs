@@ -92,6 +92,11 @@ impl LocalFs {
     fn change_attributes(&self, how: How, inode: &Inode, set: &SetAttr) -> Result<(), FsError> {
         let mut with_acl = false;
         loop {
+            if with_acl && self.data.is_far() {
+                // Nobody waits for the inode lock while the store is asked: with it, the list is
+                // in memory.
+                self.stored_acl(inode.ino, acl::ACCESS)?;
+            }
             let acl_bytes = if with_acl { acl::ENCODED_MAX as u32 + 64 } else { 0 };
             let bytes = FULL_RECORD_BYTES + acl_bytes;
             let mut txn = self.begin(how, Credits { keys: 2, bytes, urgent: false })?;

@@ -73,6 +73,16 @@ impl LocalFs {
         Ok(())
     }
 
+    /// Reads what a change of the attributes looks at. The change looks again with the inode lock,
+    /// and finds it in memory: nobody waits for that lock while the store is asked.
+    fn load_xattrs(&self, inode: &Inode) -> Result<(), FsError> {
+        let flags = inode.state.read_now()?.rec.flags;
+        if flags & INODE_HAS_XATTRS == 0 || !self.data.is_far() {
+            return Ok(());
+        }
+        self.each_xattr(inode.ino, &mut |_| {})
+    }
+
     pub(crate) fn do_setxattr(
         &self,
         how: How,
@@ -90,6 +100,7 @@ impl LocalFs {
         // There are no reservations for attributes.
         self.data.admit(how.busy, None, 0)?;
         let inode = self.table.need(ino)?;
+        self.load_xattrs(&inode)?;
         let mut txn = match self.begin(how, xattr_credits(name.len(), value.len())) {
             // A volume that an older version has made may have a smaller log.
             Err(FsError::Journal(JournalError::TooLarge { .. })) => {
@@ -98,7 +109,8 @@ impl LocalFs {
             begun => begun?,
         };
         let mut state = inode.state.write();
-        let stored = self.journal.get(&keys::xattr(ino, name))?.is_some();
+        let has_any = state.rec.flags & INODE_HAS_XATTRS != 0;
+        let stored = has_any && self.journal.get(&keys::xattr(ino, name))?.is_some();
         if stored && flags.create {
             return Err(errno(libc::EEXIST));
         }
@@ -210,6 +222,7 @@ impl LocalFs {
 
     fn remove_xattr(&self, how: How, inode: &Inode, name: &[u8]) -> Result<(), FsError> {
         patience::may_wait()?;
+        self.load_xattrs(inode)?;
         let mut txn = self.begin(how, Credits { urgent: true, ..xattr_credits(name.len(), 0) })?;
         let mut state = inode.state.write();
         let has_any = state.rec.flags & INODE_HAS_XATTRS != 0;

@@ -3,7 +3,7 @@
 use crate::requests::tests::*;
 use libc::S_IFDIR;
 
-const ACCESS: &str = "system.posix_acl_access";
+pub(super) const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
 const NONE: u32 = u32::MAX;
 
@@ -19,7 +19,7 @@ fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
 }
 
 /// Owner, user 1000, group, mask, others.
-fn named(owner: u16, user: u16, group: u16, mask: u16, other: u16) -> Vec<u8> {
+pub(super) fn named(owner: u16, user: u16, group: u16, mask: u16, other: u16) -> Vec<u8> {
     list(&[
         (1, owner, NONE),
         (2, user, 1000),

@@ -2,6 +2,7 @@
 
 use crate::inprocess::FromReply;
 use crate::requests::durable::Until;
+use crate::requests::tests::acls;
 use crate::requests::tests::pressure::{Answered, Thread};
 use crate::requests::tests::*;
 use ferry_device::{HookedDevice, Op};
@@ -19,29 +20,46 @@ const DATA: usize = 3 * 4096 + 100;
 /// Extents of the file without a name: no more than a thread of a transport reclaims itself on a
 /// device that is near.
 const REMOVED_EXTENTS: u64 = 4000;
+/// Large attributes on each side of the small ones of a file.
+const FAR_APART: usize = 20;
 
 /// While it is shut, reads wait.
 #[derive(Default)]
 struct Valve {
-    is_shut: Mutex<bool>,
-    opened: Condvar,
+    reads: Mutex<Reads>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Reads {
+    are_shut_out: bool,
+    /// So many wait.
+    held: usize,
 }
 
 impl Valve {
     fn shut(&self) {
-        *self.is_shut.lock() = true;
+        self.reads.lock().are_shut_out = true;
     }
 
     fn open(&self) {
-        *self.is_shut.lock() = false;
-        self.opened.notify_all();
+        self.reads.lock().are_shut_out = false;
+        self.changed.notify_all();
     }
 
     fn pass(&self) {
-        let mut is_shut = self.is_shut.lock();
-        while *is_shut {
-            self.opened.wait(&mut is_shut);
-        }
+        let mut reads = self.reads.lock();
+        reads.held += 1;
+        self.changed.notify_all();
+        self.changed.wait_while(&mut reads, |reads| reads.are_shut_out);
+        reads.held -= 1;
+    }
+
+    /// Returns when a read waits.
+    fn wait_for_a_read(&self) {
+        let mut reads = self.reads.lock();
+        let waited = self.changed.wait_while_for(&mut reads, |reads| reads.held == 0, PATIENCE);
+        assert!(!waited.timed_out(), "nothing is read");
     }
 }
 
@@ -56,12 +74,15 @@ struct Cold {
     dirty: (Ino, u64),
     /// A file with contents that the kernel knows, without a name.
     removed: Ino,
+    /// A directory of which all is in memory. The dirty file has the name `new` there, and an empty
+    /// one has the name `old`.
+    near: Ino,
 }
 
 /// Runs `test` while the device answers no read, on a thread that must not wait; then `then`, with
 /// what the requests that parked were answered.
 fn far_away(
-    test: impl FnOnce(&World, &Cold, &mut Asker) + Send,
+    test: impl FnOnce(&World, &Cold, &mut Asker<'_>) + Send,
     then: impl FnOnce(&World, &Cold, Vec<Answered>),
 ) {
     let inner = Arc::new(MemDevice::new(256 << 20));
@@ -80,11 +101,11 @@ fn far_away(
     let cold = make_cold(&mut world);
     reads.shut();
     let answers = std::thread::scope(|scope| {
-        let (world, cold) = (&world, &cold);
+        let (world, cold, reads) = (&world, &cold, &reads);
         let (done, ended) = channel();
         let testing = scope.spawn(move || {
             let (thread, answers) = Thread::new();
-            let mut asker = Asker { thread, answers, parked: 0 };
+            let mut asker = Asker { thread, answers, parked: 0, reads };
             test(world, cold, &mut asker);
             done.send((asker.parked, asker.answers)).unwrap();
         });
@@ -116,6 +137,14 @@ fn make_cold(world: &mut World) -> Cold {
             }
         }
         world.release(ino, fh);
+        if name == "data" {
+            world.setxattr(ino, acls::ACCESS, &acls::named(7, 6, 4, 5, 1)).unwrap();
+            // So many bytes around these that the device has not read them with other records.
+            for n in 0..FAR_APART {
+                world.setxattr(ino, &format!("security.{n}"), &[7; 60_000]).unwrap();
+                world.setxattr(ino, &format!("user.z{n}"), &[7; 60_000]).unwrap();
+            }
+        }
     }
     world.fs.detach();
     world.reopen();
@@ -127,20 +156,25 @@ fn make_cold(world: &mut World) -> Cold {
     let dirty = world.ino(dir, "dirty");
     let dirty = (dirty, world.open(dirty).unwrap());
     world.write(dirty.0, dirty.1, 0, &[9; 4096]).unwrap();
+    let near = world.mkdir(ROOT, "near").unwrap();
+    world.link(dirty.0, near, "new").unwrap();
+    world.file(near, "old").unwrap();
     let inode = world.fs.table.get(dirty.0).unwrap().unwrap();
     inode.file.pages.write().drop_windows(0, u64::MAX);
-    Cold { dir, files, link, open, dirty, removed: removed.attr.unwrap().ino }
+    Cold { dir, files, link, open, dirty, removed: removed.attr.unwrap().ino, near }
 }
 
 /// A transport's thread that makes requests.
-struct Asker {
+struct Asker<'v> {
     thread: Thread,
     answers: Receiver<Answered>,
     /// Requests that are answered later.
     parked: usize,
+    /// What the device does with reads.
+    reads: &'v Valve,
 }
 
-impl Asker {
+impl Asker<'_> {
     /// Makes a request that is answered when the device answers.
     fn later<T: std::fmt::Debug>(&mut self, request: impl FnOnce(&Cx) -> Answer<T>) {
         let answer = request(&self.thread.cx());
@@ -163,7 +197,7 @@ impl Asker {
 
 #[test]
 fn requests_for_what_only_the_device_has_leave_the_transport_thread() {
-    let test = |world: &World, cold: &Cold, asker: &mut Asker| {
+    let test = |world: &World, cold: &Cold, asker: &mut Asker<'_>| {
         let (fs, dir) = (&world.fs, cold.dir);
         let file = |n: usize| cold.files[n];
         let name = |n: usize| format!("file {n}").into_bytes();
@@ -213,7 +247,7 @@ fn requests_for_what_only_the_device_has_leave_the_transport_thread() {
 
 #[test]
 fn changes_of_contents_that_only_the_device_has_leave_the_transport_thread() {
-    let test = |world: &World, cold: &Cold, asker: &mut Asker| {
+    let test = |world: &World, cold: &Cold, asker: &mut Asker<'_>| {
         let (fs, (ino, fh)) = (&world.fs, cold.open);
         let cut = SetAttr { size: Some(DATA as u64 - 1), ..SetAttr::default() };
         // A thread that reads an attribute holds no lock that a write takes.
@@ -237,7 +271,7 @@ fn changes_of_contents_that_only_the_device_has_leave_the_transport_thread() {
 
 #[test]
 fn requests_for_what_is_in_memory_are_answered_while_others_wait_for_the_device() {
-    let test = |world: &World, cold: &Cold, asker: &mut Asker| {
+    let test = |world: &World, cold: &Cold, asker: &mut Asker<'_>| {
         let fs = &world.fs;
         for ino in &cold.files[..1000] {
             asker.later(|cx| fs.getattr(cx, *ino, None));
@@ -261,7 +295,7 @@ fn requests_for_what_is_in_memory_are_answered_while_others_wait_for_the_device(
 
 #[test]
 fn files_without_a_name_are_forgotten_at_once_and_reclaimed_when_the_device_answers() {
-    let test = |world: &World, cold: &Cold, _: &mut Asker| world.fs.forget(cold.removed, 1);
+    let test = |world: &World, cold: &Cold, _: &mut Asker<'_>| world.fs.forget(cold.removed, 1);
     far_away(test, |world, cold, _| {
         let orphan = || world.fs.journal.get(&keys::orphan(cold.removed)).unwrap();
         let begun = Instant::now();
@@ -274,7 +308,7 @@ fn files_without_a_name_are_forgotten_at_once_and_reclaimed_when_the_device_answ
 
 #[test]
 fn files_are_forgotten_while_another_thread_has_their_locks() {
-    let test = |world: &World, cold: &Cold, _: &mut Asker| {
+    let test = |world: &World, cold: &Cold, _: &mut Asker<'_>| {
         let inode = world.fs.table.get(cold.open.0).unwrap().unwrap();
         let lock = inode.state.write();
         let (done, ended) = channel();
@@ -295,7 +329,7 @@ fn files_are_forgotten_while_another_thread_has_their_locks() {
 
 #[test]
 fn writing_back_that_has_to_read_extents_leaves_the_transport_thread() {
-    let test = |world: &World, cold: &Cold, asker: &mut Asker| {
+    let test = |world: &World, cold: &Cold, asker: &mut Asker<'_>| {
         let (fs, (ino, fh)) = (&world.fs, cold.dirty);
         asker.later(|cx| fs.fsync(cx, ino, fh, false));
         asker.later(|cx| fs.do_sync(cx, Until::Forced(Caller(0))));
@@ -305,4 +339,50 @@ fn writing_back_that_has_to_read_extents_leaves_the_transport_thread() {
         let bytes = world.read(cold.dirty.0, cold.dirty.1, DATA).unwrap();
         assert!(bytes[..4096] == [9; 4096] && bytes[4096] == 7);
     });
+}
+
+#[test]
+fn a_rename_over_a_file_that_has_to_read_extents_leaves_the_transport_thread() {
+    let test = |world: &World, cold: &Cold, asker: &mut Asker<'_>| {
+        let (near, flags) = (cold.near, RenameFlags::default());
+        asker.later(|cx| world.fs.rename(cx, near, b"new", near, b"old", flags));
+    };
+    far_away(test, |world, cold, answers| {
+        assert!(answers.iter().all(|(_, answer)| answer.is_ok()), "{answers:?}");
+        assert_eq!(world.ino(cold.near, "old"), cold.dirty.0);
+        assert!(!world.exists(cold.near, "new"));
+    });
+}
+
+/// Makes a change that has to read attributes of a file, and looks at the file meanwhile.
+fn change_attributes_of<T: std::fmt::Debug>(
+    change: impl FnOnce(&LocalFs, &Cx, Ino) -> Answer<T> + Send,
+) {
+    let test = |world: &World, cold: &Cold, asker: &mut Asker<'_>| {
+        let (fs, ino) = (&world.fs, cold.open.0);
+        asker.later(|cx| change(fs, cx, ino));
+        asker.reads.wait_for_a_read();
+        asker.now(|cx| fs.getattr(cx, ino, None));
+    };
+    far_away(test, |_, _, answers| {
+        assert!(answers.iter().all(|(_, answer)| answer.is_ok()), "{answers:?}");
+    });
+}
+
+#[test]
+fn a_file_is_used_while_its_attributes_are_read_to_set_one() {
+    change_attributes_of(|fs, cx, ino| {
+        fs.setxattr(cx, ino, b"user.y", b"value", XattrFlags::default())
+    });
+}
+
+#[test]
+fn a_file_is_used_while_its_attributes_are_read_to_remove_one() {
+    change_attributes_of(|fs, cx, ino| fs.removexattr(cx, ino, b"user.x"));
+}
+
+#[test]
+fn a_file_is_used_while_its_acl_is_read_for_another_mode() {
+    let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    change_attributes_of(|fs, cx, ino| fs.setattr(cx, ino, None, &mode));
 }
