@@ -31,6 +31,22 @@ pub struct TimesStats {
     pub p999: Duration,
     /// The longest of them.
     pub max: Duration,
+    /// How many took at most so long, for each of [`TimesStats::BOUNDS_NS`].
+    pub within: [u64; TimesStats::BOUNDS_NS.len()],
+}
+
+impl TimesStats {
+    /// From 1 µs to 17 s, each four times the one before. Each is the end of a bucket, so the
+    /// counts are exact.
+    pub const BOUNDS_NS: [u64; 13] = {
+        let mut bounds = [(1 << 10) - 1; 13];
+        let mut at = 1;
+        while at < bounds.len() {
+            bounds[at] = (bounds[at - 1] + 1) * 4 - 1;
+            at += 1;
+        }
+        bounds
+    };
 }
 
 impl Default for Times {
@@ -98,6 +114,7 @@ impl Times {
             p99: within(990),
             p999: within(999),
             max: Duration::from_nanos(max),
+            within: TimesStats::BOUNDS_NS.map(|ns| counts[..=bucket(ns)].iter().sum()),
         }
     }
 }
@@ -115,6 +132,7 @@ mod tests {
             assert!(upper(b) - ns <= ns / 4, "{ns}");
             ns += ns / 7 + 1;
         }
+        assert_eq!(TimesStats::BOUNDS_NS.map(|ns| upper(bucket(ns))), TimesStats::BOUNDS_NS);
         assert_eq!(upper(bucket(u64::MAX)), u64::MAX);
     }
 
@@ -129,6 +147,7 @@ mod tests {
             |time: Duration, us: u64| (us * 1000..=us * 1250).contains(&(time.as_nanos() as u64));
         assert!(close(t.p50, 500) && close(t.p99, 990) && close(t.p999, 999), "{t:?}");
         assert_eq!(t.max, Duration::from_millis(1));
+        assert_eq!(t.within[..7], [1, 4, 16, 65, 262, 1000, 1000], "up to 1.02, 4.10, 16.4 µs, …");
         let one = Times::default();
         one.note(Duration::from_nanos(1_000_001));
         assert_eq!((one.read().p50, one.read().p99), (one.read().max, one.read().max));

@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ const END: &str = "end";
 const ALIVE: &str = "alive";
 
 /// Answers a question; `None`: the question is unknown.
-pub type Answers = Box<dyn Fn(&str) -> Option<Value> + Send>;
+pub type Answers = Arc<dyn Fn(&str) -> Option<Value> + Send + Sync>;
 
 /// The daemon's side of the questions.
 pub struct Asked {

@@ -11,6 +11,7 @@ use ferry_journal::FlushPolicy;
 use ferry_net::{Export, IdSet};
 
 use crate::location::Location;
+use crate::metrics::Address;
 use crate::options::{HELP as OPTIONS_HELP, one_access, parse_cache_disk, parse_flush_interval};
 use crate::schedule::Schedule;
 use crate::size::{parse_bytes, parse_duration};
@@ -325,6 +326,11 @@ pub struct ServeArgs {
     /// not wait]
     #[arg(long, value_name = "TIME", value_parser = parse_flush_interval)]
     pub flush_interval_min: Option<Duration>,
+    /// Serve figures for Prometheus at http://ADDR/metrics; ADDR is HOST:PORT or unix:PATH. All
+    /// that reach it may read them, and nothing is encrypted: 127.0.0.1:PORT is for this machine
+    /// only [default: off]
+    #[arg(long, value_name = "ADDR")]
+    pub metrics: Option<Address>,
     /// A volume in a store: durability=local. A sync is durable in a log in this directory, which
     /// must survive a loss of power, and is uploaded behind
     #[arg(long, value_name = "DIR")]

@@ -24,7 +24,7 @@ use crate::asked::{Answers, Asked};
 use crate::error::CliError;
 use crate::logging;
 use crate::mounts::{self, Mount};
-use crate::{bdi, uring, utab};
+use crate::{bdi, metrics, uring, utab};
 
 /// What a daemon prints when the mount can be used.
 const READY: &str = "ready";
@@ -53,6 +53,8 @@ pub struct Service<'a> {
     pub stop_timeout: Duration,
     /// Answers questions over a socket.
     pub asked: &'a Asked,
+    /// Where the figures are served to Prometheus, and the question that asks for them.
+    pub metrics: Option<(&'a metrics::Address, &'static str)>,
 }
 
 /// Starts this program again with `args`, as a daemon; returns when its mount can be used.
@@ -135,11 +137,17 @@ pub fn serve(
     watch_signals(events.clone())?;
     uring::offer();
     let writeback = fs.writeback_cache();
+    // Before the mount: if the address is in use, nothing is mounted.
+    let bound = service.metrics.map(|(address, question)| Ok((address.bind()?, question)));
+    let bound = bound.transpose()?;
     let session = Session::mount(fs, service.mountpoint, &service.options)
         .map_err(|e| CliError::Failed(e.to_string()))?;
     bdi::raise(service.mountpoint, writeback);
     let handle = session.handle();
-    service.asked.listen(service.mountpoint, answers);
+    service.asked.listen(service.mountpoint, Arc::clone(&answers));
+    // Held until the mount has ended: a Unix socket is removed then.
+    let _endpoint =
+        bound.map(|(bound, question)| bound.serve(move || answers(question))).transpose()?;
     let serving = thread::Builder::new().name("session".into()).spawn(move || {
         session.wait();
         // The receiver is gone only if the process ends anyway.

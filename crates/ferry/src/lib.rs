@@ -58,6 +58,7 @@ mod holder;
 mod list;
 mod location;
 mod logging;
+mod metrics;
 mod mkfs;
 mod mount;
 mod mounts;

@@ -157,6 +157,9 @@ pub fn run_plain(
     make: impl FnOnce(CacheMode) -> Arc<dyn Filesystem>,
 ) -> Result<(), CliError> {
     start_log(mount.foreground, mount.daemon, options, log_level)?;
+    if options.metrics.is_some() {
+        return Err(CliError::Usage(format!("metrics: {} counts nothing", mount.name)));
+    }
     if !mount.daemon {
         clear_dead_mount(mount.mountpoint)?;
     }
@@ -177,8 +180,9 @@ pub fn run_plain(
             log: log.as_deref(),
             stop_timeout: std::time::Duration::from_secs(1),
             asked: &asked,
+            metrics: None,
         },
-        Box::new(|_| None),
+        Arc::new(|_| None),
     );
     asked.ended(&served);
     served
@@ -224,8 +228,9 @@ fn serve(
             log,
             stop_timeout: args.stop_timeout,
             asked: &asked,
+            metrics: options.metrics.as_ref().map(|address| (address, STATS)),
         },
-        Box::new(move |question| Some(answering.upgrade().filter(|_| question == STATS)?.stats())),
+        Arc::new(move |question| Some(answering.upgrade().filter(|_| question == STATS)?.stats())),
     );
     drop(gives_way);
     // A mount that was ended by force may still have requests under way. The volume is closed

@@ -11,6 +11,7 @@ use ferry_object::CacheOptions;
 
 use crate::cache_size::machine_bytes;
 use crate::error::CliError;
+use crate::metrics;
 use crate::size::{format_bytes, parse_bytes, parse_duration};
 
 /// Shown by `--help` and for an unknown option.
@@ -46,6 +47,8 @@ allow_other         other users may use the mount (for a mount made by root this
 allow_root          accepted, as allow_other
 passphrase_file=FILE
                     the passphrase of an encrypted volume in a store
+metrics=ADDR        figures for Prometheus at http://ADDR/metrics; ADDR is HOST:PORT or unix:PATH. All that reach it may read them, and
+                    nothing is encrypted: 127.0.0.1:PORT is for this machine only (the default is off; see docs/metrics.md)
 log=FILE            messages go to this file, not to the system log
 timeout=T           of ferry://: operations wait so long for a server that is gone, then they fail (the default is 60s)
 async=off           of ferry://: each change waits for the server (the default is on: where nobody else uses a directory or file, changes
@@ -104,6 +107,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// The file for messages, instead of the system log.
     pub log: Option<PathBuf>,
+    /// Where the figures are served to Prometheus.
+    pub metrics: Option<metrics::Address>,
     /// The file with the passphrase of an encrypted volume.
     pub passphrase_file: Option<PathBuf>,
     /// How long operations wait for an unreachable server; `None`: the default.
@@ -178,6 +183,7 @@ impl MountOptions {
             ("passphrase_file", Some(file)) if !file.is_empty() => {
                 self.passphrase_file = Some(PathBuf::from(file));
             }
+            ("metrics", Some(address)) => self.metrics = Some(address.parse()?),
             ("log", Some(file)) if !file.is_empty() => {
                 self.log = Some(PathBuf::from_str(file).unwrap_or_else(|never| match never {}));
             }
@@ -294,6 +300,7 @@ impl MountOptions {
         words.extend(self.idle_poll_off.then(|| "idle_poll=off".to_owned()));
         words.extend(self.timeout.map(|time| format!("timeout={}ms", time.as_millis())));
         words.extend(self.async_off.then(|| async_word(false)));
+        words.extend(self.metrics.as_ref().map(|address| format!("metrics={address}")));
         words.extend(self.insecure.then(|| "insecure".to_owned()));
         words.extend(self.allow_other.then(|| "allow_other".to_owned()));
         words.extend(self.nosuid.map(|off| if off { "nosuid" } else { "suid" }.to_owned()));
@@ -588,7 +595,7 @@ mod tests {
 
     #[test]
     fn options_survive_the_way_to_the_daemon() {
-        let text = "ro,cache=strict,cache=/var/a,cache_disk=50G,durability=local,local_log=/var/b,cache_size=1G,commit_interval=1500ms,flush_interval_min=250ms,flush=delay,fast_flush=500us,replica=250ms,snapdir=off,idle_poll=off,timeout=5s,async=off,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
+        let text = "ro,cache=strict,cache=/var/a,cache_disk=50G,durability=local,local_log=/var/b,cache_size=1G,commit_interval=1500ms,flush_interval_min=250ms,flush=delay,fast_flush=500us,replica=250ms,snapdir=off,idle_poll=off,timeout=5s,async=off,metrics=unix:/run/a,insecure,allow_other,noexec,nodev,suid,noatime,nodiratime";
         let options = MountOptions::parse(&[text], false).expect("known");
         assert_eq!(MountOptions::parse(&[options.to_words()], false), Ok(options));
     }

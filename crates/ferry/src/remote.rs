@@ -113,6 +113,7 @@ pub fn serve(
             log: log.as_deref(),
             stop_timeout: args.stop_timeout,
             asked: &asked,
+            metrics: options.metrics.as_ref().map(|address| (address, FIGURES)),
         },
         answers,
     );
@@ -131,7 +132,7 @@ const ABANDON: &str = "abandon";
 
 fn answers(fs: &Arc<RemoteFs>) -> Answers {
     let fs = Arc::downgrade(fs);
-    Box::new(move |question| {
+    Arc::new(move |question| {
         let fs = fs.upgrade()?;
         match question {
             FIGURES => Some(fs.figures()),

@@ -115,8 +115,9 @@ pub fn serve(
             log,
             stop_timeout: args.stop_timeout,
             asked: &asked,
+            metrics: options.metrics.as_ref().map(|address| (address, STATS)),
         },
-        Box::new(move |question| Some(answering.upgrade().filter(|_| question == STATS)?.stats())),
+        Arc::new(move |question| Some(answering.upgrade().filter(|_| question == STATS)?.stats())),
     );
     drop(gives_way);
     // Requests under way may wait for the store.

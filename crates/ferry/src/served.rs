@@ -106,9 +106,23 @@ pub fn ask(socket: &str, request: u32, message: &[u8]) -> io::Result<Vec<u8>> {
 fn with_server(stats: &[u8], server: &Control) -> serde_json::Result<Vec<u8>> {
     let text = stats.split(|byte| *byte == 0).next().unwrap_or_default();
     let mut stats: Value = serde_json::from_slice(text)?;
-    stats["server"]["sessions"] = server.sessions().into();
-    stats["server"]["refused"] = server.refused();
+    add_server(&mut stats, server);
     serde_json::to_vec(&stats)
+}
+
+/// The same, of a volume that this process has.
+pub fn stats(fs: &LocalFs, server: &Control) -> Value {
+    let mut stats = fs.stats();
+    add_server(&mut stats, server);
+    stats
+}
+
+fn add_server(stats: &mut Value, server: &Control) {
+    let (leases, write_leases) = server.leases();
+    stats["server"]["sessions"] = server.sessions().into();
+    stats["server"]["leases"] = leases.into();
+    stats["server"]["write_leases"] = write_leases.into();
+    stats["server"]["refused"] = server.refused();
 }
 
 fn prefix(volume: &Path) -> String {

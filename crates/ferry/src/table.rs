@@ -50,6 +50,9 @@ fn section(out: &mut String, title: &str, map: &Map<String, Value>) {
     }
 }
 
+/// The histogram beside a time's percentiles: too wide for a table.
+const HIDDEN: &str = "buckets";
+
 fn heading(out: &mut String, title: &str) {
     if !title.is_empty() {
         let gap = if out.is_empty() { "" } else { "\n" };
@@ -60,13 +63,17 @@ fn heading(out: &mut String, title: &str) {
 /// The keys of the members, if all are objects with the same keys: they make one table.
 fn common_columns(map: &Map<String, Value>) -> Option<Vec<String>> {
     let mut shapes =
-        map.values().map(|v| v.as_object().map(|row| row.keys().cloned().collect::<Vec<_>>()));
+        map.values().map(|v| v.as_object().map(columns));
     let first = shapes.next()??;
     let scalar = |v: &Value| v.as_object().is_some_and(|row| row.values().all(|v| !v.is_object()));
     (map.len() > 1
         && shapes.all(|shape| shape.as_ref() == Some(&first))
         && map.values().all(scalar))
     .then_some(first)
+}
+
+fn columns(row: &Map<String, Value>) -> Vec<String> {
+    row.keys().filter(|key| *key != HIDDEN).cloned().collect()
 }
 
 fn grid(out: &mut String, map: &Map<String, Value>, columns: &[String]) {

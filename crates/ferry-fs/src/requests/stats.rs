@@ -164,20 +164,25 @@ struct LogTimes {
 #[derive(Serialize)]
 struct Times {
     count: u64,
+    total_ns: u64,
     average_ns: u64,
     p50_ns: u64,
     p99_ns: u64,
     max_ns: u64,
+    /// Times in nanoseconds, and how many took at most so long.
+    buckets: Vec<(u64, u64)>,
 }
 
 impl Times {
     fn new(t: &TimesStats) -> Self {
         Self {
             count: t.count,
+            total_ns: nanos(t.sum),
             average_ns: nanos(t.sum).checked_div(t.count).unwrap_or(0),
             p50_ns: nanos(t.p50),
             p99_ns: nanos(t.p99),
             max_ns: nanos(t.max),
+            buckets: TimesStats::BOUNDS_NS.into_iter().zip(t.within).collect(),
         }
     }
 }

@@ -31,6 +31,12 @@ impl Control {
         self.0.sessions.lock().len()
     }
 
+    /// How many leases the sessions have, and how many of them are write leases.
+    pub fn leases(&self) -> (usize, usize) {
+        let held = self.0.all().into_iter().map(|session| self.0.leases.held_by(session.number));
+        held.fold((0, 0), |(all, writes), (more, more_writes)| (all + more, writes + more_writes))
+    }
+
     /// How many clients were refused since the server's start, by cause.
     pub fn refused(&self) -> serde_json::Value {
         self.0.refusals.json()
