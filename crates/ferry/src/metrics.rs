@@ -81,7 +81,8 @@ impl Address {
 
 /// Removes the socket that a killed process has left.
 fn remove_unused(path: &Path) {
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let is_socket =
+        std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
     if is_socket && UnixStream::connect(path).is_err_and(refused) {
         // If it stays, to bind it fails and says why.

@@ -62,8 +62,7 @@ fn heading(out: &mut String, title: &str) {
 
 /// The keys of the members, if all are objects with the same keys: they make one table.
 fn common_columns(map: &Map<String, Value>) -> Option<Vec<String>> {
-    let mut shapes =
-        map.values().map(|v| v.as_object().map(columns));
+    let mut shapes = map.values().map(|v| v.as_object().map(columns));
     let first = shapes.next()??;
     let scalar = |v: &Value| v.as_object().is_some_and(|row| row.values().all(|v| !v.is_object()));
     (map.len() > 1

@@ -1,6 +1,9 @@
 //! Questions to a mount's daemon beside the mount; how the daemon begins and ends (these need
 //! root and /dev/fuse).
 
+#[path = "control/metrics.rs"]
+mod metrics;
+
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

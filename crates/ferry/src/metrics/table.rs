@@ -8,7 +8,9 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, prometheus_text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-use serde_json::{Value, json};
+use serde_json::Value;
+
+use crate::socket::object;
 
 /// What the names of all metrics begin with.
 const PREFIX: &str = "ferryfs";
@@ -66,7 +68,7 @@ const fn each(
 const METRICS: &[Metric] = &[
     // Requests of the kernel.
     each(Counter, "operations", "Requests of the kernel, by operation", ("/fuse/operations/*/count", "operation"), Plain),
-    each(Counter, "operation_errors", "Requests that were answered with an error, among them names that do not exist", ("/fuse/operations/*/errors", "operation"), Plain),
+    each(Counter, "operation_errors", "Requests that were answered with an error, also those that a program expects", ("/fuse/operations/*/errors", "operation"), Plain),
     metric(Gauge, "parked_requests", "Requests that wait without a thread", "/fuse/parked", Plain),
     // Space.
     metric(Gauge, "volume_read_only", "1 if the volume is not changed", "/volume/read_only", Plain),
@@ -165,7 +167,9 @@ const METRICS: &[Metric] = &[
 pub fn page(mut figures: Value) -> String {
     // A store that holds no requests says nothing of them: a rule for an alert needs the 0.
     if let Some(store) = figures["store"].as_object_mut() {
-        store.entry("held").or_insert_with(|| json!({"requests": 0, "time_ns": 0}));
+        store
+            .entry("held")
+            .or_insert_with(|| object([("requests", 0.into()), ("time_ns", 0.into())]));
     }
     let mut registry = Registry::with_prefix(PREFIX);
     registry.register_collector(Box::new(Figures(figures)));
@@ -212,7 +216,12 @@ impl Metric {
                     })
                     .collect()
             }
-            _ => figures.pointer(at).and_then(|it| self.sample(it)).map(|it| ("", it)).into_iter().collect(),
+            _ => figures
+                .pointer(at)
+                .and_then(|it| self.sample(it))
+                .map(|it| ("", it))
+                .into_iter()
+                .collect(),
         };
         if samples.is_empty() {
             return Ok(());
@@ -280,16 +289,19 @@ mod tests {
 
     #[test]
     fn figures_become_samples_in_base_units() {
-        let text = page(json!({
+        let figures = serde_json::from_str(
+            r#"{
             "volume": {"id": "12", "label": "a \"b\"\n", "read_only": false},
             "fuse": {"operations": {"read": {"count": 3, "errors": 1}, "write": {"count": 2, "errors": 0}}},
             "scrub": {"state": "running"},
-            "flush": {"avg_flush_ns": 2_500_000},
+            "flush": {"avg_flush_ns": 2500000},
             "devices": {"/a": {"state": "failed"}},
-            "store": {"estimated_cost_microdollars": 1_500_000},
+            "store": {"estimated_cost_microdollars": 1500000},
             "connection": {"unanswered_ms": null},
-            "log": {"times": {"flush": {"count": 3, "total_ns": 3_000_000, "buckets": [[1023, 1], [4095, 2]]}}},
-        }));
+            "log": {"times": {"flush": {"count": 3, "total_ns": 3000000, "buckets": [[1023, 1], [4095, 2]]}}}
+        }"#,
+        );
+        let text = page(figures.expect("JSON"));
         for lines in [
             "# HELP ferryfs_operations_total Requests of the kernel, by operation\n# TYPE ferryfs_operations_total counter\n",
             "ferryfs_operations_total{operation=\"read\"} 3.0\nferryfs_operations_total{operation=\"write\"} 2.0\n",
@@ -317,9 +329,10 @@ mod tests {
     }
 
     #[test]
-    fn each_metric_has_a_name_of_its_own() {
+    fn each_metric_has_a_name_of_its_own_and_is_documented() {
         let names: BTreeSet<&str> = METRICS.iter().map(|metric| metric.name).collect();
         assert_eq!(names.len(), METRICS.len());
+        let docs = include_str!("../../../../docs/metrics.md");
         for metric in METRICS {
             let (at, label) = metric.at;
             assert_eq!(at.contains("/*"), label.is_some(), "{}", metric.name);
@@ -327,6 +340,9 @@ mod tests {
                 .iter()
                 .any(|suffix| metric.name.ends_with(&format!("_{suffix}")));
             assert!(bare, "{}", metric.name);
+            let total = if metric.kind == Counter { "_total" } else { "" };
+            let row = format!("| `{PREFIX}_{}{total}` |", metric.name);
+            assert!(docs.contains(&row), "docs/metrics.md has no {row}");
         }
     }
 }
