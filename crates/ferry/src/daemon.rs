@@ -145,7 +145,7 @@ pub fn serve(
     bdi::raise(service.mountpoint, writeback);
     let handle = session.handle();
     service.asked.listen(service.mountpoint, Arc::clone(&answers));
-    // Held until the mount has ended: a Unix socket is removed then.
+    // Held until the mount has ended.
     let _endpoint =
         bound.map(|(bound, question)| bound.serve(move || answers(question))).transpose()?;
     let serving = thread::Builder::new().name("session".into()).spawn(move || {

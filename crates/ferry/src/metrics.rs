@@ -5,12 +5,15 @@ mod http;
 mod table;
 
 use std::fmt;
+use std::io::PipeWriter;
 use std::net::TcpListener;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
 
 use ferry_env::Env;
 use serde_json::Value;
@@ -19,6 +22,8 @@ use crate::error::CliError;
 
 /// What a path of a Unix socket begins with.
 const UNIX: &str = "unix:";
+/// How long the end of a mount waits for the thread that serves.
+const STOP_MAX: Duration = Duration::from_secs(2);
 
 /// Where the figures are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +103,7 @@ pub struct Bound {
 }
 
 /// A Unix socket, which is removed when this is dropped.
-pub struct SocketFile(PathBuf);
+struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
@@ -107,22 +112,42 @@ impl Drop for SocketFile {
 }
 
 impl Bound {
-    /// Serves `figures` from now on, in a thread that lives as long as the process. `figures`
-    /// returns `None` when what it counts has ended. A Unix socket is removed when the returned
-    /// value is dropped.
+    /// Serves `figures` in a thread, until the returned value is dropped. `figures` returns `None`
+    /// when what it counts has ended.
     pub fn serve(
         self,
         figures: impl Fn() -> Option<Value> + Send + 'static,
-    ) -> Result<Option<SocketFile>, CliError> {
+    ) -> Result<Endpoint, CliError> {
+        let failed = |e| CliError::Failed(format!("cannot serve metrics: {e}"));
         let Self { address, listener, file } = self;
         let clock = Env::real().clock;
         let page = move || Some(table::page(figures()?));
-        std::thread::Builder::new()
-            .name("ferry-metrics".into())
-            .spawn(move || http::serve(&listener, &*clock, page))
-            .map_err(|e| CliError::Failed(format!("cannot start a thread: {e}")))?;
+        let (stopped, stop) = std::io::pipe().map_err(failed)?;
+        let (ends, ended) = mpsc::channel();
+        let serve = move || {
+            http::serve(&listener, stopped.as_fd(), &*clock, page);
+            drop((listener, ends));
+        };
+        std::thread::Builder::new().name("ferry-metrics".into()).spawn(serve).map_err(failed)?;
         tracing::info!(metrics = address, "serving figures");
-        Ok(file)
+        Ok(Endpoint { stop: Some(stop), ended, _file: file })
+    }
+}
+
+/// Figures that are served until this is dropped. The address is free then: the next mount may use
+/// it at once.
+pub struct Endpoint {
+    stop: Option<PipeWriter>,
+    /// Disconnected when the thread has ended.
+    ended: Receiver<()>,
+    _file: Option<SocketFile>,
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // Figures that cannot be read must not keep the mount from its end.
+        let _ = self.ended.recv_timeout(STOP_MAX);
     }
 }
 

@@ -123,7 +123,7 @@ fn serve(
         .map_err(|e| CliError::Failed(format!("cannot listen to control requests: {e}")))?;
     let (counted, control) = (Arc::downgrade(fs), server.control());
     let figures = move || Some(served::stats(&*counted.upgrade()?, &control));
-    // Held until the server has ended: a Unix socket is removed then.
+    // Held until the server has ended.
     let _endpoint = metrics.map(|bound| bound.serve(figures)).transpose()?;
     tracing::info!(volume = %args.volume, address = %bound, tls = !plain, "serving");
     daemon::notify_systemd("READY=1");

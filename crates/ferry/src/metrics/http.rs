@@ -2,7 +2,7 @@
 //! bounded memory, and is never waited for: a slow or hostile client holds up no other one.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use ferry_env::Clock;
@@ -22,15 +22,22 @@ const REQUEST_MAX: usize = 8 << 10;
 /// The path of the page.
 const PATH: &str = "/metrics";
 
-/// Serves `page` until the listener fails. `page` returns `None` when there is nothing to show.
-pub fn serve(listener: &OwnedFd, clock: &dyn Clock, page: impl Fn() -> Option<String>) {
+/// Serves `page` until the other end of `stopped`, a pipe, is closed. `page` returns `None` when
+/// there is nothing to show.
+pub fn serve(
+    listener: &OwnedFd,
+    stopped: BorrowedFd<'_>,
+    clock: &dyn Clock,
+    page: impl Fn() -> Option<String>,
+) {
     if let Err(error) = ioctl_fionbio(listener, true) {
         return tracing::warn!(%error, "metrics are not served");
     }
     let mut open = VecDeque::<Connection>::new();
     loop {
-        match ready(listener, &open, clock.monotonic()) {
-            Ok((arrives, movable)) => {
+        match ready([stopped, listener.as_fd()], &open, clock.monotonic()) {
+            Ok(([true, _], _)) => return,
+            Ok(([_, arrives], movable)) => {
                 let mut movable = movable.into_iter();
                 open.retain_mut(|one| !movable.next().unwrap_or(false) || one.go_on(&page));
                 if arrives {
@@ -45,14 +52,15 @@ pub fn serve(listener: &OwnedFd, clock: &dyn Clock, page: impl Fn() -> Option<St
     }
 }
 
-/// Waits until a client arrives, or a connection can go on or has had its time. Which of them can
-/// go on.
-fn ready(
-    listener: &OwnedFd,
+/// Waits until one of `first` can be read, or a connection can go on or has had its time. Which of
+/// them can go on.
+fn ready<const N: usize>(
+    first: [BorrowedFd<'_>; N],
     open: &VecDeque<Connection>,
     now: Duration,
-) -> Result<(bool, Vec<bool>), Errno> {
-    let mut waited = vec![PollFd::new(listener, PollFlags::IN)];
+) -> Result<([bool; N], Vec<bool>), Errno> {
+    let mut waited: Vec<PollFd<'_>> =
+        first.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).into();
     waited.extend(open.iter().map(|one| {
         PollFd::new(&one.socket, if one.answer.is_empty() { PollFlags::IN } else { PollFlags::OUT })
     }));
@@ -61,7 +69,7 @@ fn ready(
     let left = left.and_then(|left| Timespec::try_from(left).ok());
     poll(&mut waited, left.as_ref())?;
     let mut ready = waited.iter().map(|one| !one.revents().is_empty());
-    Ok((ready.next().unwrap_or(false), ready.collect()))
+    Ok(([(); N].map(|()| ready.next().unwrap_or(false)), ready.collect()))
 }
 
 fn accept(listener: &OwnedFd, open: &mut VecDeque<Connection>, now: Duration) {
@@ -75,7 +83,7 @@ fn accept(listener: &OwnedFd, open: &mut VecDeque<Connection>, now: Duration) {
         }
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
         Err(error) => {
-            // No descriptor is free, for example: the client stays, and would be polled for at once.
+            // No descriptor is free, for example. The client would be polled for again at once.
             tracing::debug!(%error, "a scraper cannot be accepted");
             pause(PAUSE_MAX);
         }
