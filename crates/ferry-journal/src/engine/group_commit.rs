@@ -391,8 +391,7 @@ impl Core {
                 "contexts become durable in order"
             );
             tracing::trace!(context = record.seq.0, waiting = record.waiters.len(), "durable");
-            self.durable.store(record.seq.0, Ordering::Release);
-            pipe.durable_up_to(record.seq);
+            // Counted first: who sees that a context is durable finds it in the statistics.
             self.stats.transactions.fetch_add(record.transactions, Ordering::Relaxed);
             let now = self.env.clock.monotonic();
             self.stats.note_stages([
@@ -402,6 +401,8 @@ impl Core {
                 record.written_at,
                 now,
             ]);
+            self.durable.store(record.seq.0, Ordering::Release);
+            pipe.durable_up_to(record.seq);
             let times = CommitTimes {
                 sealed_at: record.sealed_at,
                 written_at: record.written_at,
