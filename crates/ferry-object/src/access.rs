@@ -2,7 +2,7 @@
 
 use crate::codec::{Codec, VolumeKey};
 use crate::error::ObjectError;
-use crate::executor::Executor;
+use crate::executor::{Answer, Executor, Job};
 use crate::format::{Front, HEADER_LEN, Header, ObjectRef, Super, header};
 pub(crate) use crate::store::Held;
 use crate::store::{Store, exists};
@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 /// The pause before the second try of a request; each later one is twice as long.
@@ -20,6 +21,11 @@ const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// So many bytes are read of an object whose table is wanted: most objects have no more.
 const TABLE_READ: u64 = 64 << 10;
+
+/// So many objects are asked for at once.
+const AT_ONCE: usize = 16;
+/// One that waits for jobs looks so often whether it should go on waiting.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// The list is asked so often for objects that exist: it may lag.
 pub(crate) const LISTS_MAX: u32 = 20;
@@ -145,6 +151,11 @@ impl Access {
         }
     }
 
+    /// The same, but a request that fails is not repeated.
+    pub fn once(&self) -> Self {
+        Self { patience: Patience::Opening(Duration::ZERO), ..self.clone() }
+    }
+
     /// Access to another volume.
     pub fn at(&self, origin: &Origin) -> Self {
         let Origin { store, codec } = origin.clone();
@@ -218,6 +229,64 @@ impl Access {
             time: self.clock.monotonic().saturating_sub(holding.since),
             reason: holding.reason.clone(),
         })
+    }
+
+    /// What a job says that has ended; `None`: none has for some time, or this thread ran a part of
+    /// one.
+    pub fn ended<T>(&self, end: &mpsc::Receiver<T>) -> Option<T> {
+        match end.try_recv() {
+            Ok(found) => Some(found),
+            Err(_) if self.executor.step() => None,
+            Err(_) => end.recv_timeout(LOOK_AGAIN).ok(),
+        }
+    }
+
+    /// Asks for each of the items, several at a time, and returns the answers in the order of the
+    /// items. After an error nothing more is asked for. A single item is asked for by this thread.
+    pub fn ask_all<I: Send + 'static, T: Send + 'static>(
+        &self,
+        items: Vec<I>,
+        ask: impl Fn(&Self, I) -> Result<T, ObjectError> + Send + Sync + 'static,
+    ) -> Result<Vec<T>, ObjectError> {
+        if items.len() < 2 {
+            return items.into_iter().map(|item| ask(self, item)).collect();
+        }
+        let ask = Arc::new(ask);
+        let (ended, end) = mpsc::channel();
+        let mut answers: Vec<Option<T>> = items.iter().map(|_| None).collect();
+        let mut left = items.into_iter().enumerate();
+        let (mut under_way, mut failed) = (0, None);
+        loop {
+            while under_way < AT_ONCE && failed.is_none() {
+                let Some((n, item)) = left.next() else { break };
+                let (me, ask, ended) = (self.clone(), Arc::clone(&ask), ended.clone());
+                let run = move || -> Answer {
+                    let answer = ask(&me, item);
+                    Box::new(move || drop(ended.send((n, answer))))
+                };
+                under_way += 1;
+                self.executor.start(Job {
+                    upload: None,
+                    after: Duration::ZERO,
+                    run: Box::new(run),
+                });
+            }
+            if under_way == 0 {
+                break;
+            }
+            let Some((n, answer)) = self.ended(&end) else { continue };
+            under_way -= 1;
+            match answer {
+                Ok(answer) => answers[n] = Some(answer),
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(answers.into_iter().flatten().collect()),
+        }
     }
 
     /// The bytes of an object.

@@ -52,8 +52,6 @@ const COPIES_MAX: usize = 12;
 const COPY_BYTES_MAX: u64 = 64 << 20;
 /// An object that somebody deletes while it is made is made so often.
 const CREATES_MAX: u32 = 3;
-/// While nothing ends, the caller is asked so often whether to go on.
-const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// The epochs of a target begin at least so far behind the source's, and its log objects so far.
 const EPOCHS_BEHIND: u64 = 1 << 20;
 const LOGS_BEHIND: u64 = 1 << 40;
@@ -519,7 +517,7 @@ impl ObjectDevice {
     /// Refuses a map that nobody could open in this volume, the target: a shard that it had before
     /// is compared by its header only.
     fn refuse_damaged(&self, root: &Root) -> Result<(), BackupError> {
-        match load_shards(&self.access, &self.volume, root) {
+        match load_shards(&self.access, &self.volume, &root.shards) {
             Err(ObjectError::Damaged { name, .. }) => Err(BackupError::Differs(name)),
             loaded => loaded.map(drop).map_err(BackupError::Target),
         }
@@ -610,7 +608,7 @@ impl ObjectDevice {
             if under_way.count == 0 {
                 return Ok(copied);
             }
-            let Some((planned, result)) = self.next_ended(&end) else { continue };
+            let Some((planned, result)) = self.access.ended(&end) else { continue };
             under_way.end(planned);
             copying.objects += 1;
             copying.bytes += planned;
@@ -618,15 +616,6 @@ impl ObjectDevice {
                 copied.objects += 1;
                 copied.bytes += bytes;
             }
-        }
-    }
-
-    /// What a copy that has ended says; `None`: nothing has ended for some time.
-    fn next_ended(&self, end: &mpsc::Receiver<(u64, Ended)>) -> Option<(u64, Ended)> {
-        match end.try_recv() {
-            Ok(found) => Some(found),
-            Err(_) if self.access.executor.step() => None,
-            Err(_) => end.recv_timeout(ASK_AGAIN).ok(),
         }
     }
 

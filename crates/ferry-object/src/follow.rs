@@ -25,7 +25,7 @@ use crate::keys::Passphrase;
 use crate::runs::Run;
 use crate::store::Store;
 use crate::volume::{
-    Chain, FoundRoot, Shards, Volume, is_newest_root, load_shard, newest_root, read_root,
+    Chain, FoundRoot, Shards, Volume, is_newest_root, load_shards, newest_root, read_root,
     read_super,
 };
 use ferry_env::Env;
@@ -146,15 +146,15 @@ impl Follower {
             let why = "a list names an older root than before".into();
             return Err(ObjectError::Unavailable(why));
         }
-        let mut shards = HashMap::new();
+        let (mut shards, mut unknown) = (HashMap::new(), Vec::new());
         for at in &root.root.shards {
-            let known = before.and_then(|seen| seen.shards.get(at)).cloned();
-            let runs = match known {
-                Some(runs) => runs,
-                None => load_shard(&self.access, &self.volume, at.0, at.1)?.into(),
-            };
-            shards.insert(*at, runs);
+            match before.and_then(|seen| seen.shards.get(at)) {
+                Some(runs) => drop(shards.insert(*at, Arc::clone(runs))),
+                None => unknown.push(*at),
+            }
         }
+        let loaded = load_shards(&self.access, &self.volume, &unknown)?;
+        shards.extend(unknown.into_iter().zip(loaded.into_iter().map(Arc::from)));
         let new_timeline = match before {
             None => false,
             Some(seen) => self.has_new_timeline(&seen.chain, &root)?,

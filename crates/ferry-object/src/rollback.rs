@@ -65,7 +65,7 @@ impl ObjectDevice {
     /// volume afterwards.
     fn whole_root(&self, pin: &Pin) -> Result<Root, ObjectError> {
         let root = read_root(&self.access, &self.volume, pin.root)?.root;
-        load_shards(&self.access, &self.volume, &root)?;
+        load_shards(&self.access, &self.volume, &root.shards)?;
         Ok(root)
     }
 }

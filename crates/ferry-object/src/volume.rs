@@ -15,8 +15,8 @@ use crate::access::{Access, Created, LIST_AGAIN, LISTS_MAX, Origin};
 use crate::codec::{Codec, Compression, VolumeKey};
 use crate::error::ObjectError;
 use crate::format::{
-    self, CLAIMS, Claim, Entry, Header, Id, Kind, Location, ObjectRef, Owner, Parent, ROOTS, Root,
-    RootState, SUPER, Super, claim_name, decode_entries, decode_shard, encode, encode_super,
+    self, CLAIMS, Claim, Entry, Front, Header, Id, Kind, Location, ObjectRef, Owner, Parent, ROOTS,
+    Root, RootState, SUPER, Super, claim_name, decode_entries, decode_shard, encode, encode_super,
     log_name, new_header, number_of, random_id, root_name, shard_name,
 };
 use crate::keys::{Encryption, Of, Passphrase, make_key, unlock};
@@ -26,9 +26,13 @@ use crate::runs::Run;
 use ferry_device::Snapshot;
 use ferry_env::Env;
 use ferry_env::planted::{Bug, is_planted};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// So many names of the log are asked for together.
+const LOG_AHEAD_MAX: u64 = 16;
 /// W of a new volume: log objects that may be under way together.
 const WINDOW_DEFAULT: u32 = 64;
 /// What a new volume is to be.
@@ -383,13 +387,11 @@ impl Chain {
         volume: &Volume,
         epoch_max: Option<u64>,
     ) -> Result<(), ObjectError> {
+        let mut tables = LogTables::default();
         loop {
             let seq = self.next;
             let name = log_name(seq);
-            let (front, table) = match access.table(&name) {
-                Err(ObjectError::NotFound(_)) => return Ok(()),
-                other => other?,
-            };
+            let Some((front, table)) = tables.take(access, seq)? else { return Ok(()) };
             let header = front.header;
             if epoch_max.is_some_and(|most| header.epoch > most) {
                 return Err(ObjectError::ClaimLost { epoch: header.epoch });
@@ -459,6 +461,52 @@ impl Chain {
                 return Ok(());
             }
         }
+    }
+}
+
+/// Fronts and tables of log objects that are read before the chain comes to them.
+struct LogTables {
+    read: BTreeMap<u64, (Front, Vec<u8>)>,
+    /// So many names are asked for next. As long as all exist, twice as many each time: behind the
+    /// end of the log at most [`LOG_AHEAD_MAX`] - 1 names are asked for.
+    ahead: u64,
+}
+
+impl Default for LogTables {
+    fn default() -> Self {
+        Self { read: BTreeMap::new(), ahead: 1 }
+    }
+}
+
+impl LogTables {
+    /// What the log has at `seq`; `None`: nothing, as the store said after the object before it was
+    /// found.
+    fn take(&mut self, access: &Access, seq: u64) -> Result<Option<(Front, Vec<u8>)>, ObjectError> {
+        // A fence goes past names.
+        self.read = self.read.split_off(&seq);
+        if let Some(found) = self.read.remove(&seq) {
+            return Ok(Some(found));
+        }
+        let names = seq..=seq.saturating_add(self.ahead - 1);
+        let names = names.filter(|name| !self.read.contains_key(name)).collect();
+        // Nobody needs yet what is asked for ahead: a store that does not answer then is not asked
+        // again.
+        let asked = access.ask_all(names, move |access, name| {
+            let access =
+                if name == seq { Cow::Borrowed(access) } else { Cow::Owned(access.once()) };
+            Ok((name, access.table(&log_name(name))))
+        });
+        self.ahead = LOG_AHEAD_MAX.min(2 * self.ahead);
+        for (name, table) in asked? {
+            match table {
+                Ok(table) => drop(self.read.insert(name, table)),
+                Err(ObjectError::NotFound(_)) if name == seq => return Ok(None),
+                Err(error) if name == seq => return Err(error),
+                // It may be written meanwhile: it is asked for again in its turn.
+                Err(_) => self.ahead = 1,
+            }
+        }
+        Ok(self.read.remove(&seq))
     }
 }
 
@@ -568,7 +616,7 @@ fn look_and_load(
     loop {
         let found = look(access, volume, claimant, env)?;
         let number = found.root.header.number;
-        match load_shards(access, volume, &found.root.root) {
+        match load_shards(access, volume, &found.root.root.shards) {
             Err(ObjectError::NotFound(_))
                 if newest_root(access, volume)?.header.number > number => {}
             loaded => return Ok((found, loaded?)),
@@ -621,7 +669,8 @@ pub(crate) fn claim(
     let take_over = || {
         let chain = take_over()?;
         let same = chain.root.root.shards == found.root.shards;
-        let shards = if same { shards } else { load_shards(access, &volume, &chain.root.root)? };
+        let shards =
+            if same { shards } else { load_shards(access, &volume, &chain.root.root.shards)? };
         Ok((chain, shards))
     };
     match take_over() {
@@ -630,15 +679,17 @@ pub(crate) fn claim(
     }
 }
 
-/// Runs of the map that a root has.
+/// Runs of the map, by shards.
 pub(crate) type Shards = Vec<Vec<Run<Location>>>;
 
 pub(crate) fn load_shards(
     access: &Access,
     volume: &Volume,
-    root: &Root,
+    shards: &[(u64, ObjectRef)],
 ) -> Result<Shards, ObjectError> {
-    root.shards.iter().map(|(shard, at)| load_shard(access, volume, *shard, *at)).collect()
+    let volume = volume.clone();
+    access
+        .ask_all(shards.to_vec(), move |access, (shard, at)| load_shard(access, &volume, shard, at))
 }
 
 pub(crate) fn load_shard(
@@ -768,7 +819,7 @@ pub(crate) fn read_pinned(
     number: u64,
 ) -> Result<(Chain, Shards), ObjectError> {
     let found = read_root(access, volume, number)?;
-    let shards = load_shards(access, volume, &found.root)?;
+    let shards = load_shards(access, volume, &found.root.shards)?;
     Ok((Chain::new(found), shards))
 }
 
@@ -779,3 +830,6 @@ pub(crate) fn list_snapshots(
 ) -> Result<Vec<Snapshot>, ObjectError> {
     Ok(for_people(&newest_root(access, volume)?.root.pins))
 }
+
+#[cfg(test)]
+mod tests;
