@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -110,6 +110,8 @@ pub(crate) struct Access {
     pub clock: Arc<dyn Clock>,
     pub patience: Patience,
     holding: Arc<Mutex<Holding>>,
+    /// No request that fails is repeated any more.
+    pub given_up: Arc<AtomicBool>,
     /// How the volume's objects are stored.
     pub codec: Codec,
     /// Of a clone: the volumes that it refers to, as `super` lists them.
@@ -138,6 +140,7 @@ impl Access {
             clock: Arc::clone(&env.clock),
             patience,
             holding: Arc::default(),
+            given_up: Arc::default(),
             codec: Codec::default(),
             parents: Arc::default(),
         }
@@ -192,7 +195,7 @@ impl Access {
             Patience::Opening(time) => error.is_temporary() && now.saturating_sub(begun) < time,
             Patience::Serving => error.may_be_mended(),
         };
-        if !repeats {
+        if !repeats || self.given_up.load(Ordering::Relaxed) {
             return false;
         }
         tries.count += 1;

@@ -466,6 +466,14 @@ impl ObjectDevice {
         self.state.lock().failed.clone()
     }
 
+    /// Nobody wants what is being read: what the store does not answer ends with an error. An owner
+    /// reads on, because it may need that to close the volume.
+    pub fn give_up_reads(&self) {
+        if self.is_read_only() {
+            self.access.given_up.store(true, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn is_read_only(&self) -> bool {
         self.volume.epoch == 0
     }

@@ -238,6 +238,10 @@ fn serve(
     if let Some(with) = &with_snapshots {
         with.end();
     }
+    // A program that was killed has left its read.
+    if let Some(store) = opened.store() {
+        store.give_up_reads();
+    }
     // A mount gives no leases. If no server had any out before it, the next server begins at once.
     if served.is_ok()
         && fs.was_handed_over()

@@ -33,6 +33,15 @@ fn list(store: &Store, directory: usize) -> Child {
     ls.arg("-l").arg(at).stdout(Stdio::piped()).spawn().expect("ls is installed")
 }
 
+/// Returns when a request waits for the store.
+fn wait_for_held_request(store: &Store, mount: &str) {
+    let clock = Env::real().clock;
+    while store.stats(mount)["store"]["held"].is_null() {
+        assert!(clock.monotonic() < Duration::from_secs(30), "nobody asks the store");
+        std::thread::yield_now();
+    }
+}
+
 /// Makes, reads, renames and removes files on each processor in turn.
 fn work_on_all_processors(at: &Path) {
     let all = sched_getaffinity(None).expect("of this thread");
@@ -57,11 +66,7 @@ fn a_store_that_is_away_holds_up_only_who_needs_metadata_of_it() {
     let away = store.at("away");
     fs::rename(store.directory(), &away).expect("it is ours");
     let mut lists: Vec<Child> = (0..DIRECTORIES).map(|n| list(&store, n)).collect();
-    let clock = Env::real().clock;
-    while store.stats("first")["store"]["held"]["requests"].as_u64() == Some(0) {
-        assert!(clock.monotonic() < Duration::from_secs(30), "nobody asks the store");
-        std::thread::yield_now();
-    }
+    wait_for_held_request(&store, "first");
     let (at, (done, ended)) = (store.at("first/warm"), std::sync::mpsc::channel());
     let working = std::thread::spawn(move || {
         work_on_all_processors(&at);
@@ -86,4 +91,23 @@ fn a_store_that_is_away_holds_up_only_who_needs_metadata_of_it() {
         assert_eq!(names.len(), FILES, "{text}");
     }
     ok(&store.ferry(&["umount", "first"]));
+}
+
+#[test]
+fn a_mount_of_a_snapshot_ends_while_its_store_is_away() {
+    let store = Store::made();
+    store.mount("first");
+    fs::write(store.at("first/file"), vec![7; 1 << 20]).expect("the volume takes it");
+    ok(&store.ferry(&["snapshot", "create", "first", "one"]));
+    ok(&store.ferry(&["umount", "first"]));
+    ok(&store.try_mount("second", &["-o", "snapshot=one"]));
+    let away = store.at("away");
+    fs::rename(store.directory(), &away).expect("it is ours");
+    let mut cat = Command::new("cat");
+    let mut cat = cat.arg(store.at("second/file")).stdout(Stdio::null()).spawn().expect("it runs");
+    wait_for_held_request(&store, "second");
+    cat.kill().expect("it is ours");
+    cat.wait().expect("it can be killed");
+    ok(&store.ferry(&["umount", "second"]));
+    fs::rename(&away, store.directory()).expect("it is ours");
 }
