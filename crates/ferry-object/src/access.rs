@@ -22,8 +22,8 @@ const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// So many bytes are read of an object whose table is wanted: most objects have no more.
 const TABLE_READ: u64 = 64 << 10;
 
-/// So many objects are asked for at once.
-const AT_ONCE: usize = 16;
+/// So many objects are asked for together.
+pub(crate) const AT_ONCE: usize = 16;
 /// One that waits for jobs looks so often whether it should go on waiting.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -245,7 +245,7 @@ impl Access {
     }
 
     /// Asks for each of the items, several at a time, and returns the answers in the order of the
-    /// items. After an error nothing more is asked for. A single item is asked for by this thread.
+    /// items. A single item is asked for by this thread.
     pub fn ask_all<I: Send + 'static, T: Send + 'static>(
         &self,
         items: Vec<I>,
@@ -254,41 +254,54 @@ impl Access {
         if items.len() < 2 {
             return items.into_iter().map(|item| ask(self, item)).collect();
         }
+        let mut answers: Vec<Option<T>> = items.iter().map(|_| None).collect();
+        let numbered = items.into_iter().enumerate();
+        self.ask_each(
+            numbered,
+            move |access, (n, item)| Ok((n, ask(access, item)?)),
+            |(n, answer)| answers[n] = Some(answer),
+        )?;
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// Asks for each of the items, several at a time, and hands over the answers as they come.
+    /// After an error nothing more is asked for.
+    pub fn ask_each<I: Send + 'static, T: Send + 'static>(
+        &self,
+        items: impl IntoIterator<Item = I>,
+        ask: impl Fn(&Self, I) -> Result<T, ObjectError> + Send + Sync + 'static,
+        mut take: impl FnMut(T),
+    ) -> Result<(), ObjectError> {
         let ask = Arc::new(ask);
         let (ended, end) = mpsc::channel();
-        let mut answers: Vec<Option<T>> = items.iter().map(|_| None).collect();
-        let mut left = items.into_iter().enumerate();
+        let mut left = items.into_iter();
         let (mut under_way, mut failed) = (0, None);
         loop {
-            while under_way < AT_ONCE && failed.is_none() {
-                let Some((n, item)) = left.next() else { break };
+            while under_way < AT_ONCE
+                && failed.is_none()
+                && let Some(item) = left.next()
+            {
                 let (me, ask, ended) = (self.clone(), Arc::clone(&ask), ended.clone());
                 let run = move || -> Answer {
                     let answer = ask(&me, item);
-                    Box::new(move || drop(ended.send((n, answer))))
+                    Box::new(move || drop(ended.send(answer)))
                 };
                 under_way += 1;
-                self.executor.start(Job {
-                    upload: None,
-                    after: Duration::ZERO,
-                    run: Box::new(run),
-                });
+                let job = Job { upload: None, after: Duration::ZERO, run: Box::new(run) };
+                self.executor.start(job);
             }
+            // Also behind an error, for those under way.
             if under_way == 0 {
-                break;
+                return failed.map_or(Ok(()), Err);
             }
-            let Some((n, answer)) = self.ended(&end) else { continue };
+            let Some(answer) = self.ended(&end) else { continue };
             under_way -= 1;
             match answer {
-                Ok(answer) => answers[n] = Some(answer),
+                Ok(answer) => take(answer),
                 Err(error) => {
                     failed.get_or_insert(error);
                 }
             }
-        }
-        match failed {
-            Some(error) => Err(error),
-            None => Ok(answers.into_iter().flatten().collect()),
         }
     }
 

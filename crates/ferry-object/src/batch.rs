@@ -100,20 +100,24 @@ impl Contents {
     /// run that the block continues goes on at `next` in these contents.
     fn add(&mut self, block: &[u8], next: Option<u32>) -> u32 {
         let end = (self.bytes.len() / BLOCK) as u32;
-        let known = match next {
-            Some(next) if next < end => Some(next),
-            Some(_) => None,
-            None => self.known.get(&XxHash3_128::oneshot(block)).copied(),
-        };
-        if let Some(known) = known {
-            let at = known as usize * BLOCK;
-            if &self.bytes[at..at + BLOCK] == block {
-                return known;
-            }
+        if let Some(next) = next
+            && next < end
+            && self.block(next) == block
+        {
+            return next;
         }
-        self.known.entry(XxHash3_128::oneshot(block)).or_insert(end);
+        let hash = XxHash3_128::oneshot(block);
+        let known = *self.known.entry(hash).or_insert(end);
+        if next.is_none() && known < end && self.block(known) == block {
+            return known;
+        }
         self.bytes.extend_from_slice(block);
         end
+    }
+
+    fn block(&self, number: u32) -> &[u8] {
+        let at = number as usize * BLOCK;
+        &self.bytes[at..at + BLOCK]
     }
 }
 
@@ -179,10 +183,7 @@ impl Builder {
                 } else if apart {
                     self.add_data(at, block)
                 } else {
-                    let next = match self.next(at) {
-                        Some(EntryKind::Here { block }) => Some(block),
-                        _ => None,
-                    };
+                    let next = self.next(at, None);
                     EntryKind::Here { block: self.log.add(block, next) }
                 };
                 self.entry(at, 1, kind);
@@ -199,18 +200,19 @@ impl Builder {
             self.filling.insert(range, self.data.len() - 1);
             self.data.len() - 1
         });
-        let number = number as u64;
-        let next = match self.next(at) {
-            Some(EntryKind::Data { number: same, block }) if same == number => Some(block),
-            _ => None,
-        };
-        EntryKind::Data { number, block: self.data[number as usize].add(block, next) }
+        let next = self.next(at, Some(number as u64));
+        EntryKind::Data { number: number as u64, block: self.data[number].add(block, next) }
     }
 
-    /// The value with which the block would continue the last entry.
-    fn next(&self, at: u64) -> Option<EntryKind> {
+    /// Where in the contents of this data object, or of the log object, the last entry goes on, if
+    /// the block continues it.
+    fn next(&self, at: u64, data: Option<u64>) -> Option<u32> {
         let last = self.entries.last().filter(|last| last.end() == at)?;
-        Some(last.value.after(last.len))
+        match (last.value.after(last.len), data) {
+            (EntryKind::Here { block }, None) => Some(block),
+            (EntryKind::Data { number, block }, Some(data)) if number == data => Some(block),
+            _ => None,
+        }
     }
 
     fn entry(&mut self, start: u64, len: u64, value: EntryKind) {

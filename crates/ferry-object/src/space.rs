@@ -11,7 +11,7 @@
 use crate::access::{Access, sizes};
 use crate::device::{Limits, identified};
 use crate::error::ObjectError;
-use crate::executor::{Answer, Executor, Job};
+use crate::executor::Executor;
 use crate::format::{LOGS, ObjectRef, ROOTS, Root, SHARDS, root_name, shard_name};
 use crate::keys::Passphrase;
 use crate::pins::for_people;
@@ -20,13 +20,10 @@ use crate::volume::{FoundRoot, Volume, load_shard, newest_root, read_root};
 use ferry_device::Snapshot;
 use ferry_env::Env;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::sync::Arc;
 
 /// If snapshots are made or deleted meanwhile, it is measured so often.
 const TRIES_MAX: u32 = 3;
-/// Shards that are read at a time, at most.
-const READS_MAX: usize = 12;
 
 /// What the snapshots of a volume hold of its store, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,43 +127,19 @@ impl Needs {
 
     /// Reads all shards, several at a time, for the objects that they need.
     fn add_objects(&mut self, access: &Access, volume: &Volume) -> Result<(), ObjectError> {
-        let (ended, end) = mpsc::channel();
-        let mut left = std::mem::take(&mut self.shards).into_iter();
-        let mut under_way = 0;
-        let mut failed = None;
-        loop {
-            while under_way < READS_MAX
-                && failed.is_none()
-                && let Some((shard, at)) = left.next()
-            {
-                under_way += 1;
-                let (to, volume, ended) = (access.clone(), volume.clone(), ended.clone());
-                let run = move || -> Answer {
-                    let objects = objects_of(&to, &volume, shard, at);
-                    Box::new(move || drop(ended.send((shard_name(shard, at), objects))))
-                };
-                let job = Job { upload: None, after: Duration::ZERO, run: Box::new(run) };
-                access.executor.start(job);
-            }
-            // Also behind an error, for those under way.
-            if under_way == 0 {
-                return failed.map_or(Ok(()), Err);
-            }
-            let next = match end.try_recv() {
-                Err(_) if access.executor.step() => continue,
-                Err(_) => end.recv(),
-                found => found.map_err(|_| mpsc::RecvError),
-            };
-            let Ok((name, objects)) = next else { continue };
-            under_way -= 1;
-            match (objects, self.users.get(&name).copied()) {
-                (Ok(objects), Some(user)) => {
+        let shards = std::mem::take(&mut self.shards);
+        let volume = volume.clone();
+        access.ask_each(
+            shards,
+            move |access, (shard, at)| {
+                Ok((shard_name(shard, at), objects_of(access, &volume, shard, at)?))
+            },
+            |(name, objects)| {
+                if let Some(user) = self.users.get(&name).copied() {
                     objects.into_iter().for_each(|object| self.add(object.name(), user));
                 }
-                (Err(error), _) => failed = Some(error),
-                (Ok(_), None) => {}
-            }
-        }
+            },
+        )
     }
 }
 

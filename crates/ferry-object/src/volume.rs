@@ -11,7 +11,7 @@
 //! 4. a look for a newer claim, when the fences are in. A claimant may have slept for so long that
 //!    the fence, which it created now, took the name of a log object that a later owner deleted.
 
-use crate::access::{Access, Created, LIST_AGAIN, LISTS_MAX, Origin};
+use crate::access::{AT_ONCE, Access, Created, LIST_AGAIN, LISTS_MAX, Origin};
 use crate::codec::{Codec, Compression, VolumeKey};
 use crate::error::ObjectError;
 use crate::format::{
@@ -31,8 +31,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// So many names of the log are asked for together.
-const LOG_AHEAD_MAX: u64 = 16;
 /// W of a new volume: log objects that may be under way together.
 const WINDOW_DEFAULT: u32 = 64;
 /// What a new volume is to be.
@@ -468,7 +466,7 @@ impl Chain {
 struct LogTables {
     read: BTreeMap<u64, (Front, Vec<u8>)>,
     /// So many names are asked for next. As long as all exist, twice as many each time: behind the
-    /// end of the log at most [`LOG_AHEAD_MAX`] - 1 names are asked for.
+    /// end of the log at most [`AT_ONCE`] - 1 names are asked for.
     ahead: u64,
 }
 
@@ -496,7 +494,7 @@ impl LogTables {
                 if name == seq { Cow::Borrowed(access) } else { Cow::Owned(access.once()) };
             Ok((name, access.table(&log_name(name))))
         });
-        self.ahead = LOG_AHEAD_MAX.min(2 * self.ahead);
+        self.ahead = (AT_ONCE as u64).min(2 * self.ahead);
         for (name, table) in asked? {
             match table {
                 Ok(table) => drop(self.read.insert(name, table)),

@@ -125,7 +125,7 @@ fn a_long_log_is_read_in_few_rounds() {
     world.log(100, 0);
     assert_eq!(world.follow(), Ok(100));
     assert!(world.rounds() <= 9, "{} rounds", world.rounds());
-    assert!(world.store.gets.load(Ordering::Relaxed) < 100 + LOG_AHEAD_MAX);
+    assert!(world.store.gets.load(Ordering::Relaxed) < 100 + AT_ONCE as u64);
 }
 
 #[test]
