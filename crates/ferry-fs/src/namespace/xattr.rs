@@ -83,6 +83,11 @@ impl LocalFs {
         self.each_xattr(inode.ino, &mut |_| {})
     }
 
+    fn has_xattr(&self, ino: Ino, state: &InodeState, name: &[u8]) -> Result<bool, FsError> {
+        let has_any = state.rec.flags & INODE_HAS_XATTRS != 0;
+        Ok(has_any && self.journal.get(&keys::xattr(ino, name))?.is_some())
+    }
+
     pub(crate) fn do_setxattr(
         &self,
         how: How,
@@ -109,8 +114,7 @@ impl LocalFs {
             begun => begun?,
         };
         let mut state = inode.state.write();
-        let has_any = state.rec.flags & INODE_HAS_XATTRS != 0;
-        let stored = has_any && self.journal.get(&keys::xattr(ino, name))?.is_some();
+        let stored = self.has_xattr(ino, &state, name)?;
         if stored && flags.create {
             return Err(errno(libc::EEXIST));
         }
@@ -225,8 +229,7 @@ impl LocalFs {
         self.load_xattrs(inode)?;
         let mut txn = self.begin(how, Credits { urgent: true, ..xattr_credits(name.len(), 0) })?;
         let mut state = inode.state.write();
-        let has_any = state.rec.flags & INODE_HAS_XATTRS != 0;
-        if !has_any || self.journal.get(&keys::xattr(inode.ino, name))?.is_none() {
+        if !self.has_xattr(inode.ino, &state, name)? {
             return Err(errno(libc::ENODATA));
         }
         self.delete_xattr(&mut txn, inode.ino, &mut state, name)?;
