@@ -135,7 +135,7 @@ fn open(
         let source = io::Error::other("the store does not give all of it now");
         return Err(VolumeError::Io { what: "open this version", source });
     }
-    Ok(Current { reader: Reader::new(fs), timeline })
+    Ok(Current::new(Reader::new(fs), timeline))
 }
 
 /// How a volume is followed.

@@ -17,7 +17,10 @@
 //! * REPLICA-5: a version is closed when its last request has ended. An open file moves to the
 //!   next version. One that the next version has not any more (it was removed, replaced, or is of
 //!   an earlier timeline) holds its last version, until it is closed or the time is up: then it is
-//!   stale. So nothing here needs for long what the owner deletes when its grace has passed.
+//!   stale. So nothing here needs for long what the owner deletes when its grace has passed. An
+//!   orphan counts as removed: its owner keeps the contents elsewhere, or is reclaiming them.
+//! * REPLICA-6: an open directory goes on listing the version in which the listing began, for as
+//!   long as a file would hold it. So a file that moved meanwhile is listed once.
 
 mod follow;
 mod requests;

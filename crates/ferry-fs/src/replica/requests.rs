@@ -10,6 +10,7 @@ use crate::volume::VolumeError;
 use ferry_env::Env;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -24,6 +25,8 @@ pub struct Replica {
     pub(crate) following: Arc<Following>,
     reads: Arc<Pool<Self, Read>>,
     others: Arc<Pool<Self, Other>>,
+    /// Directories that were opened.
+    directories: AtomicU64,
     follower: Mutex<Option<(Sender<()>, JoinHandle<()>)>>,
 }
 
@@ -45,6 +48,7 @@ impl Replica {
             following,
             reads: Arc::default(),
             others: Arc::default(),
+            directories: AtomicU64::new(0),
             follower: Mutex::new(Some((stop, thread.map_err(failed)?))),
         });
         replica.reads.serve(&replica);
@@ -96,6 +100,13 @@ impl Replica {
         }
         self.reads.stop();
         self.others.stop();
+    }
+
+    /// Drops a version that is held no more, by a thread that may wait.
+    fn leave(&self, version: Option<Arc<Current>>) {
+        if let Some(version) = version {
+            self.others.push(Other(Box::new(move |_| drop(version))));
+        }
     }
 
     /// Makes a request of the version that is shown, by a thread that may wait. The answer has
@@ -199,12 +210,12 @@ impl Filesystem for Replica {
     fn forget(&self, _ino: Ino, _count: u64) {}
 
     fn getattr(&self, cx: &Cx, ino: Ino, _fh: Option<u64>) -> Answer<(Attr, Duration)> {
-        self.later(cx, ino, |current, ino| current.reader.attributes(current.timeline, ino))
+        self.later(cx, ino, |current, ino| current.attributes(ino))
     }
 
     fn statx(&self, cx: &Cx, ino: Ino) -> Answer<(Attr, Duration, Timestamp)> {
         self.later(cx, ino, |current, ino| {
-            let (attr, valid) = current.reader.attributes(current.timeline, ino)?;
+            let (attr, valid) = current.attributes(ino)?;
             let born = current.reader.fs.birth_time(ino).unwrap_or_default();
             Ok((attr, valid, born))
         })
@@ -264,9 +275,10 @@ impl Filesystem for Replica {
         self.others.push(Other(Box::new(move |replica| {
             // A turn that begins now drops its pages.
             replica.following.showing.opened(number);
-            let answer = replica.following.showing.with(Request::Other, number, |current, ino| {
-                current.reader.attributes(current.timeline, ino).map(drop)
-            });
+            let answer = replica
+                .following
+                .showing
+                .with(Request::Other, number, |current, ino| current.attributes(ino).map(drop));
             if answer.is_err() {
                 drop(replica.following.showing.released(number));
             }
@@ -310,9 +322,7 @@ impl Filesystem for Replica {
     }
 
     fn release(&self, _cx: &Cx, ino: Ino, _fh: u64) {
-        if let Some(version) = self.following.showing.released(ino) {
-            self.others.push(Other(Box::new(move |_| drop(version))));
-        }
+        self.leave(self.following.showing.released(ino));
     }
 
     /// What is shown is durable.
@@ -345,26 +355,33 @@ impl Filesystem for Replica {
     }
 
     fn opendir(&self, _cx: &Cx, _ino: Ino) -> Answer<Opened> {
-        Ok(Opened::default())
+        let fh = self.directories.fetch_add(1, Ordering::Relaxed);
+        Ok(Opened { fh, ..Opened::default() })
     }
 
     fn readdir(
         &self,
         cx: &Cx,
         ino: Ino,
-        _fh: u64,
+        fh: u64,
         cookie: u64,
         plus: bool,
         _sink: &mut dyn FnMut(&DirEntry) -> bool,
     ) -> Answer<()> {
         let bytes = cx.park.listing_bytes();
-        self.later(cx, ino, move |current, ino| {
-            let into = Listing::new(plus, bytes);
+        let kind = Request::Listing { handle: fh, begins: cookie == 0 };
+        let list = move |current: &Current, ino| {
+            // The kernel may know newer attributes.
+            let into = Listing::new(plus && !current.is_replaced(), bytes);
             current.reader.listing(current.timeline, ino, cookie, into)
-        })
+        };
+        self.others.push(Other(run(cx, kind, ino, list)));
+        Err(Stop::Parked)
     }
 
-    fn releasedir(&self, _cx: &Cx, _ino: Ino, _fh: u64) {}
+    fn releasedir(&self, _cx: &Cx, _ino: Ino, fh: u64) {
+        self.leave(self.following.showing.listed(fh));
+    }
 
     fn fsyncdir(&self, _cx: &Cx, _ino: Ino, _fh: u64, _data_only: bool) -> Answer<()> {
         Ok(())

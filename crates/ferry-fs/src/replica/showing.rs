@@ -1,14 +1,14 @@
 //! [`Showing`]: the version that a replica shows, and the turn to a newer one.
 
-use crate::api::{Errno, Host, Ino};
+use crate::api::{Attr, Errno, Host, Ino};
 use crate::reader::Reader;
 use crate::replica::timeline::Timeline;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::mem;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// A file that a newer version has no more is read from its last version for so long. That is far
@@ -27,15 +27,32 @@ const ROUNDS: u32 = 2;
 pub(crate) struct Current {
     pub(crate) reader: Reader,
     pub(crate) timeline: Timeline,
+    /// When a newer one was shown in its place.
+    replaced: OnceLock<Duration>,
 }
 
 impl Current {
+    pub(crate) fn new(reader: Reader, timeline: Timeline) -> Self {
+        Self { reader, timeline, replaced: OnceLock::new() }
+    }
+
+    /// The attributes of an inode, as programs see them. An orphan is not there: a version has
+    /// not all of its contents any more (REPLICA-5).
+    pub(crate) fn attributes(&self, ino: Ino) -> Result<(Attr, Duration), Errno> {
+        let (attr, valid) = self.reader.attributes(self.timeline, ino)?;
+        if attr.nlink == 0 { Err(Errno(libc::ESTALE)) } else { Ok((attr, valid)) }
+    }
+
     /// Whether it has the inode that programs know by this number. One that cannot be read it may
     /// have.
     fn has(&self, number: Ino) -> bool {
-        let found =
-            self.timeline.inner(number).and_then(|ino| self.reader.attributes(self.timeline, ino));
+        let found = self.timeline.inner(number).and_then(|ino| self.attributes(ino));
         !matches!(found, Err(Errno(libc::ESTALE)))
+    }
+
+    /// What is shown by now is newer.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.replaced.get().is_some()
     }
 }
 
@@ -52,6 +69,8 @@ impl Drop for Current {
 pub(crate) enum Request {
     /// Of contents: always.
     Contents,
+    /// A listing by this open directory, from its begin or where it was before (REPLICA-6).
+    Listing { handle: u64, begins: bool },
     /// Another one: not while the kernel still has pages of an older version (REPLICA-2).
     Other,
 }
@@ -72,7 +91,7 @@ enum ReadFrom {
     #[default]
     Newest,
     /// The last version that had it, for a time.
-    Held { version: Arc<Current>, since: Duration },
+    Held(Arc<Current>),
     /// No version: it is stale.
     Nothing,
 }
@@ -89,15 +108,26 @@ struct State {
     current: Arc<Current>,
     /// By the numbers that programs see.
     open: BTreeMap<Ino, OpenFile>,
+    /// The versions of listings that have begun, by open directory.
+    listings: BTreeMap<u64, Arc<Current>>,
 }
 
 impl State {
     /// The version that answers requests for an inode.
     fn version_of(&self, number: Ino) -> &Arc<Current> {
         match self.open.get(&number) {
-            Some(OpenFile { from: ReadFrom::Held { version, .. }, .. }) => version,
+            Some(OpenFile { from: ReadFrom::Held(version), .. }) => version,
             _ => &self.current,
         }
+    }
+
+    /// The versions that are held, one for each file and listing.
+    fn held(&self) -> impl Iterator<Item = &Arc<Current>> {
+        let files = self.open.values().filter_map(|file| match &file.from {
+            ReadFrom::Held(version) => Some(version),
+            ReadFrom::Newest | ReadFrom::Nothing => None,
+        });
+        files.chain(self.listings.values()).filter(|version| version.is_replaced())
     }
 
     /// Turns to a newer version. Of the files that are `open` and follow, those that are not
@@ -113,14 +143,15 @@ impl State {
             self.stage = Stage::Turning;
         }
         let old = mem::replace(&mut self.current, Arc::clone(new));
+        old.replaced.get_or_init(|| now);
         let (stay, removed): (Vec<_>, Vec<_>) =
             open.into_iter().partition(|number| there.get(number) == Some(&true));
         for number in &removed {
             if let Some(file) = self.open.get_mut(number) {
-                file.from = ReadFrom::Held { version: Arc::clone(&old), since: now };
+                file.from = ReadFrom::Held(Arc::clone(&old));
             }
         }
-        if !removed.is_empty() {
+        if self.held().any(|held| Arc::ptr_eq(held, &old)) {
             old.reader.fs.set_memory_limit(HELD_BYTES);
         }
         (old, stay)
@@ -138,8 +169,12 @@ pub(crate) struct Showing {
 
 impl Showing {
     pub(crate) fn new(current: Current) -> Self {
-        let state =
-            State { stage: Stage::Steady, current: Arc::new(current), open: BTreeMap::new() };
+        let state = State {
+            stage: Stage::Steady,
+            current: Arc::new(current),
+            open: BTreeMap::new(),
+            listings: BTreeMap::new(),
+        };
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -195,14 +230,33 @@ impl Showing {
     }
 
     fn enter(&self, kind: Request, number: Ino) -> Result<Arc<Current>, Errno> {
+        // It is dropped behind the lock.
+        let _left;
         let mut state = self.state.lock();
-        while state.stage == Stage::Turning && kind == Request::Other {
+        while state.stage == Stage::Turning && kind != Request::Contents {
             self.changed.wait(&mut state);
         }
         if state.stage == Stage::Ended {
             return Err(Errno(libc::EIO));
         }
-        Ok(Arc::clone(state.version_of(number)))
+        let newest = || Arc::clone(state.version_of(number));
+        match kind {
+            Request::Listing { handle, begins: false } => {
+                Ok(state.listings.get(&handle).map_or_else(newest, Arc::clone))
+            }
+            Request::Listing { handle, begins: true } => {
+                let version = newest();
+                _left = state.listings.insert(handle, Arc::clone(&version));
+                Ok(version)
+            }
+            Request::Contents | Request::Other => Ok(newest()),
+        }
+    }
+
+    /// The listing of an open directory has ended. The result is to be dropped by a thread that
+    /// may wait.
+    pub(crate) fn listed(&self, handle: u64) -> Option<Arc<Current>> {
+        self.state.lock().listings.remove(&handle)
     }
 
     /// A file is open from now on.
@@ -219,34 +273,38 @@ impl Showing {
             return None;
         }
         match state.open.remove(&number)?.from {
-            ReadFrom::Held { version, .. } => Some(version),
+            ReadFrom::Held(version) => Some(version),
             ReadFrom::Newest | ReadFrom::Nothing => None,
         }
     }
 
-    /// Files that are read from an older version.
+    /// Files and listings that are read from an older version.
     pub(crate) fn held(&self) -> usize {
-        let state = self.state.lock();
-        state.open.values().filter(|file| matches!(file.from, ReadFrom::Held { .. })).count()
+        self.state.lock().held().count()
     }
 
     /// Versions that were held for too long are left. Waits.
     pub(crate) fn leave_held(&self, now: Duration) {
         let mut state = self.state.lock();
-        let since = |file: &OpenFile| match file.from {
-            ReadFrom::Held { since, .. } => Some(since),
-            ReadFrom::Newest | ReadFrom::Nothing => None,
-        };
-        let mut times: Vec<Duration> = state.open.values().filter_map(since).collect();
+        let mut times: Vec<Duration> =
+            state.held().filter_map(|version| version.replaced.get().copied()).collect();
         times.sort_unstable();
         times.dedup();
         let too_many = times.len().checked_sub(HELD_VERSIONS_MAX + 1).map(|last| times[last]);
-        let ends = |since: Duration| now > since + HELD || Some(since) <= too_many;
-        let files = state.open.values_mut().filter(|file| since(file).is_some_and(ends));
+        let ends = |version: &Current| {
+            let since = version.replaced.get();
+            since.is_some_and(|since| now > *since + HELD || Some(*since) <= too_many)
+        };
+        let is_left = |from: &ReadFrom| matches!(from, ReadFrom::Held(version) if ends(version));
+        let files = state.open.values_mut().filter(|file| is_left(&file.from));
         let left: Vec<ReadFrom> =
             files.map(|file| mem::replace(&mut file.from, ReadFrom::Nothing)).collect();
+        let ended = state.listings.iter().filter(|(_, version)| ends(version));
+        let ended: Vec<u64> = ended.map(|(handle, _)| *handle).collect();
+        let listings: Vec<_> =
+            ended.iter().filter_map(|handle| state.listings.remove(handle)).collect();
         drop(state);
-        drop(left);
+        drop((left, listings));
     }
 
     /// Shows a newer version. Waits until the kernel has no page of the one before, but for files

@@ -34,6 +34,17 @@ impl Owner {
 
     /// Makes or replaces the file `name`; its inode.
     fn write(&self, name: &str, text: &str) -> Ino {
+        let (ino, fh) = self.write_and_hold(name, text);
+        let release = |cx: &Cx| {
+            self.fs.release(cx, ino, fh);
+            Ok(())
+        };
+        InProcess::default().call(release).unwrap();
+        ino
+    }
+
+    /// The same of a file that stays open: its inode and its handle.
+    fn write_and_hold(&self, name: &str, text: &str) -> (Ino, u64) {
         let (me, name) = (InProcess::default(), name.as_bytes());
         let (entry, opened) =
             me.call(|cx| self.fs.create(cx, ROOT, name, 0o644, libc::O_RDWR)).unwrap();
@@ -41,12 +52,11 @@ impl Owner {
         let bytes = text.as_bytes();
         me.call(|cx| self.fs.write(cx, ino, opened.fh, 0, bytes, false, false)).unwrap();
         me.call(|cx| self.fs.fsync(cx, ino, opened.fh, false)).unwrap();
-        me.call(|cx| {
-            self.fs.release(cx, ino, opened.fh);
-            Ok(())
-        })
-        .unwrap();
-        ino
+        (ino, opened.fh)
+    }
+
+    fn sync(&self) {
+        InProcess::default().call(|cx| self.fs.fsyncdir(cx, ROOT, 0, false)).unwrap();
     }
 
     /// What a crash would leave now.
@@ -188,12 +198,7 @@ fn a_file_of_an_older_timeline_is_read_while_it_is_open_and_then_stale() {
     assert_eq!(read(&replica, ino).unwrap(), b"old", "it is open");
     assert_eq!(size(&replica, ino), Ok(3));
     assert_eq!(replica.stats()["replica"]["files_held"], 1);
-    InProcess::default()
-        .call(|cx| {
-            replica.release(cx, ino, 0);
-            Ok(())
-        })
-        .unwrap();
+    release(&replica, ino);
     assert!(asks.try_recv().is_err(), "the kernel has no page of another version");
     assert_eq!(size(&replica, ino), Err(Errno(libc::ESTALE)));
     assert_eq!(open(&replica, ino).map(|opened| opened.fh), Err(Errno(libc::ESTALE)));
@@ -201,6 +206,100 @@ fn a_file_of_an_older_timeline_is_read_while_it_is_open_and_then_stale() {
     let new = found.attr.unwrap().ino;
     assert_ne!(new, ino);
     assert_eq!(read(&replica, new).unwrap(), b"new");
+}
+
+fn release(replica: &Replica, ino: Ino) {
+    let release = |cx: &Cx| {
+        replica.release(cx, ino, 0);
+        Ok(())
+    };
+    InProcess::default().call(release).unwrap();
+}
+
+#[test]
+fn a_file_that_its_owner_has_open_without_a_name_is_read_as_it_was() {
+    let owner = Owner::new();
+    let (ino, _) = owner.write_and_hold("f", "old");
+    let (replica, given, asks) = follow(&owner);
+    open(&replica, ino).unwrap();
+    InProcess::default().call(|cx| owner.fs.unlink(cx, ROOT, b"f")).unwrap();
+    owner.sync();
+    given.0.lock().push(owner.version(false));
+    await_versions(&replica, 2);
+    assert!(asks.try_recv().is_err(), "the kernel has no page of another version");
+    assert_eq!(read(&replica, ino).unwrap(), b"old");
+    assert_eq!((size(&replica, ino), replica.following.showing.held()), (Ok(3), 1));
+    release(&replica, ino);
+    assert_eq!(open(&replica, ino).map(|opened| opened.fh), Err(Errno(libc::ESTALE)));
+    assert_eq!(size(&replica, ino), Err(Errno(libc::ESTALE)));
+    replica.close();
+}
+
+/// What a directory that is open lists behind `cookie`.
+fn listing(replica: &Replica, fh: u64, cookie: u64) -> Vec<DirEntry> {
+    let list = |cx: &Cx| match replica.readdir(cx, ROOT, fh, cookie, true, &mut |_| true) {
+        Err(stop) => Err::<Vec<DirEntry>, _>(stop),
+        Ok(()) => panic!("another thread lists"),
+    };
+    InProcess::default().call(list).unwrap()
+}
+
+#[test]
+fn a_listing_is_of_the_version_in_which_it_began() {
+    let owner = Owner::new();
+    // More than one answer has room for.
+    for n in 0..200 {
+        owner.write(&n.to_string(), "text");
+    }
+    let (replica, given, _asks) = follow(&owner);
+    let [fh, other] =
+        [(); 2].map(|()| InProcess::default().call(|cx| replica.opendir(cx, ROOT)).unwrap().fh);
+    let mut listed = listing(&replica, fh, 0);
+    assert!(listed.iter().any(|entry| entry.entry.is_some()));
+    for n in 0..200 {
+        let (from, to) = (n.to_string(), format!("new-{n}"));
+        let rename = |cx: &Cx| {
+            let flags = RenameFlags::default();
+            owner.fs.rename(cx, ROOT, from.as_bytes(), ROOT, to.as_bytes(), flags)
+        };
+        InProcess::default().call(rename).unwrap();
+    }
+    owner.sync();
+    given.0.lock().push(owner.version(false));
+    await_versions(&replica, 2);
+    loop {
+        let more = listing(&replica, fh, listed.last().unwrap().cookie);
+        if more.is_empty() {
+            break;
+        }
+        assert!(more.iter().all(|entry| entry.entry.is_none()), "the kernel may know newer ones");
+        listed.extend(more);
+    }
+    let mut names: Vec<String> =
+        listed.iter().map(|entry| String::from_utf8(entry.name.to_vec()).unwrap()).collect();
+    names.sort();
+    let mut before: Vec<String> = (0..200).map(|n| n.to_string()).collect();
+    before.extend([".".into(), "..".into()]);
+    before.sort();
+    assert_eq!(names, before);
+    for fh in [fh, other] {
+        assert!(listing(&replica, fh, 0).iter().skip(2).all(|it| it.name.starts_with(b"new-")));
+    }
+    // What is shown is not held.
+    assert_eq!(replica.following.showing.held(), 0);
+    given.0.lock().push(owner.version(false));
+    await_versions(&replica, 3);
+    assert_eq!(replica.following.showing.held(), 2);
+    let release = |cx: &Cx| {
+        replica.releasedir(cx, ROOT, fh);
+        Ok(())
+    };
+    InProcess::default().call(release).unwrap();
+    assert_eq!(replica.following.showing.held(), 1);
+    let late = replica.following.env.clock.monotonic() + Duration::from_secs(121);
+    replica.following.showing.leave_held(late);
+    assert_eq!(replica.following.showing.held(), 0);
+    replica.close();
 }
 
 #[test]
