@@ -2,6 +2,7 @@
 //! process that has the volume open pins what the clone needs; if there is none, this one opens the
 //! volume. A volume in a file has its clone on the same file system (`snapfile.rs`).
 
+use std::cell::OnceCell;
 use std::path::Path;
 
 use ferry_env::{Env, Utc};
@@ -12,7 +13,7 @@ use crate::control::print;
 use crate::error::CliError;
 use crate::location::{Location, resolved_url};
 use crate::mounts::{self, Mount};
-use crate::open::explain;
+use crate::open::{begin_timeline_in_store, explain};
 use crate::rollback::volume_and_name;
 use crate::socket::printable;
 use crate::{passphrase, snapfile, snappath, snapshot};
@@ -47,19 +48,23 @@ pub fn run(args: &CloneArgs) -> Result<(), CliError> {
     };
     let env = Env::real();
     let failed = |error: ObjectError| explain(&volume, &error.into());
-    let passphrase = match is_encrypted(source, &env).map_err(failed)? {
-        true => {
-            passphrase::protect_memory();
-            Some(passphrase::get(&volume, false)?)
-        }
-        false => None,
-    };
+    let passphrase = OnceCell::new();
+    if is_encrypted(source, &env).map_err(failed)? {
+        passphrase::protect_memory();
+        let found = passphrase::get(&volume, false)?;
+        passphrase.get_or_init(|| found);
+    }
     let target = prepare_clone(source, new, &env);
     let target = target.map_err(|error| explain(&args.new, &error.into()))?;
     let pin = |pin: &str| snapshot::pin(&volume, pin).map_err(Failure::NotPinned);
-    let made = target.make(&name, passphrase.as_ref(), pin).map_err(|failure| match failure {
+    let made = target.make(&name, passphrase.get(), pin).map_err(|failure| match failure {
         Failure::Store(error) => failed(error),
         Failure::NotPinned(error) => error,
+    })?;
+    begin_timeline_in_store(&args.new, &passphrase, &env).map_err(|error| {
+        CliError::Failed(format!(
+            "{error}: the clone is made, but a server of it may believe clients of {volume} what those were told there: remove the clone, and make it anew"
+        ))
     })?;
     let Cloned { made_secs, pin } = made;
     let (name, made, pin) = (printable(&name), Utc::from_secs(made_secs), printable(&pin));

@@ -10,6 +10,7 @@ use ferry_device::{
     OpenMode,
 };
 use ferry_env::Env;
+use ferry_fs::volume::begin_timeline;
 use ferry_object::{
     BackupSource, CacheOptions, Follower, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase,
     Snapshot, SnapshotSizes, StoreUrl, backup_source, follow_volume, open_to_copy, open_volume,
@@ -161,10 +162,34 @@ impl OpenError {
 /// Opens a volume. One whose mount is gone but whose daemon still writes back (umount(8) does not
 /// wait for that) is waited for; one that is mounted is refused at once.
 pub fn open_when_free(volume: &Location, how: How, env: &Env) -> Result<Opened, OpenError> {
-    open_on_disk_when_free(volume, how, &OnDisk { tell: Some(tell), ..OnDisk::default() }, env)
+    open_with_passphrase(volume, how, &OnceCell::new(), env)
 }
 
-/// The same, with what a volume in a store has on disks of this machine.
+/// The same. A passphrase that `passphrase` has is not asked for.
+pub fn open_with_passphrase(
+    volume: &Location,
+    how: How,
+    passphrase: &OnceCell<Passphrase>,
+    env: &Env,
+) -> Result<Opened, OpenError> {
+    let on_disk = OnDisk { tell: Some(tell), ..OnDisk::default() };
+    when_free(volume, || open(volume, how, &on_disk, passphrase, env))
+}
+
+/// A volume in a store that was rolled back, or is a clone, goes on in a timeline of its own.
+pub fn begin_timeline_in_store(
+    volume: &Location,
+    passphrase: &OnceCell<Passphrase>,
+    env: &Env,
+) -> Result<(), CliError> {
+    let opened = open_with_passphrase(volume, How::Write, passphrase, env);
+    let opened = opened.map_err(|error| explain(volume, &error))?;
+    let failed = |error: &dyn std::fmt::Display| CliError::Failed(format!("{volume}: {error}"));
+    begin_timeline(&opened.device, env).map_err(|error| failed(&error))?;
+    opened.close().map_err(|error| failed(&error))
+}
+
+/// Opens a volume, with what one in a store has on disks of this machine.
 pub fn open_on_disk_when_free(
     volume: &Location,
     how: How,

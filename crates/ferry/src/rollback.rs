@@ -1,7 +1,10 @@
 //! `ferry rollback`: makes a volume what it was when a snapshot was made. This process owns the
 //! volume meanwhile. That of a volume in a file is in `snapfile.rs`.
 
+use std::cell::OnceCell;
+
 use ferry_env::{Env, Utc};
+use ferry_fs::volume::read_superblock;
 use ferry_object::{ObjectError, Replaced, RolledBack};
 
 use crate::cli::RollbackArgs;
@@ -9,7 +12,7 @@ use crate::control::print;
 use crate::error::CliError;
 use crate::location::Location;
 use crate::mounts;
-use crate::open::{How, explain, open_when_free};
+use crate::open::{How, begin_timeline_in_store, explain, open_with_passphrase};
 use crate::socket::printable;
 use crate::{snapfile, snappath};
 
@@ -18,17 +21,32 @@ pub fn run(args: &RollbackArgs) -> Result<(), CliError> {
     let (volume, name) = volume_and_name(&args.snapshot, "rollback", "unmount it, and ")?;
     let how = How::new(&volume, false, args.take_over, args.force)?;
     let replaced = if args.discard { Replaced::Discarded } else { Replaced::Snapshot };
-    let opened = open_when_free(&volume, how, &Env::real()).map_err(|e| explain(&volume, &e))?;
+    let (env, passphrase) = (Env::real(), OnceCell::new());
+    let opened = open_with_passphrase(&volume, how, &passphrase, &env);
+    let opened = opened.map_err(|error| explain(&volume, &error))?;
     let rolled_back = match (opened.store(), volume.path()) {
-        (Some(device), _) => device.roll_back(&name, replaced).map_err(|error| match error {
-            ObjectError::TooManySnapshots(_) => CliError::Failed(format!(
-                "{volume}: {error}, or lose what the volume is now (--discard)"
-            )),
-            error => explain(&volume, &error.into()),
-        }),
-        (None, Some(path)) => snapfile::roll_back(path, &name, replaced),
-        (None, None) => Err(volume.no_snapshots()),
-    }?;
+        (Some(device), _) => {
+            let rolled_back = device.roll_back(&name, replaced).map_err(|error| match error {
+                ObjectError::TooManySnapshots(_) => CliError::Failed(format!(
+                    "{volume}: {error}, or lose what the volume is now (--discard)"
+                )),
+                error => explain(&volume, &error.into()),
+            })?;
+            drop(opened);
+            // This process does not own it any more.
+            begin_timeline_in_store(&volume, &passphrase, &env).map_err(|error| {
+                CliError::Failed(format!(
+                    "{error}: the volume is what it was in {name}, but clients that have it mounted may take new files for old ones: unmount it on all of them"
+                ))
+            })?;
+            rolled_back
+        }
+        (None, Some(path)) => {
+            let id = read_superblock(&opened.device).ok().map(|superblock| superblock.volume_id);
+            snapfile::roll_back(path, id, &name, replaced)?
+        }
+        (None, None) => return Err(volume.no_snapshots()),
+    };
     let RolledBack { made_secs, before } = rolled_back;
     let before = before.map_or_else(
         || "what it was before is discarded".into(),

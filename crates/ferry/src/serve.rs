@@ -105,7 +105,7 @@ fn serve(
         session_life: args.session_life,
         grace: args.grace,
         lease_term: ServerOptions::LEASE_TERM,
-        key: fs.superblock().hash_key,
+        key: fs.superblock().capability_key(),
     };
     // Before the first client is served: an early signal must not kill the process.
     let mut signals = Signals::new([SIGTERM, SIGINT])

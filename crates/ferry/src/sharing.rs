@@ -15,8 +15,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use ferry_device::{CompositeVolume, FileDevice, OpenMode};
+use ferry_device::{BlockDevice, CompositeVolume, FileDevice, OpenMode};
 use ferry_env::Env;
+use ferry_fs::volume::begin_timeline;
 use ferry_fs::{FsOptions, LocalFs};
 use rustix::fs::{Mode, OFlags, XattrFlags, fgetxattr, fsetxattr, fstatfs, ioctl_ficlone, openat};
 use rustix::io::Errno;
@@ -38,7 +39,9 @@ const ACL_BYTES_MAX: usize = 64 << 10;
 pub struct Shared {
     /// The file.
     pub file: File,
-    _owned: Arc<FileDevice>,
+    /// The id of the volume that is in it.
+    pub volume_id: [u8; 16],
+    device: Arc<dyn BlockDevice>,
 }
 
 impl Shared {
@@ -74,12 +77,21 @@ impl Shared {
         let env = Env::real();
         let device = file.try_clone().map_err(failed("cannot make it"))?;
         let device = FileDevice::of_file(device, path, OpenMode::ReadWrite, &env);
-        let device = Arc::new(device.map_err(|error| not_whole(&error))?);
+        let device: Arc<dyn BlockDevice> = Arc::new(device.map_err(|error| not_whole(&error))?);
         let options = FsOptions { background: false, ..FsOptions::default() };
         let fs = LocalFs::open(device.clone(), options, env).map_err(|error| not_whole(&error))?;
+        let volume_id = fs.superblock().volume_id;
         fs.close().map_err(|error| not_whole(&error))?;
         file.sync_all().map_err(failed("cannot sync"))?;
-        Ok(Self { file, _owned: device })
+        Ok(Self { file, volume_id, device })
+    }
+
+    /// It is to be written from now on, beside its source or in its place. `path`: where it is to
+    /// be.
+    pub fn begin_timeline(&self, path: &Path) -> Result<(), CliError> {
+        begin_timeline(&self.device, &Env::real()).map_err(|error| {
+            CliError::Failed(format!("{}: cannot make it: {error}", path.display()))
+        })
     }
 }
 

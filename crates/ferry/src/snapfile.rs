@@ -90,6 +90,7 @@ pub fn clone(volume: &Path, name: Option<&str>, new: &Path) -> Result<(), CliErr
     let parent = parent.unwrap_or(Path::new("."));
     let directory = File::open(parent).map_err(CliError::path(parent, "cannot open"))?;
     let copy = Shared::new(&at, (source, &like), (&directory, new))?;
+    copy.begin_timeline(new)?;
     link(&copy.file, &directory, file_name).map_err(|error| match error {
         Errno::EXIST => exists(),
         error => CliError::path(new, "cannot give the clone its name")(error.into()),
@@ -98,8 +99,14 @@ pub fn clone(volume: &Path, name: Option<&str>, new: &Path) -> Result<(), CliErr
 }
 
 /// Makes a volume, which this process owns, what it was when a snapshot was made. What it is until
-/// then becomes a snapshot first, unless it is discarded.
-pub fn roll_back(volume: &Path, name: &str, replaced: Replaced) -> Result<RolledBack, CliError> {
+/// then becomes a snapshot first, unless it is discarded. `id`: the volume's, unless that cannot be
+/// read.
+pub fn roll_back(
+    volume: &Path,
+    id: Option<[u8; 16]>,
+    name: &str,
+    replaced: Replaced,
+) -> Result<RolledBack, CliError> {
     let (at, volume) = (Location::from(volume), real(volume));
     let (like, failed) = (open_source(&volume)?, |what| CliError::path(&volume, what));
     let (snapshots, snapshot) = open(&volume, name, false)?;
@@ -108,6 +115,13 @@ pub fn roll_back(volume: &Path, name: &str, replaced: Replaced) -> Result<Rolled
     let parent = volume.parent().unwrap_or(Path::new("/"));
     let parent = File::open(parent).map_err(failed("cannot open the directory of"))?;
     let copy = Shared::new(&at, (&snapshot, &like), (&parent, &volume))?;
+    if id.is_some_and(|id| id != copy.volume_id) {
+        return Err(CliError::Failed(format!(
+            "{}: it is a snapshot of another volume, which was at {at} before: `ferry clone {at}@{name} NEW` makes a volume of it",
+            path_of(&volume, name).display()
+        )));
+    }
+    copy.begin_timeline(&volume)?;
     let is_saved = replaced == Replaced::Snapshot;
     let before = is_saved.then(|| name_before_rollback(|name| snapshots.has(name)));
     if let Some(before) = &before {

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -36,6 +36,29 @@ fn text(path: &Path) -> String {
     path.to_str().expect("a temporary directory's name is UTF-8").to_owned()
 }
 
+/// Starts a server; returns its address, too.
+fn serve(volume: &str, listen: &str) -> (Child, String) {
+    let mut server = Command::new(FERRY)
+        .args(["serve", volume, "--listen", listen, "--insecure", "--grace", "0s"])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the command runs");
+    let mut said = BufReader::new(server.stderr.take().expect("it is piped"));
+    let mut log = String::new();
+    let address = loop {
+        let mut line = String::new();
+        assert_ne!(said.read_line(&mut line).expect("readable"), 0, "it ended: {log}");
+        if let Some((_, rest)) = line.split_once("address=") {
+            break rest.split_whitespace().next().expect("an address").to_owned();
+        }
+        log.push_str(&line);
+    };
+    // Its log must go on somewhere.
+    std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+    (server, address)
+}
+
 /// A served volume and a mount of it, which the test does not outlive.
 struct Served {
     dir: TempDir,
@@ -58,24 +81,7 @@ impl Served {
 
     /// Serves a volume that is there; the mount and its log are in `dir`.
     fn of(dir: TempDir, volume: &str) -> Self {
-        let mut server = Command::new(FERRY)
-            .args(["serve", volume, "--listen", "127.0.0.1:0", "--insecure", "--grace", "0s"])
-            .stderr(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("the command runs");
-        let mut said = BufReader::new(server.stderr.take().expect("it is piped"));
-        let mut log = String::new();
-        let address = loop {
-            let mut line = String::new();
-            assert_ne!(said.read_line(&mut line).expect("readable"), 0, "it ended: {log}");
-            if let Some((_, rest)) = line.split_once("address=") {
-                break rest.split_whitespace().next().expect("an address").to_owned();
-            }
-            log.push_str(&line);
-        };
-        // Its log must go on somewhere.
-        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+        let (server, address) = serve(volume, "127.0.0.1:0");
         let served = Self { dir, server, address };
         fs::create_dir(served.mnt()).expect("a mount point");
         let log = format!("insecure,log={}", served.dir.path().join("log").display());
@@ -108,6 +114,10 @@ impl Served {
 
     fn end(&mut self) {
         ok(&ferry(&["umount", &text(&self.mnt())]));
+        self.stop_server();
+    }
+
+    fn stop_server(&mut self) {
         let server =
             i32::try_from(self.server.id()).ok().and_then(Pid::from_raw).expect("a process");
         kill_process(server, Signal::TERM).expect("it is ours");
@@ -433,4 +443,65 @@ fn umount_says_that_the_server_has_evicted_the_mount() {
     assert_eq!(unmounted.status.code(), Some(1), "{said}");
     assert!(said.contains("ended by the server's administrator"), "{said}");
     assert!(!said.contains("away"), "{said}");
+}
+
+/// A client goes on at the address of its server, which serves next what `make` has made of the
+/// volume and of its snapshot.
+#[track_caller]
+fn a_client_takes_no_new_file_for_an_old_one(make: impl FnOnce(&str) -> String) {
+    let dir = TempDir::new().expect("a directory");
+    let volume = format!("dir://{}", text(&dir.path().join("store")));
+    ok(&ferry(&["mkfs", &volume, "--size", "1G"]));
+    // Each server gives numbers behind those that were given before.
+    ok(&ferry(&["snapshot", "create", &volume, "one"]));
+    let mut served = Served::of(dir, &volume);
+    let (mnt, local) = (served.mnt(), served.dir.path().join("local"));
+    fs::create_dir(&local).expect("a mount point");
+    (0..100).for_each(|n| drop(File::create(mnt.join(n.to_string())).expect("it can be made")));
+    let mut old = File::options();
+    let old = old.read(true).write(true).create_new(true).open(mnt.join("old")).expect("a file");
+    old.write_all_at(b"of the client", 0).expect("it fits");
+    old.sync_all().expect("it is durable");
+    let number = old.metadata().expect("it is open").ino();
+    served.stop_server();
+
+    let volume = make(&volume);
+    let log = format!("log={}", served.path("local.log"));
+    ok(&ferry(&["mount", &volume, &text(&local), "-o", &log]));
+    let same = (0..1000).find(|n| {
+        let file = File::create(local.join(format!("new-{n}"))).expect("it can be made");
+        file.metadata().expect("it is open").ino() == number
+    });
+    let name = format!("new-{}", same.expect("numbers are given anew behind a snapshot"));
+    fs::write(local.join(&name), "of another").expect("it fits");
+    ok(&ferry(&["umount", &text(&local)]));
+
+    served.server = serve(&volume, &served.address).0;
+    let mut read = [0; 20];
+    let written = old.write_all_at(b"lost", 0).and_then(|()| old.sync_all());
+    assert!(written.is_err(), "it is gone");
+    assert!(old.read_at(&mut read, 0).is_err(), "it is gone");
+    assert_eq!(fs::read_to_string(mnt.join(&name)).expect("it is there"), "of another");
+    assert!(!mnt.join("old").exists());
+    drop(old);
+    // It says what is lost.
+    ferry(&["umount", "--force", &text(&mnt)]);
+    served.stop_server();
+}
+
+#[test]
+fn a_client_of_before_a_rollback_takes_no_new_file_for_an_old_one() {
+    a_client_takes_no_new_file_for_an_old_one(|volume| {
+        ok(&ferry(&["rollback", &format!("{volume}@one")]));
+        volume.to_owned()
+    });
+}
+
+#[test]
+fn a_client_of_a_volume_takes_no_file_of_its_clone_for_an_old_one() {
+    a_client_takes_no_new_file_for_an_old_one(|volume| {
+        let clone = format!("{volume}-clone");
+        ok(&ferry(&["clone", &format!("{volume}@one"), &clone]));
+        clone
+    });
 }

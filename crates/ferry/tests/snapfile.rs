@@ -6,9 +6,13 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
+use ferry_device::{BlockDevice, FileDevice, OpenMode};
+use ferry_env::Env;
+use ferry_fs::volume::read_superblock;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -310,6 +314,55 @@ fn a_rollback_of_a_file_brings_a_snapshot_back_and_loses_nothing() {
     ok(&host.ferry(&["rollback", "xfs/vol@before-rollback"]));
     ok(&host.ferry(&["mount", "xfs/vol", "first"]));
     assert_eq!(read("first/file"), "new");
+}
+
+#[test]
+fn a_clone_and_a_rollback_of_a_file_begin_timelines() {
+    let host = Host::mounted();
+    let key = |at: &str| {
+        let device = FileDevice::open(&host.at(at), OpenMode::ReadOnly, &Env::real());
+        let device: Arc<dyn BlockDevice> = Arc::new(device.expect("it can be opened"));
+        let superblock = read_superblock(&device).expect("it is a volume");
+        (superblock.volume_id, superblock.capability_key())
+    };
+    ok(&host.ferry(&["snapshot", "create", "first", "one"]));
+    ok(&host.ferry(&["umount", "first"]));
+    let (id, first) = key("xfs/vol");
+    ok(&host.ferry(&["clone", "xfs/vol@one", "xfs/new"]));
+    let mut keys = vec![first, key("xfs/new").1];
+    assert_eq!(key("xfs/vol.snapshots/one"), (id, first));
+    for _ in 0..2 {
+        ok(&host.ferry(&["rollback", "xfs/vol@one"]));
+        keys.push(key("xfs/vol").1);
+        assert_eq!(key("xfs/vol").0, id);
+    }
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), 4, "no two have the same");
+    ok(&host.ferry(&["fsck", "xfs/vol"]));
+}
+
+#[test]
+fn a_snapshot_of_another_volume_of_this_name_is_not_rolled_back_to() {
+    let host = Host::mounted();
+    fs::write(host.at("first/file"), "earlier").expect("it is written");
+    ok(&host.ferry(&["snapshot", "create", "first", "one"]));
+    ok(&host.ferry(&["umount", "first"]));
+    fs::remove_file(host.at("xfs/vol")).expect("it can be removed");
+    ok(&host.ferry(&["mkfs", "xfs/vol", "--size", "256M"]));
+    ok(&host.ferry(&["mount", "xfs/vol", "first"]));
+    fs::write(host.at("first/new"), "now").expect("it is written");
+    ok(&host.ferry(&["umount", "first"]));
+    for more in [&[][..], &["--discard"]] {
+        let back = host.ferry(&[&["rollback", "xfs/vol@one"][..], more].concat());
+        fails(&back, 1, &["a snapshot of another volume", "`ferry clone xfs/vol@one NEW`"]);
+    }
+    assert_eq!(host.names(), ["one"]);
+    ok(&host.ferry(&["mount", "xfs/vol", "first"]));
+    assert_eq!(fs::read_to_string(host.at("first/new")).expect("it is there"), "now");
+    ok(&host.ferry(&["clone", "xfs/vol@one", "xfs/earlier"]));
+    ok(&host.ferry(&["mount", "xfs/earlier", "second"]));
+    assert_eq!(fs::read_to_string(host.at("second/file")).expect("it is there"), "earlier");
 }
 
 #[test]

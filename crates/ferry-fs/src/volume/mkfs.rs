@@ -6,7 +6,7 @@ use crate::keys::{self, Counters, InodeRecord};
 use crate::volume::error::VolumeError;
 use crate::volume::superblock::{
     LAST_COPY, LOG_MAX, SEGMENT_SIZES, SUPERBLOCK_OFFSETS, Superblock, clear_superblocks,
-    read_superblock, write_superblock,
+    random_16, read_superblock, write_superblock,
 };
 use crate::volume::version::FORMAT_VERSION;
 use ferry_device::{BLOCK_SIZE, BlockDevice};
@@ -144,21 +144,16 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
     let Ok(segment_count) = u32::try_from(segment_count) else {
         return bad(format!("{segment_count} segments are too many: choose larger ones"));
     };
-    let random_16 = || {
-        let mut id = [0; 16];
-        id[..8].copy_from_slice(&env.entropy.next_u64().to_le_bytes());
-        id[8..].copy_from_slice(&env.entropy.next_u64().to_le_bytes());
-        id
-    };
     Ok(Superblock {
         version: FORMAT_VERSION,
         compatible: LAST_COPY,
         incompatible: 0,
-        volume_id: random_16(),
-        hash_key: random_16(),
+        volume_id: random_16(env),
+        hash_key: random_16(env),
         size,
         created_secs: env.clock.wall().as_secs(),
         label: options.label.clone(),
+        timeline: [0; 16],
         log_offset,
         log_len,
         home_map_offsets: [first_map, second_map],

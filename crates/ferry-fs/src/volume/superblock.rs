@@ -5,8 +5,11 @@ use crate::volume::error::VolumeError;
 use crate::volume::mark::CopyMark;
 use crate::volume::version::FORMAT_VERSION;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
+use ferry_env::Env;
 use ferry_journal::Geometry;
 use ferry_journal::inspect::home_map;
+use siphasher::sip128::{Hasher128, SipHasher24};
+use std::hash::Hasher;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -40,12 +43,14 @@ pub(crate) const LOG_MAX: u64 = 1 << 39;
 /// A longest label, in bytes.
 const LABEL_MAX: usize = 64;
 /// Where the fields end and the reserved zeros begin.
-const FIELDS_LEN: usize = 208;
-/// Where the label is.
+const FIELDS_LEN: usize = 224;
+/// Where the label is, and where the timeline.
 const LABEL_AT: usize = 144;
+const TIMELINE_AT: usize = LABEL_AT + LABEL_MAX;
 /// Where the CRC32C of everything before it is.
 const CRC_AT: usize = BLOCK_SIZE - 4;
-const _: () = assert!(8 + 4 + 4 + 8 * 2 + 16 * 2 + 8 + 4 * 2 + 8 * 7 + 8 + LABEL_MAX == FIELDS_LEN);
+const _: () = assert!(8 + 4 + 4 + 8 * 2 + 16 * 2 + 8 + 4 * 2 + 8 * 7 + 8 == LABEL_AT);
+const _: () = assert!(TIMELINE_AT + 16 == FIELDS_LEN);
 const _: () = assert!(FIELDS_LEN <= CRC_AT);
 
 /// What a volume says of itself.
@@ -67,6 +72,8 @@ pub struct Superblock {
     pub created_secs: u64,
     /// A name for people, up to 64 bytes of UTF-8; may be empty.
     pub label: String,
+    /// Random since a rollback or a clone began a timeline of its own; zeros before.
+    pub timeline: [u8; 16],
     /// Log offset, in bytes.
     pub log_offset: u64,
     /// Log length, in bytes.
@@ -123,6 +130,18 @@ impl Superblock {
         format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
     }
 
+    /// Key of what proves to a server that a client was given an inode number. In another timeline
+    /// the number may be another file's, so each timeline has its own key.
+    pub fn capability_key(&self) -> [u8; 16] {
+        if self.timeline == [0; 16] {
+            return self.hash_key;
+        }
+        let mut hasher = SipHasher24::new_with_key(&self.hash_key);
+        hasher.write(b"ferry timeline\0");
+        hasher.write(&self.timeline);
+        hasher.finish128().as_bytes()
+    }
+
     /// Where its copies are, in bytes.
     pub fn offsets(&self) -> Vec<u64> {
         let last = (self.compatible & LAST_COPY != 0).then(|| self.size - BLOCK);
@@ -159,6 +178,8 @@ impl Superblock {
         ];
         numbers.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
         out.extend_from_slice(self.label.as_bytes());
+        out.resize(TIMELINE_AT, 0);
+        out.extend_from_slice(&self.timeline);
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
         block[..out.len()].copy_from_slice(&out);
         let crc = crc32c::crc32c(&block[..CRC_AT]);
@@ -195,7 +216,7 @@ impl Superblock {
             id.copy_from_slice(&block[at..at + 16]);
             id
         };
-        let label = &block[LABEL_AT..FIELDS_LEN];
+        let label = &block[LABEL_AT..TIMELINE_AT];
         let label = &label[..label.iter().position(|b| *b == 0).unwrap_or(LABEL_MAX)];
         let sb = Self {
             version: u32_at(8),
@@ -213,6 +234,7 @@ impl Superblock {
             segments_offset: u64_at(128),
             created_secs: u64_at(136),
             label: String::from_utf8_lossy(label).into_owned(),
+            timeline: sixteen(TIMELINE_AT),
         };
         if u32_at(72) != BLOCK_SIZE as u32 {
             return Err(Bad::Damaged(format!("block size {}", u32_at(72))));
@@ -436,6 +458,23 @@ pub(crate) fn write_superblock(dev: &dyn BlockDevice, sb: &Superblock) -> std::i
         }
     }
     Ok(())
+}
+
+/// The volume, which nobody has open, goes on in a timeline of its own: inode numbers will be given
+/// that its source, or what it was before, has given to other files. A client that was told of
+/// those is not believed any more.
+pub fn begin_timeline(dev: &Arc<dyn BlockDevice>, env: &Env) -> Result<(), VolumeError> {
+    let sb = Superblock { timeline: random_16(env), ..read_superblock(dev)? };
+    let what = "write the superblock";
+    write_superblock(&**dev, &sb).map_err(|source| VolumeError::Io { what, source })
+}
+
+/// An id or a key.
+pub(super) fn random_16(env: &Env) -> [u8; 16] {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&env.entropy.next_u64().to_le_bytes());
+    id[8..].copy_from_slice(&env.entropy.next_u64().to_le_bytes());
+    id
 }
 
 /// Takes away what would be taken for a volume, before another is made: copies in front, in the
