@@ -296,8 +296,8 @@ fn a_listing_is_of_the_version_in_which_it_began() {
     };
     InProcess::default().call(release).unwrap();
     assert_eq!(replica.following.showing.held(), 1);
-    let late = replica.following.env.clock.monotonic() + Duration::from_secs(121);
-    replica.following.showing.leave_held(late);
+    let later = replica.following.env.clock.monotonic() + Duration::from_secs(121);
+    replica.following.showing.leave_held(later);
     assert_eq!(replica.following.showing.held(), 0);
     replica.close();
 }
