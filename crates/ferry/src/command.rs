@@ -99,7 +99,10 @@ fn bench(args: &[OsString], level: Option<&str>) -> CliError {
 
 fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode, CliError> {
     let words = |lists: &[String]| MountOptions::parse(lists, sloppy).map_err(CliError::Usage);
-    let quietly = || logging::start(level, "warn", false).map_err(CliError::Usage);
+    let quietly = || {
+        logging::log_panics();
+        logging::start(level, "warn", false).map_err(CliError::Usage)
+    };
     match command {
         Command::Mount(args) => mount::run(args, &words(&args.options)?, level)?,
         Command::Serve(args) => serve::run(args, level)?,
@@ -130,6 +133,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Bench(args) => return Err(bench(&args.args, level)),
         // What it finds is in its report.
         Command::Fsck(args) => {
+            logging::log_panics();
             return logging::start(level, "error", false)
                 .map_err(CliError::Usage)
                 .and_then(|()| fsck::run(args));

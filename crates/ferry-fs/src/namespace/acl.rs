@@ -125,7 +125,7 @@ impl Acl {
 }
 
 impl LocalFs {
-    /// A stored list of an inode whose lock is held.
+    /// A stored list of an inode.
     pub(crate) fn stored_acl(&self, ino: Ino, name: &[u8]) -> Result<Option<Acl>, FsError> {
         patience::may_wait()?;
         let Some(value) = self.journal.get(&keys::xattr(ino, name))? else { return Ok(None) };

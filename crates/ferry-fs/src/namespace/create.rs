@@ -74,6 +74,7 @@ impl LocalFs {
         self.admit(how, new.target.map_or(0, <[u8]>::len))?;
         self.admit_number(how)?;
         let dir = self.table.need(parent)?;
+        self.load_default_acl(&dir)?;
         let mut inherit = false;
         loop {
             let txn = self.begin(how, credits(new.target.map_or(0, <[u8]>::len), inherit))?;
@@ -178,6 +179,15 @@ impl LocalFs {
             rec.size = target.len() as u64;
         }
         Ok((rec, inherited))
+    }
+
+    /// Reads what a new inode inherits. It is looked up again with the directory's lock, and found
+    /// in memory: nobody waits for that lock while the store is asked.
+    fn load_default_acl(&self, dir: &Inode) -> Result<(), FsError> {
+        if self.data.is_far() && dir.state.read_now()?.rec.flags & INODE_HAS_XATTRS != 0 {
+            self.stored_acl(dir.ino, acl::DEFAULT)?;
+        }
+        Ok(())
     }
 
     /// The directory's default ACL takes the place of the umask.
@@ -301,6 +311,7 @@ impl LocalFs {
         self.admit(how, 0)?;
         self.admit_number(how)?;
         let dir = self.table.need(parent)?;
+        self.load_default_acl(&dir)?;
         let mut txn = self.begin(how, credits(0, true))?;
         let (mut rec, inherited) = {
             let dir_state = dir.state.read_now()?;

@@ -4,7 +4,7 @@ use crate::requests::tests::*;
 use libc::S_IFDIR;
 
 pub(super) const ACCESS: &str = "system.posix_acl_access";
-const DEFAULT: &str = "system.posix_acl_default";
+pub(super) const DEFAULT: &str = "system.posix_acl_default";
 const NONE: u32 = u32::MAX;
 
 /// A list in the kernel's form, from (tag, permissions, id).

@@ -77,6 +77,8 @@ struct Cold {
     /// A directory of which all is in memory. The dirty file has the name `new` there, and an empty
     /// one has the name `old`.
     near: Ino,
+    /// A directory whose default ACL is not in memory.
+    inherits: Ino,
 }
 
 /// Runs `test` while the device answers no read, on a thread that must not wait; then `then`, with
@@ -139,13 +141,12 @@ fn make_cold(world: &mut World) -> Cold {
         world.release(ino, fh);
         if name == "data" {
             world.setxattr(ino, acls::ACCESS, &acls::named(7, 6, 4, 5, 1)).unwrap();
-            // So many bytes around these that the device has not read them with other records.
-            for n in 0..FAR_APART {
-                world.setxattr(ino, &format!("security.{n}"), &[7; 60_000]).unwrap();
-                world.setxattr(ino, &format!("user.z{n}"), &[7; 60_000]).unwrap();
-            }
+            surround_attributes(world, ino);
         }
     }
+    let inherits = world.mkdir(ROOT, "inherits").unwrap();
+    world.setxattr(inherits, acls::DEFAULT, &acls::named(7, 6, 4, 5, 1)).unwrap();
+    surround_attributes(world, inherits);
     world.fs.detach();
     world.reopen();
     assert_eq!(world.ino(ROOT, "cold"), dir);
@@ -161,7 +162,17 @@ fn make_cold(world: &mut World) -> Cold {
     world.file(near, "old").unwrap();
     let inode = world.fs.table.get(dirty.0).unwrap().unwrap();
     inode.file.pages.write().drop_windows(0, u64::MAX);
-    Cold { dir, files, link, open, dirty, removed: removed.attr.unwrap().ino, near }
+    assert!(!world.exists(inherits, "new"));
+    Cold { dir, files, link, open, dirty, removed: removed.attr.unwrap().ino, near, inherits }
+}
+
+/// Gives an inode so many bytes of attributes around those of a test that the device has not read
+/// these with other records.
+fn surround_attributes(world: &mut World, ino: Ino) {
+    for n in 0..FAR_APART {
+        world.setxattr(ino, &format!("security.{n}"), &[7; 60_000]).unwrap();
+        world.setxattr(ino, &format!("user.z{n}"), &[7; 60_000]).unwrap();
+    }
 }
 
 /// A transport's thread that makes requests.
@@ -385,4 +396,28 @@ fn a_file_is_used_while_its_attributes_are_read_to_remove_one() {
 fn a_file_is_used_while_its_acl_is_read_for_another_mode() {
     let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     change_attributes_of(|fs, cx, ino| fs.setattr(cx, ino, None, &mode));
+}
+
+/// Makes a file that inherits an ACL which has to be read, and changes the directory meanwhile.
+fn inherit<T: std::fmt::Debug>(make: impl FnOnce(&LocalFs, &Cx, Ino) -> Answer<T> + Send) {
+    let test = |world: &World, cold: &Cold, asker: &mut Asker<'_>| {
+        let (fs, dir) = (&world.fs, cold.inherits);
+        asker.later(|cx| make(fs, cx, dir));
+        asker.reads.wait_for_a_read();
+        let times = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
+        asker.now(|cx| fs.setattr(cx, dir, None, &times));
+    };
+    far_away(test, |_, _, answers| {
+        assert!(answers.iter().all(|(_, answer)| answer.is_ok()), "{answers:?}");
+    });
+}
+
+#[test]
+fn a_directory_is_used_while_its_default_acl_is_read_for_a_new_file() {
+    inherit(|fs, cx, dir| fs.create(cx, dir, b"new", 0o666, libc::O_RDWR));
+}
+
+#[test]
+fn a_directory_is_used_while_its_default_acl_is_read_for_a_file_without_a_name() {
+    inherit(|fs, cx, dir| fs.tmpfile(cx, dir, 0o666, libc::O_RDWR));
 }
