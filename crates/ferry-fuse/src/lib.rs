@@ -35,5 +35,5 @@ mod transport;
 
 pub use error::Error;
 pub use init::IO_MAX;
-pub use mount::{MountOptions, Transport, Unmount, unmount};
+pub use mount::{HELPER, MountOptions, Transport, Unmount, unmount};
 pub use session::{MountHandle, Session};

@@ -20,7 +20,8 @@ use crate::device::FuseDevice;
 use crate::error::Error;
 use crate::init::IO_MAX;
 
-const HELPER: &str = "fusermount3";
+/// The program that mounts for users who are not root.
+pub const HELPER: &str = "fusermount3";
 /// How the mount's type is shown: FUSE, and which file system.
 const SUBTYPE: &str = "ferry";
 

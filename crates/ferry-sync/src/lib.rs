@@ -38,6 +38,8 @@ mod ring;
 mod sys;
 
 pub use paths::{Paths, paths};
+#[doc(hidden)]
+pub use sys::release_at_least;
 pub use sys::{BULK_FILES_MAX, SYNC_FILES};
 
 use std::io;

@@ -98,10 +98,11 @@ pub fn identify(file: BorrowedFd<'_>) -> io::Result<FileIdentity> {
 /// and sends the copy later; only fsync waits for that.
 pub fn write_back_waits() -> bool {
     let name = rustix::system::uname();
-    at_least(&name.release().to_string_lossy(), (6, 16))
+    release_at_least(&name.release().to_string_lossy(), (6, 16))
 }
 
-fn at_least(release: &str, (major, minor): (u32, u32)) -> bool {
+/// Whether a release of Linux, as uname(2) names it, is this one or a newer one.
+pub fn release_at_least(release: &str, (major, minor): (u32, u32)) -> bool {
     let mut parts =
         release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
     (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) >= (major, minor)
@@ -129,7 +130,7 @@ mod tests {
             ("5.100", false),
             ("", false),
         ] {
-            assert_eq!(at_least(release, (6, 16)), enough, "{release}");
+            assert_eq!(release_at_least(release, (6, 16)), enough, "{release}");
         }
     }
 }

@@ -17,9 +17,9 @@ use std::time::Duration;
 use ferry_env::Env;
 
 /// A mount may use this part of the memory.
-const SHARE: u64 = 8;
+pub const SHARE: u64 = 8;
 /// However little there is, a mount may use so many bytes.
-const CACHE_SIZE_MIN: u64 = 64 << 20;
+pub const CACHE_SIZE_MIN: u64 = 64 << 20;
 
 /// The thread looks this often.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -42,24 +42,30 @@ pub fn machine_bytes() -> u64 {
 
 /// The memory that a mount may use if nobody said how much.
 pub fn default_bytes() -> usize {
-    let allowed = groups().iter().filter_map(|group| allowed_by(group)).min();
-    default_of(machine_bytes().min(allowed.unwrap_or(u64::MAX)))
+    default_of(allowed_bytes("self"))
+}
+
+/// The memory that the machine has, or that the control groups of a process allow, if that is less;
+/// `process`: its name below /proc.
+pub fn allowed_bytes(process: &str) -> u64 {
+    let allowed = groups(process).iter().filter_map(|group| allowed_by(group)).min();
+    machine_bytes().min(allowed.unwrap_or(u64::MAX))
 }
 
 fn default_of(allowed: u64) -> usize {
     usize::try_from((allowed / SHARE).max(CACHE_SIZE_MIN)).unwrap_or(usize::MAX)
 }
 
-/// The directories of this process's control group and of those above it, but for the root.
-fn groups() -> Vec<PathBuf> {
-    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+/// The directories of a process's control group and of those above it, but for the root.
+fn groups(process: &str) -> Vec<PathBuf> {
+    let own = std::fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
     // Beside version 1, version 2 has a directory of its own.
     let roots = [Path::new("/sys/fs/cgroup"), Path::new("/sys/fs/cgroup/unified")];
     let root = roots.into_iter().find(|root| root.join("cgroup.controllers").exists());
     root.map_or(Vec::new(), |root| groups_below(root, &own))
 }
 
-/// `own`: what `/proc/self/cgroup` says.
+/// `own`: what `/proc/PID/cgroup` says.
 fn groups_below(root: &Path, own: &str) -> Vec<PathBuf> {
     let path = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
     let group = root.join(path.trim_end_matches(" (deleted)"));
@@ -82,7 +88,7 @@ fn stalled(pressure: &str) -> Option<Duration> {
 /// The file that says for how long programs have waited: those of the innermost group that has
 /// one, or of the whole machine.
 fn pressure_file() -> PathBuf {
-    let of_groups = groups().into_iter().map(|group| group.join("memory.pressure"));
+    let of_groups = groups("self").into_iter().map(|group| group.join("memory.pressure"));
     of_groups.into_iter().find(|file| file.exists()).unwrap_or("/proc/pressure/memory".into())
 }
 

@@ -120,6 +120,9 @@ pub enum Command {
     Sync(SyncArgs),
     /// Show the mounts and servers of this machine, and how each is
     List(ListArgs),
+    /// Check this machine, its mounts and its servers, and say what to do: exit 0 nothing is bad, 1
+    /// something is
+    Doctor(DoctorArgs),
     /// Show space, log, flushes, cache and requests of a mounted volume
     Stats(StatsArgs),
     /// Show what a mounted volume does, every second
@@ -799,6 +802,22 @@ pub struct ListArgs {
     pub json: bool,
 }
 
+/// The arguments of `ferry doctor`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A mount or server that hangs is reported, and holds the command up for some seconds at most. The file of --bundle has: the versions, what was
+checked, the lines of the table of mounts, the statistics of each mount and server, and the last 200 lines of each log that is a file.
+Keys, passphrases, headers of requests and the names of files in volumes are removed from it. Paths of volumes and mount points, the names of
+clients and addresses are left in it: look at it before you send it.")]
+pub struct DoctorArgs {
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Also make this file, a tar archive for a report of a bug. It must not exist
+    #[arg(long, value_name = "FILE.tar.gz")]
+    pub bundle: Option<PathBuf>,
+}
+
 /// The arguments of `ferry stats`.
 #[derive(Args, Debug)]
 pub struct StatsArgs {
@@ -936,6 +955,7 @@ mod tests {
             "ferry sync --from -",
             "ferry stats /mnt --json --log-level debug",
             "ferry stats /mnt --snapshots",
+            "ferry doctor --json --bundle report.tar.gz",
             "ferry warm /mnt /mnt2/a",
             "ferry snapshot create /mnt before",
             "ferry snapshot create /mnt --schedule hourly=24,daily=7,weekly=4",

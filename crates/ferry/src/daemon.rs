@@ -32,7 +32,7 @@ const READY: &str = "ready";
 const FORCED: Duration = Duration::from_secs(5);
 /// The limit of open files is raised to this, so that a volume with many open files does not run
 /// out of descriptors.
-const OPEN_FILES: u64 = 1 << 16;
+pub const OPEN_FILES: u64 = 1 << 16;
 /// When memory runs out, the kernel should kill almost any process before one that holds unwritten
 /// data; but the machine matters more.
 const OOM_SCORE_ADJ: &str = "-250";

@@ -51,6 +51,7 @@ mod copy;
 mod daemon;
 mod debug;
 mod diff;
+mod doctor;
 mod error;
 mod fsck;
 mod helper;

@@ -1,6 +1,8 @@
 //! `ferry list`: the mounts and servers of this machine, with their states. Each is asked over a
 //! [`socket`], so that one which hangs does not hold the command up for long.
 
+use std::fmt;
+
 use serde_json::Value;
 
 use crate::cli::ListArgs;
@@ -11,22 +13,79 @@ use crate::socket::printable;
 use crate::{asked, clients, remote, socket, table};
 
 /// A mount or a server.
-struct Found {
-    kind: &'static str,
+pub struct Found {
+    pub kind: Kind,
     /// What is mounted or served.
-    volume: String,
+    pub volume: String,
     /// The mount point, or the address.
-    at: String,
-    pid: Option<u64>,
-    state: String,
+    pub at: String,
+    pub pid: Option<u64>,
+    pub state: State,
+    /// What a mount that answers says of itself: `ferry stats`, or of a remote mount its own part
+    /// of it.
+    pub figures: Option<Value>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Mount,
+    Server,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mount => "mount",
+            Self::Server => "server",
+        }
+    }
+}
+
+/// How a mount or a server is. Of a mount, what is worst comes first.
+#[derive(Debug, PartialEq, Eq)]
+pub enum State {
+    /// Another mount is on top of this one: the source of that.
+    Hidden(String),
+    /// Nobody answers for a mount.
+    Dead,
+    /// It does not answer in time.
+    Silent,
+    /// The daemon of a mount answers others: root, its own user, or its own version of ferry.
+    Closed,
+    /// A remote mount without its server.
+    ServerAway,
+    /// The store does not carry out requests: why not.
+    StoreHeld(String),
+    /// Components that are not in use, with the state of each.
+    Components(Vec<String>),
+    ReadOnly,
+    Fine,
+    /// A server that answers: clients that are connected, and all.
+    Clients(usize, usize),
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hidden(by) => write!(f, "hidden by {by}"),
+            Self::Dead => f.write_str("its daemon has died, or is another user's"),
+            Self::Silent => f.write_str("does not answer"),
+            Self::Closed => f.write_str("answers no questions of this user"),
+            Self::ServerAway => f.write_str("its server is away"),
+            Self::StoreHeld(reason) => write!(f, "waits for its store: {reason}"),
+            Self::Components(states) => f.write_str(&states.join(", ")),
+            Self::ReadOnly => f.write_str("read-only"),
+            Self::Fine => f.write_str("ok"),
+            Self::Clients(connected, all) => {
+                write!(f, "{connected} of {all} clients are connected")
+            }
+        }
+    }
 }
 
 /// Runs the command.
 pub fn run(args: &ListArgs) -> Result<(), CliError> {
-    let mounts = mounts::list().map_err(CliError::path("/proc", "cannot read the mounts of"))?;
-    let ferry = mounts.iter().filter(|mount| mount.is_ferry());
-    let mut all: Vec<Found> = ferry.map(|mount| of_mount(mount, &mounts)).collect();
-    all.extend(clients::servers()?.into_iter().map(|(name, answer)| of_server(&name, &answer)));
+    let all = found()?;
     if args.json {
         let all: Vec<Value> = all.iter().map(json).collect();
         return print(&format!("{:#}\n", Value::from(all)));
@@ -39,21 +98,32 @@ pub fn run(args: &ListArgs) -> Result<(), CliError> {
     print(&table::lines(&rows, ""))
 }
 
+/// The mounts and servers of this machine.
+pub fn found() -> Result<Vec<Found>, CliError> {
+    let mounts = mounts::list().map_err(CliError::path("/proc", "cannot read the mounts of"))?;
+    let ferry = mounts.iter().filter(|mount| mount.is_ferry());
+    let mut all: Vec<Found> = ferry.map(|mount| of_mount(mount, &mounts)).collect();
+    all.extend(clients::servers()?.into_iter().map(|(name, answer)| of_server(&name, &answer)));
+    Ok(all)
+}
+
 fn of_mount(mount: &Mount, mounts: &[Mount]) -> Found {
     let answer = if mount.is_remote() { remote::figures(mount) } else { asked::ask(mount, STATS) };
     let pid = asked::daemon(mount).map(u64::from);
-    let state = match (mounts::cover(mount, mounts), answer) {
-        (Some(over), _) => format!("hidden by {}", over.source.display()),
-        (None, Ok(None)) if pid.is_none() => "its daemon has died, or is another user's".into(),
-        (None, Err(_) | Ok(None)) => "does not answer".into(),
-        (None, Ok(Some(figures))) => state_by(mount, &figures),
+    let state = match (mounts::cover(mount, mounts), &answer) {
+        (Some(over), _) => State::Hidden(over.source.display().to_string()),
+        (None, Ok(None)) if pid.is_none() => State::Dead,
+        (None, Ok(None)) => State::Closed,
+        (None, Err(_)) => State::Silent,
+        (None, Ok(Some(figures))) => state_by(mount, figures),
     };
     let (volume, at) = (mount.source.display().to_string(), mount.target.display().to_string());
-    Found { kind: "mount", volume, at, pid, state }
+    let figures = answer.ok().flatten();
+    Found { kind: Kind::Mount, volume, at, pid, state, figures }
 }
 
-/// What its own figures say of a mount that answers; what is worst comes first.
-fn state_by(mount: &Mount, figures: &Value) -> String {
+/// What its own figures say of a mount that answers.
+fn state_by(mount: &Mount, figures: &Value) -> State {
     let disks = figures["devices"].as_object().into_iter().flatten();
     let bad = disks.filter_map(|(path, disk)| Some((path, disk["state"].as_str()?)));
     let bad: Vec<String> = bad
@@ -61,40 +131,38 @@ fn state_by(mount: &Mount, figures: &Value) -> String {
         .map(|(path, state)| format!("{path} is {state}"))
         .collect();
     if figures["connection"]["connected"] == false {
-        return "its server is away".into();
+        return State::ServerAway;
     }
     if let Some(reason) = figures["store"]["held"]["reason"].as_str() {
-        return format!("waits for its store: {reason}");
+        return State::StoreHeld(reason.into());
     }
     if !bad.is_empty() {
-        return bad.join(", ");
+        return State::Components(bad);
     }
-    if mount.read_only || figures["volume"]["read_only"] == true { "read-only" } else { "ok" }
-        .into()
+    let read_only = mount.read_only || figures["volume"]["read_only"] == true;
+    if read_only { State::ReadOnly } else { State::Fine }
 }
 
 fn of_server(name: &str, answer: &Option<Value>) -> Found {
-    let pid = name.rsplit_once('-').and_then(|(_, pid)| pid.parse().ok());
+    // Any user may bind a name with any number in it.
+    let pid = socket::process(name).map(u64::from);
     let text = |key: &str| answer.as_ref().and_then(|all| all[key].as_str()).unwrap_or("-");
     let count = |all: &Value| {
         let there = |client: &&Value| client["connected"] == true;
         let clients = all["clients"].as_array().map(Vec::as_slice).unwrap_or_default();
-        format!(
-            "{} of {} clients are connected",
-            clients.iter().filter(there).count(),
-            clients.len()
-        )
+        State::Clients(clients.iter().filter(there).count(), clients.len())
     };
-    let state = answer.as_ref().map_or_else(|| "does not answer".into(), count);
+    let state = answer.as_ref().map_or(State::Silent, count);
     let (volume, at) = (text("volume").to_owned(), text("address").to_owned());
-    Found { kind: "server", volume, at, pid, state }
+    Found { kind: Kind::Server, volume, at, pid, state, figures: None }
 }
 
-fn json(found: &Found) -> Value {
-    let Found { kind, volume, at, pid, state } = found;
+/// As `ferry list --json` prints it.
+pub fn json(found: &Found) -> Value {
+    let Found { kind, volume, at, pid, state, .. } = found;
     socket::object([
-        ("kind", (*kind).into()),
-        ("state", state.clone().into()),
+        ("kind", kind.name().into()),
+        ("state", state.to_string().into()),
         ("process", (*pid).into()),
         ("volume", volume.clone().into()),
         ("at", at.clone().into()),
@@ -105,5 +173,5 @@ fn cells(found: &Found) -> [String; 5] {
     let pid = found.pid.map_or_else(|| "-".into(), |pid| pid.to_string());
     let text = [&found.volume, &found.at].map(|text| printable(text));
     let [volume, at] = text;
-    [found.kind.into(), printable(&found.state), pid, volume, at]
+    [found.kind.name().into(), printable(&found.state.to_string()), pid, volume, at]
 }

@@ -25,7 +25,7 @@ use crate::{logging, mkfs, mounts, passphrase, remote, replica, snappath, umount
 
 /// A host is short of space if it has less than this, or less than the volume's size divided by
 /// `HOST_LOW_SHARE`.
-const HOST_LOW_BYTES: u64 = 1 << 30;
+pub const HOST_LOW_BYTES: u64 = 1 << 30;
 const HOST_LOW_SHARE: u64 = 20;
 
 /// Runs `ferry mount`: in the foreground, or one of two halves: the process that starts a daemon,
@@ -284,7 +284,7 @@ fn warn_of_small_host(volume: &Location, fs: &LocalFs) {
 /// volume or 1 GiB, so that it may be full soon. A sparse volume that is larger than its host is
 /// often intended. `ferry mkfs` has warned of it, and a warning at each mount would hide what
 /// matters.
-fn is_short(needs: u64, has: u64, size: u64) -> bool {
+pub fn is_short(needs: u64, has: u64, size: u64) -> bool {
     needs > has && has < HOST_LOW_BYTES.max(size / HOST_LOW_SHARE)
 }
 

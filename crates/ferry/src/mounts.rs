@@ -109,9 +109,22 @@ pub fn above(path: &Path) -> Option<Mount> {
     // A mount point itself is not resolved: its daemon or server may not answer.
     let is_mount = mounts.iter().any(|mount| mount.target == absolute);
     let path = if is_mount { absolute } else { resolve(path).ok()? };
-    let above = mounts.into_iter().filter(|mount| path.starts_with(&mount.target));
+    let id = holding(&path, &mounts)?.id;
+    mounts.into_iter().find(|mount| mount.id == id)
+}
+
+/// The mount that a path without symbolic links is on.
+fn holding<'m>(path: &Path, mounts: &'m [Mount]) -> Option<&'m Mount> {
+    let above = mounts.iter().filter(|mount| path.starts_with(&mount.target));
     // Of several mounts at one mount point the newest is visible, which is the last.
     above.max_by_key(|mount| mount.target.as_os_str().len())
+}
+
+/// Whether a path without symbolic links is on a FUSE mount, whose daemon may hang. Sends no
+/// request to the mount.
+pub fn is_on_fuse(path: &Path) -> bool {
+    let mounts = list().unwrap_or_default();
+    holding(path, &mounts).is_some_and(|mount| mount.fs_type.starts_with("fuse"))
 }
 
 /// The FerryFS mount that a path means, as [`find`].

@@ -23,6 +23,11 @@ use crate::options::MountOptions;
 /// of the owner, where both are on one machine.
 const SUFFIX: &str = "#replica";
 
+/// The volume that the source of a mount names: of a replica the one that it follows.
+pub fn followed(source: &str) -> &str {
+    source.strip_suffix(SUFFIX).unwrap_or(source)
+}
+
 /// Refuses what cannot be followed, and options that only an owner may use.
 pub fn check(args: &MountArgs, options: &MountOptions) -> Result<(), CliError> {
     let volume = &args.volume;

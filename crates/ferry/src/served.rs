@@ -97,9 +97,23 @@ pub fn is_any() -> Result<bool, CliError> {
 
 /// Sends a request to the server at a socket, and waits for as long as it takes.
 pub fn ask(socket: &str, request: u32, message: &[u8]) -> io::Result<Vec<u8>> {
-    let question = Value::from(vec![Value::from(request), Value::from(message)]);
-    let mut answer = socket::ask_patiently(socket, &question.to_string())?;
+    let mut answer = socket::ask_patiently(socket, &question(request, message))?;
     Ok(serde_json::from_value(answer["answer"].take())?)
+}
+
+fn question(request: u32, message: &[u8]) -> String {
+    Value::from(vec![Value::from(request), Value::from(message)]).to_string()
+}
+
+/// The statistics of the volume that a process serves. `None`: it does not answer in time.
+pub fn stats_of(process: u64) -> Option<Value> {
+    let names = socket::names(PREFIX).ok()?;
+    let ours =
+        |name: &&String| name.rsplit_once('-').is_some_and(|(_, id)| id == process.to_string());
+    let name = names.iter().find(ours)?;
+    let mut answer = socket::ask(name, &question(ioctl::STATS, &[])).ok()?;
+    let bytes: Vec<u8> = serde_json::from_value(answer["answer"].take()).ok()?;
+    serde_json::from_slice(&bytes).ok()
 }
 
 /// The statistics of a volume together with those of its server.

@@ -160,6 +160,12 @@ pub fn peer(stream: &UnixStream) -> Option<i32> {
     rustix::net::sockopt::socket_peercred(stream).ok().map(|peer| peer.pid.as_raw_nonzero().get())
 }
 
+/// The process that listens under that name, also if it is stopped or hangs, if it belongs to this
+/// user or to root.
+pub fn process(name: &str) -> Option<u32> {
+    connect(name).ok().as_ref().and_then(peer).and_then(|pid| u32::try_from(pid).ok())
+}
+
 /// As [`ask`], for a question that may take long: waits for the answer, or until the other process
 /// ends.
 pub fn ask_patiently(name: &str, question: &str) -> io::Result<Value> {

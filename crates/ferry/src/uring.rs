@@ -5,15 +5,13 @@ use std::io;
 
 /// The switch, for all FUSE servers of the machine; `N` by default. It permits io_uring, and
 /// changes nothing for servers that do not ask for it.
-const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+pub const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// Sets the switch, if it is off and this process may. A request over io_uring is answered on the
 /// core that made it, which is about twice as fast on a machine with few cores
 /// (`docs/decisions.md`). Without it the mount works through /dev/fuse.
 pub fn offer() {
-    // A kernel before 6.14 has no such switch.
-    let Ok(state) = fs::read_to_string(SWITCH) else { return };
-    if state.trim() != "N" {
+    if is_on() != Some(false) {
         return;
     }
     match fs::write(SWITCH, "Y") {
@@ -27,4 +25,9 @@ pub fn offer() {
         }
         Err(error) => tracing::info!(%error, "FUSE over io_uring stays off in this kernel"),
     }
+}
+
+/// Whether the switch is set. `None`: a kernel before 6.14 has none.
+pub fn is_on() -> Option<bool> {
+    fs::read_to_string(SWITCH).ok().map(|state| state.trim() != "N")
 }

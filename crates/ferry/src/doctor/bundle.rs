@@ -1,0 +1,164 @@
+//! `ferry doctor --bundle`: what a report of a bug needs, in a tar archive. What may have secrets
+//! in it goes through [`Redactor`]. Nothing comes from the environment.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use ferry_env::Env;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::Value;
+use tar::{Builder, Header};
+
+use crate::cache_size::machine_bytes;
+use crate::error::CliError;
+use crate::list;
+use crate::mounts::FS_TYPE;
+use crate::socket::object;
+
+use super::check::Check;
+use super::daemons::Daemon;
+use super::machine::release;
+use super::redact::Redactor;
+
+/// So many lines of the end of each log.
+const LOG_LINES: usize = 200;
+/// Only the user who made it may read it.
+const MODE: u32 = 0o600;
+/// The directory in which everything in the archive is.
+const ROOT: &str = "ferry-doctor";
+
+/// What the URL of a store that is a directory begins with.
+const DIRECTORY: &str = "dir://";
+
+/// A file that was made and has nothing in it yet.
+pub struct Bundle {
+    path: PathBuf,
+    file: File,
+}
+
+impl Bundle {
+    /// Makes the file. One that exists is left alone.
+    pub fn create(path: &Path) -> Result<Self, CliError> {
+        let made = OpenOptions::new().write(true).create_new(true).mode(MODE).open(path);
+        let file = made.map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => {
+                let path = path.display();
+                CliError::Failed(format!("{path}: it exists, and is left alone: name another file"))
+            }
+            _ => CliError::path(path, "cannot make")(error),
+        })?;
+        Ok(Self { path: path.into(), file })
+    }
+
+    /// Fills it; a part of it is removed.
+    pub fn fill(self, checks: &[Check], daemons: &[Daemon]) -> Result<(), CliError> {
+        let Self { path, file } = self;
+        if let Err(error) = write(file, checks, daemons) {
+            // If it stays, the next try says so.
+            let _ = std::fs::remove_file(&path);
+            return Err(CliError::path(path, "cannot write")(error));
+        }
+        eprintln!(
+            "ferry: {}: made; secrets and names of files were removed, paths of volumes and addresses were not: look at it before you send it",
+            path.display()
+        );
+        Ok(())
+    }
+}
+
+fn write(file: File, checks: &[Check], daemons: &[Daemon]) -> io::Result<()> {
+    let mut archive = Archive::new(file);
+    let redactor = Redactor::new(paths(daemons));
+    archive.json("system.json", &system())?;
+    let all: Value = checks.iter().map(|check| redactor.json(&check.json())).collect();
+    archive.json("checks.json", &all)?;
+    let all: Value =
+        daemons.iter().map(|daemon| redactor.json(&list::json(&daemon.found))).collect();
+    archive.json("list.json", &all)?;
+    archive.add("mounts.txt", redactor.text(&mount_table()).as_bytes())?;
+    for (index, daemon) in daemons.iter().enumerate() {
+        // The number is that of the line in list.json.
+        let name = format!("{}-{index}", daemon.found.kind.name());
+        let silent = || object([("error", "it does not answer".into())]);
+        let stats = daemon.figures.as_ref().map_or_else(silent, |figures| redactor.json(figures));
+        archive.json(&format!("stats/{name}.json"), &stats)?;
+        let Some(log) = daemon.log_end() else { continue };
+        let log = log.map_or_else(
+            |error| format!("the log cannot be read: {error}\n"),
+            |log| redactor.log(&log, LOG_LINES),
+        );
+        archive.add(&format!("log/{name}.txt"), log.as_bytes())?;
+    }
+    archive.end()
+}
+
+/// Versions, and how large the machine is. Its name is not there.
+fn system() -> Value {
+    let (name, cores) = (rustix::system::uname(), std::thread::available_parallelism());
+    object([
+        ("ferry", env!("CARGO_PKG_VERSION").into()),
+        ("kernel", release().into()),
+        ("kernel_version", name.version().to_string_lossy().into()),
+        ("machine", name.machine().to_string_lossy().into()),
+        ("cpus", cores.map_or(0, usize::from).into()),
+        ("memory_bytes", machine_bytes().into()),
+    ])
+}
+
+/// The lines of the table of mounts that are of FerryFS.
+fn mount_table() -> String {
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let table = String::from_utf8_lossy(&table);
+    let ours = format!(" - {FS_TYPE} ");
+    let lines = table.lines().filter(|line| line.contains(&ours));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+/// Paths of the set-up, which may stay in texts.
+fn paths(daemons: &[Daemon]) -> Vec<String> {
+    let of_daemon = |daemon: &Daemon| {
+        let dirs = [&daemon.cache, &daemon.local_log].into_iter().flatten();
+        let dirs = dirs.map(|dir| dir.display().to_string());
+        let (volume, at) = (daemon.found.volume.clone(), daemon.found.at.clone());
+        let directory = daemon.volume().strip_prefix(DIRECTORY).map(str::to_owned);
+        let names = [Some(volume), Some(at), directory].into_iter().flatten();
+        let devices = daemon.figures.as_ref().and_then(|all| all["devices"].as_object());
+        let devices = devices.into_iter().flat_map(|all| all.keys().cloned());
+        dirs.chain(names).chain(devices).collect::<Vec<_>>()
+    };
+    daemons.iter().flat_map(of_daemon).collect()
+}
+
+struct Archive {
+    tar: Builder<GzEncoder<File>>,
+    /// Seconds since 1970.
+    now: u64,
+}
+
+impl Archive {
+    fn new(file: File) -> Self {
+        let now = Env::real().clock.wall().as_secs();
+        Self { tar: Builder::new(GzEncoder::new(file, Compression::default())), now }
+    }
+
+    fn json(&mut self, name: &str, value: &Value) -> io::Result<()> {
+        self.add(name, format!("{value:#}\n").as_bytes())
+    }
+
+    fn add(&mut self, name: &str, contents: &[u8]) -> io::Result<()> {
+        let mut header = Header::new_gnu();
+        header.set_size(contents.len() as u64);
+        header.set_mode(MODE);
+        header.set_mtime(self.now);
+        self.tar.append_data(&mut header, format!("{ROOT}/{name}"), contents)
+    }
+
+    fn end(self) -> io::Result<()> {
+        let mut file = self.tar.into_inner()?.finish()?;
+        file.flush()?;
+        file.sync_all()
+    }
+}

@@ -1,0 +1,162 @@
+//! The daemons of this machine: how each is, what it was started with, and where it logs.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+use clap::Parser;
+use serde_json::Value;
+
+use crate::cli::{Cli, Command};
+use crate::list::{Found, Kind, State};
+use crate::options::MountOptions;
+use crate::{mounts, replica, served};
+
+use super::check::{Check, Outcome, within};
+
+/// The most that is read of a log, from its end.
+const LOG_MAX: u64 = 256 << 10;
+
+/// The daemon of a mount, or a server.
+pub struct Daemon {
+    pub found: Found,
+    /// What `ferry stats` shows; of a remote mount its own part. `None`: it does not answer.
+    pub figures: Option<Value>,
+    /// Its cache on disk.
+    pub cache: Option<PathBuf>,
+    /// The directory of its local log.
+    pub local_log: Option<PathBuf>,
+}
+
+impl Daemon {
+    pub fn of(mut found: Found) -> Self {
+        let figures = match (found.kind, &found.state) {
+            (Kind::Mount, _) => found.figures.take(),
+            (Kind::Server, State::Silent) => None,
+            (Kind::Server, _) => found.pid.and_then(served::stats_of),
+        };
+        let command = found.pid.and_then(command_of);
+        let (cache, local_log) = match command {
+            Some(Command::Mount(args)) => MountOptions::parse(&args.options, true)
+                .map_or((None, None), |options| (options.cache_dir, options.local_log)),
+            Some(Command::Serve(args)) => (args.cache, args.local_log),
+            _ => (None, None),
+        };
+        // A server may have been given a path below its own directory.
+        let base = found.pid.and_then(|pid| std::fs::read_link(format!("/proc/{pid}/cwd")).ok());
+        let absolute = |dir: PathBuf| base.as_ref().map(|base| base.join(dir));
+        let (cache, local_log) = (cache.and_then(absolute), local_log.and_then(absolute));
+        Self { found, figures, cache, local_log }
+    }
+
+    /// Where its volume lies.
+    pub fn volume(&self) -> &str {
+        replica::followed(&self.found.volume)
+    }
+
+    /// What the table calls it.
+    fn title(&self) -> String {
+        let Found { kind, volume, at, .. } = &self.found;
+        match (kind, self.found.pid) {
+            (Kind::Mount, _) => format!("mount {at}"),
+            (Kind::Server, Some(pid)) if at == "-" => format!("server, process {pid}"),
+            (Kind::Server, _) => format!("server of {volume}"),
+        }
+    }
+
+    /// How it is.
+    pub fn check(&self) -> Check {
+        let (title, state) = (self.title(), self.found.state.to_string());
+        match self.advice() {
+            (Outcome::Ok, _) => Check::ok(title, state),
+            (Outcome::Note, advice) => Check::note(title, state, advice),
+            (Outcome::Bad, advice) => Check::bad(title, state, advice),
+        }
+    }
+
+    /// What to do about its state.
+    fn advice(&self) -> (Outcome, String) {
+        let at = &self.found.at;
+        let pid = self.found.pid.map_or_else(|| "?".into(), |pid| pid.to_string());
+        match (&self.found.state, self.found.kind) {
+            (State::Fine | State::ReadOnly | State::Clients(..), _) => (Outcome::Ok, String::new()),
+            (State::Hidden(_), _) => (
+                Outcome::Note,
+                format!("every path there leads to the mount on top: `umount {at}` takes that away"),
+            ),
+            (State::Closed, _) => (
+                Outcome::Note,
+                "root and the user who has mounted it may ask, with the same version of ferry".into(),
+            ),
+            (State::Silent, Kind::Server) if self.found.pid.is_none() => (
+                Outcome::Note,
+                "it is another user's, or has just ended: root sees those of all users".into(),
+            ),
+            (State::Dead, _) => (
+                Outcome::Bad,
+                format!(
+                    "if it has died, its log says why; `ferry umount {at}` clears the mount, then mount again. Root sees \
+                     the daemons of all users"
+                ),
+            ),
+            (State::Silent, kind) => {
+                let end = match kind {
+                    Kind::Mount => format!("`ferry umount --force {at}` ends it"),
+                    Kind::Server => "otherwise end it, and serve again".into(),
+                };
+                let advice = format!(
+                    "process {pid} is stopped, or hangs: `kill -CONT {pid}` lets a stopped one go on, {end}"
+                );
+                (Outcome::Bad, advice)
+            }
+            (State::ServerAway, _) => (
+                Outcome::Bad,
+                "see that the server runs (`ferry list` there) and that this machine reaches it: operations wait, and \
+                 fail after the mount's timeout"
+                    .into(),
+            ),
+            (State::StoreHeld(_), _) => (
+                Outcome::Bad,
+                "see that this machine reaches the store and that its keys are good: syncs and reads wait until then"
+                    .into(),
+            ),
+            (State::Components(_), _) => (
+                Outcome::Bad,
+                "see what has happened to it (`dmesg`): `ferry replace VOLUME OLD NEW` builds a new side of a mirror, and \
+                 `ferry stats` shows how far that is"
+                    .into(),
+            ),
+        }
+    }
+
+    /// The end of its log: of what its stderr leads to. `None`: that is no file.
+    pub fn log_end(&self) -> Option<io::Result<String>> {
+        let stderr = PathBuf::from(format!("/proc/{}/fd/2", self.found.pid?));
+        let read = move || match std::fs::read_link(&stderr) {
+            Ok(path) if mounts::is_on_fuse(&path) => Some(Err(io::ErrorKind::Unsupported.into())),
+            Ok(_) if std::fs::metadata(&stderr).is_ok_and(|found| !found.is_file()) => None,
+            Ok(_) => Some(File::open(&stderr).and_then(end_of)),
+            Err(error) => Some(Err(error)),
+        };
+        within(read).unwrap_or_else(|| Some(Err(io::ErrorKind::TimedOut.into())))
+    }
+}
+
+/// The command line that a process was started with.
+fn command_of(pid: u64) -> Option<Command> {
+    let line = within(move || std::fs::read(format!("/proc/{pid}/cmdline")))?.ok()?;
+    let words = line.split(|byte| *byte == 0).map(|word| std::ffi::OsString::from_vec(word.into()));
+    let mut words: Vec<_> = words.collect();
+    // A zero byte ends each word.
+    words.pop();
+    Cli::try_parse_from(words).ok().map(|cli| cli.command)
+}
+
+fn end_of(mut file: File) -> io::Result<String> {
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(LOG_MAX)))?;
+    let mut end = Vec::new();
+    file.take(LOG_MAX).read_to_end(&mut end)?;
+    Ok(String::from_utf8_lossy(&end).into_owned())
+}
