@@ -283,7 +283,7 @@ impl Sample {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
 
@@ -344,5 +344,99 @@ mod tests {
             let row = format!("| `{PREFIX}_{}{total}` |", metric.name);
             assert!(docs.contains(&row), "docs/metrics.md has no {row}");
         }
+    }
+
+    /// The names under which samples are exported, with the labels of each.
+    fn exported() -> BTreeMap<String, Vec<&'static str>> {
+        let mut names = BTreeMap::from([
+            (format!("{PREFIX}_build_info"), vec!["version"]),
+            (format!("{PREFIX}_volume_info"), vec!["id", "label"]),
+        ]);
+        for metric in METRICS {
+            let suffixes: &[&str] = match metric.kind {
+                Counter => &["_total"],
+                Histogram => &["_bucket", "_sum", "_count"],
+                _ => &[""],
+            };
+            for suffix in suffixes {
+                let labels = metric.at.1.into_iter().chain((*suffix == "_bucket").then_some("le"));
+                names.insert(format!("{PREFIX}_{}{suffix}", metric.name), labels.collect());
+            }
+        }
+        names
+    }
+
+    /// The names of metrics in a query, each with what stands in front of it.
+    fn metrics_in(query: &str) -> Vec<(&str, &str)> {
+        let is_name = |char: char| char.is_ascii_alphanumeric() || char == '_';
+        let begins = query.match_indices(PREFIX).map(|(at, _)| at);
+        let begins = begins.filter(|at| !query[..*at].ends_with(is_name));
+        let named = begins.map(|at| {
+            let name = &query[at..];
+            (&query[..at], &name[..name.find(|char| !is_name(char)).unwrap_or(name.len())])
+        });
+        named.filter(|(_, name)| *name != PREFIX).collect()
+    }
+
+    /// Checks a query of a dashboard or a rule; returns how many metrics are in it.
+    fn check(query: &str, printed: &str, exported: &BTreeMap<String, Vec<&str>>) -> usize {
+        let metrics = metrics_in(query);
+        assert!(!metrics.is_empty() || query.starts_with("up{"), "no metric: {query}");
+        let mut labels = vec!["instance", "job"];
+        for (before, name) in &metrics {
+            let of_metric = exported.get(*name);
+            labels.extend(of_metric.unwrap_or_else(|| panic!("{name} is not exported: {query}")));
+            let grows =
+                ["_total", "_bucket", "_sum", "_count"].iter().any(|end| name.ends_with(end));
+            let rate = ["rate(", "increase("].iter().any(|function| before.ends_with(function));
+            assert!(grows || !rate, "{name} is no counter: {query}");
+        }
+        // Labels by which a query sums, and those that its legend or message prints.
+        let sums = query.split("by (").skip(1).filter_map(|rest| rest.split(')').next());
+        let summed = sums.flat_map(|list| list.split(',').map(str::trim));
+        let words = printed.split("{{").skip(1).filter_map(|rest| rest.split("}}").next());
+        let words = words.map(str::trim).filter(|word| !word.starts_with("$value"));
+        for label in summed.chain(words.map(|word| word.trim_start_matches("$labels."))) {
+            assert!(labels.contains(&label), "{label} is no label of {query}");
+        }
+        metrics.len()
+    }
+
+    #[test]
+    fn each_metric_of_the_dashboard_is_exported() {
+        let text = include_str!("../../../../contrib/grafana/ferryfs.json");
+        let dashboard: Value = serde_json::from_str(text).expect("JSON");
+        let panels = dashboard["panels"].as_array().expect("panels");
+        let (mut ids, mut metrics) = (BTreeSet::new(), 0);
+        for panel in panels {
+            assert!(ids.insert(panel["id"].as_u64().expect("a number")), "{}", panel["title"]);
+            if panel["type"] == "row" {
+                continue;
+            }
+            assert!(panel["fieldConfig"]["defaults"]["unit"].is_string(), "{}", panel["title"]);
+            for target in panel["targets"].as_array().expect("queries") {
+                let text = |key: &str| target[key].as_str().expect("a text");
+                let query = text("expr");
+                let instances = query.matches("{instance=~\"$instance\"}").count();
+                let count = check(query, text("legendFormat"), &exported());
+                assert_eq!(instances, count, "each metric is of the instances asked for: {query}");
+                metrics += count;
+            }
+        }
+        assert!(metrics > 40, "{metrics}");
+    }
+
+    #[test]
+    fn each_metric_of_the_rules_is_exported() {
+        let text = include_str!("../../../../contrib/prometheus/ferryfs.rules.yml");
+        let rules = text.split("- alert: ").skip(1);
+        let mut metrics = 0;
+        for rule in rules {
+            let query = rule.lines().find_map(|line| line.trim().strip_prefix("expr: "));
+            let summary = rule.lines().find_map(|line| line.trim().strip_prefix("summary: "));
+            let query = query.unwrap_or_else(|| panic!("no query on one line: {rule}"));
+            metrics += check(query, summary.expect("a summary"), &exported());
+        }
+        assert!(metrics > 10, "{metrics}");
     }
 }
