@@ -107,6 +107,11 @@ impl Served {
         self.dir.path().join("mnt")
     }
 
+    /// Where a test mounts the volume without a server.
+    fn local(&self) -> PathBuf {
+        self.dir.path().join("local")
+    }
+
     fn stats(&self) -> Value {
         let stats = ok(&ferry(&["stats", &self.volume(), "--json"]));
         serde_json::from_str(&stats).expect("statistics are JSON")
@@ -130,7 +135,9 @@ impl Drop for Served {
         // Both are gone if the test went well.
         drop(self.server.kill());
         drop(self.server.wait());
-        ferry(&["umount", "--force", &text(&self.mnt())]);
+        for mount in [self.mnt(), self.local()] {
+            ferry(&["umount", "--force", &text(&mount)]);
+        }
     }
 }
 
@@ -455,7 +462,7 @@ fn a_client_takes_no_new_file_for_an_old_one(make: impl FnOnce(&str) -> String) 
     // Each server gives numbers behind those that were given before.
     ok(&ferry(&["snapshot", "create", &volume, "one"]));
     let mut served = Served::of(dir, &volume);
-    let (mnt, local) = (served.mnt(), served.dir.path().join("local"));
+    let (mnt, local) = (served.mnt(), served.local());
     fs::create_dir(&local).expect("a mount point");
     (0..100).for_each(|n| drop(File::create(mnt.join(n.to_string())).expect("it can be made")));
     let mut old = File::options();
