@@ -113,11 +113,13 @@ struct State {
 }
 
 impl State {
-    /// The version that answers requests for an inode.
-    fn version_of(&self, number: Ino) -> &Arc<Current> {
-        match self.open.get(&number) {
-            Some(OpenFile { from: ReadFrom::Held(version), .. }) => version,
-            _ => &self.current,
+    /// The version that answers requests for an inode. `ESTALE`: none any more. What is shown may
+    /// still have it as an orphan, without its contents.
+    fn version_of(&self, number: Ino) -> Result<Arc<Current>, Errno> {
+        match self.open.get(&number).map(|file| &file.from) {
+            Some(ReadFrom::Held(version)) => Ok(Arc::clone(version)),
+            Some(ReadFrom::Nothing) => Err(Errno(libc::ESTALE)),
+            Some(ReadFrom::Newest) | None => Ok(Arc::clone(&self.current)),
         }
     }
 
@@ -239,17 +241,17 @@ impl Showing {
         if state.stage == Stage::Ended {
             return Err(Errno(libc::EIO));
         }
-        let newest = || Arc::clone(state.version_of(number));
         match kind {
             Request::Listing { handle, begins: false } => {
-                Ok(state.listings.get(&handle).map_or_else(newest, Arc::clone))
+                let begun = state.listings.get(&handle).map(Arc::clone);
+                begun.map_or_else(|| state.version_of(number), Ok)
             }
             Request::Listing { handle, begins: true } => {
-                let version = newest();
+                let version = state.version_of(number)?;
                 _left = state.listings.insert(handle, Arc::clone(&version));
                 Ok(version)
             }
-            Request::Contents | Request::Other => Ok(newest()),
+            Request::Contents | Request::Other => state.version_of(number),
         }
     }
 

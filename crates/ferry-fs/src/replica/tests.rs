@@ -137,6 +137,10 @@ fn size(replica: &Replica, ino: Ino) -> Result<u64, Errno> {
     InProcess::default().call(|cx| replica.getattr(cx, ino, None)).map(|(attr, _)| attr.size)
 }
 
+fn hole_from(replica: &Replica, ino: Ino) -> Result<u64, Errno> {
+    InProcess::default().call(|cx| replica.lseek(cx, ino, 0, 0, libc::SEEK_HOLE))
+}
+
 #[test]
 fn attributes_of_a_new_version_wait_until_the_kernel_has_no_older_page_and_reads_do_not() {
     let owner = Owner::new();
@@ -229,6 +233,10 @@ fn a_file_that_its_owner_has_open_without_a_name_is_read_as_it_was() {
     assert!(asks.try_recv().is_err(), "the kernel has no page of another version");
     assert_eq!(read(&replica, ino).unwrap(), b"old");
     assert_eq!((size(&replica, ino), replica.following.showing.held()), (Ok(3), 1));
+    let late = replica.following.env.clock.monotonic() + Duration::from_secs(121);
+    replica.following.showing.leave_held(late);
+    assert_eq!(read(&replica, ino), Err(Errno(libc::ESTALE)), "it was held for two minutes");
+    assert_eq!(hole_from(&replica, ino), Err(Errno(libc::ESTALE)));
     release(&replica, ino);
     assert_eq!(open(&replica, ino).map(|opened| opened.fh), Err(Errno(libc::ESTALE)));
     assert_eq!(size(&replica, ino), Err(Errno(libc::ESTALE)));
