@@ -334,8 +334,10 @@ impl Filesystem for Replica {
         refused()
     }
 
+    /// Where data and holes are tells the size, as attributes do. The kernel holds no lock of a
+    /// page meanwhile.
     fn lseek(&self, cx: &Cx, ino: Ino, _fh: u64, offset: u64, whence: i32) -> Answer<u64> {
-        self.read_later(cx, ino, move |current, ino| {
+        self.later(cx, ino, move |current, ino| {
             current.reader.ask_of_file(ino, |fs, cx, fh| fs.lseek(cx, ino, fh, offset, whence))
         })
     }
