@@ -14,8 +14,13 @@ use rustix::rand::GetRandomFlags;
 
 /// Where time comes from.
 pub trait Clock: Send + Sync {
-    /// Monotonic time since an arbitrary start.
+    /// Monotonic time since an arbitrary start. It stands still while the machine sleeps.
     fn monotonic(&self) -> Duration;
+    /// The same with the time that the machine sleeps; the start is another one. Simulated machines
+    /// do not sleep.
+    fn monotonic_with_sleep(&self) -> Duration {
+        self.monotonic()
+    }
     /// Wall-clock time since the Unix epoch.
     fn wall(&self) -> Duration;
 }
@@ -100,6 +105,11 @@ impl RealClock {
 impl Clock for RealClock {
     fn monotonic(&self) -> Duration {
         self.start.elapsed()
+    }
+
+    fn monotonic_with_sleep(&self) -> Duration {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        Duration::try_from(time).expect("no time before the boot")
     }
 
     #[expect(clippy::disallowed_methods, reason = "the one place where real time enters")]

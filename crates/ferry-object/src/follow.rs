@@ -9,8 +9,8 @@
 //!   root's first one. So what was followed before is still right from that number on, and only
 //!   from there on: a name before it may have been taken again by an owner that slept.
 //! * FOLLOW-3: what a look rests on may be deleted when a grace has passed, and no clock tells that
-//!   for certain: a machine sleeps. A look ends by finding that its root is still the newest one.
-//!   The log is looked at before, so nothing in there was deleted until then.
+//!   for certain: a machine sleeps or is paused. A look ends by finding that its root is still the
+//!   newest one. The log is looked at before, so nothing in there was deleted until then.
 //! * FOLLOW-4: a rollback is one root, with the map of an older one. It begins another *timeline*
 //!   of the volume, in which numbers of inodes may mean other files. If a root between two versions
 //!   cannot be read any more, there may have been one.
@@ -121,7 +121,7 @@ impl Follower {
     fn read(&self) -> Result<(Seen, bool), ObjectError> {
         let mut tries = 0;
         loop {
-            let begun = self.env.clock.monotonic();
+            let begun = self.env.clock.monotonic_with_sleep();
             if read_super(&self.access)?.id != self.volume.id {
                 let what = "there is another volume in this store now".into();
                 return Err(ObjectError::Setup(what));
@@ -129,9 +129,8 @@ impl Follower {
             let root = newest_root(&self.access, &self.volume)?;
             let read = self.read_behind(root.clone());
             tries += 1;
-            let took = self.env.clock.monotonic() - begun;
-            // An owner may write roots as fast as they are read. The clock is right unless the
-            // machine slept in that very look.
+            let took = self.env.clock.monotonic_with_sleep() - begun;
+            // An owner may write roots as fast as they are read.
             let is_recent = tries >= TRIES && took < self.limits.grace / 2 && read.is_ok();
             if is_recent || is_newest_root(&self.access, &self.volume, &root)? {
                 return read;

@@ -92,7 +92,7 @@ pub fn serve(
     let cache = on_disk(volume, options.cache_disk(), None, None)?.cache;
     let followed = follow_in_store(volume, cache.as_ref(), &env);
     let mut follower = followed.map_err(|error| explain(volume, &error))?;
-    let begun = env.clock.monotonic();
+    let begun = env.clock.monotonic_with_sleep();
     let first = follower.look(true).map_err(|error| explain(volume, &error.into()))?;
     let first = version(first.expect("a look anew finds what there is"));
     let cache_bytes = options.cache_bytes.and_then(|bytes| usize::try_from(bytes).ok());

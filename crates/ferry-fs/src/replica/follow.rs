@@ -180,7 +180,7 @@ impl Following {
 
     /// How far behind the volume it is.
     pub(crate) fn lag(&self) -> Lag {
-        self.seen.lock().lag(self.env.clock.monotonic())
+        self.seen.lock().lag(self.env.clock.monotonic_with_sleep())
     }
 
     /// From now on `bytes` of memory may be used.
@@ -206,7 +206,7 @@ impl Following {
     /// Looks once. `new_timeline`: the volume was rolled back before a version that could not be
     /// opened.
     fn look(&self, source: &mut dyn Versions, new_timeline: &mut bool) {
-        let begun = self.env.clock.monotonic();
+        let begun = self.env.clock.monotonic_with_sleep();
         self.showing.leave_held(begun);
         let anew = self.showing.take_failed();
         let version = match source.look(anew) {

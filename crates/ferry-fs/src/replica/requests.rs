@@ -31,7 +31,8 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Shows `first`, and then what `source` finds. `begun`: when the look began that found it.
+    /// Shows `first`, and then what `source` finds. `begun`: when the look began that found it,
+    /// by the clock that counts sleep.
     pub fn open(
         (first, begun): (&Version, Duration),
         source: Box<dyn Versions>,

@@ -7,10 +7,11 @@ use crate::api::*;
 use crate::local::local_fs::{CacheMode, FsOptions, LocalFs};
 use crate::volume::{MkfsOptions, mkfs};
 use ferry_device::{AlignedBuf, BlockDevice, MemDevice};
-use ferry_env::Env;
+use ferry_env::{Clock, Env};
 use parking_lot::Mutex;
 use std::error::Error;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -108,14 +109,18 @@ impl Host for Kernel {
 }
 
 fn follow(owner: &Owner) -> (Arc<Replica>, Given, Receiver<Asked>) {
-    let options = ReplicaOptions {
-        interval: Duration::from_millis(1),
-        cache: CacheMode::Kernel,
-        cache_bytes: 8 << 20,
-        owner: 0,
-    };
-    let (given, env) = (Given::default(), Env::real());
-    let first = (&owner.version(false), env.clock.monotonic());
+    follow_each(Duration::from_millis(1), owner, Env::real())
+}
+
+fn follow_each(
+    interval: Duration,
+    owner: &Owner,
+    env: Env,
+) -> (Arc<Replica>, Given, Receiver<Asked>) {
+    let options =
+        ReplicaOptions { interval, cache: CacheMode::Kernel, cache_bytes: 8 << 20, owner: 0 };
+    let given = Given::default();
+    let first = (&owner.version(false), env.clock.monotonic_with_sleep());
     let replica = Replica::open(first, Box::new(given.clone()), options, env).unwrap();
     let (asked, asks) = channel();
     replica.attach(Arc::new(Kernel(Mutex::new(asked))));
@@ -236,8 +241,8 @@ fn a_file_that_its_owner_has_open_without_a_name_is_read_as_it_was() {
     assert!(asks.try_recv().is_err(), "the kernel has no page of another version");
     assert_eq!(read(&replica, ino).unwrap(), b"old");
     assert_eq!((size(&replica, ino), replica.following.showing.held()), (Ok(3), 1));
-    let late = replica.following.env.clock.monotonic() + Duration::from_secs(121);
-    replica.following.showing.leave_held(late);
+    let later = replica.following.env.clock.monotonic_with_sleep() + Duration::from_secs(121);
+    replica.following.showing.leave_held(later);
     assert_eq!(read(&replica, ino), Err(Errno(libc::ESTALE)), "it was held for two minutes");
     assert_eq!(hole_from(&replica, ino), Err(Errno(libc::ESTALE)));
     release(&replica, ino);
@@ -307,7 +312,7 @@ fn a_listing_is_of_the_version_in_which_it_began() {
     };
     InProcess::default().call(release).unwrap();
     assert_eq!(replica.following.showing.held(), 1);
-    let later = replica.following.env.clock.monotonic() + Duration::from_secs(121);
+    let later = replica.following.env.clock.monotonic_with_sleep() + Duration::from_secs(121);
     replica.following.showing.leave_held(later);
     assert_eq!(replica.following.showing.held(), 0);
     replica.close();
@@ -338,7 +343,7 @@ fn versions_are_held_for_open_files_for_a_time_and_only_a_few() {
             thread::yield_now();
         }
     }
-    let now = replica.following.env.clock.monotonic();
+    let now = replica.following.env.clock.monotonic_with_sleep();
     replica.following.showing.leave_held(now);
     let read: Vec<_> = numbers.iter().map(|number| read(&replica, *number).is_ok()).collect();
     assert_eq!(read, [false, false, true, true, true, true]);
@@ -347,6 +352,33 @@ fn versions_are_held_for_open_files_for_a_time_and_only_a_few() {
     replica.following.showing.leave_held(now + Duration::from_secs(121));
     assert_eq!(replica.following.showing.held(), 0);
     assert_eq!(size(&replica, numbers[5]), Err(Errno(libc::ESTALE)));
+}
+
+/// A machine that has slept for so many seconds.
+#[derive(Default)]
+struct Slept(AtomicU64);
+
+impl Clock for Slept {
+    fn monotonic(&self) -> Duration {
+        Duration::ZERO
+    }
+    fn monotonic_with_sleep(&self) -> Duration {
+        Duration::from_secs(self.0.load(Ordering::Relaxed))
+    }
+    fn wall(&self) -> Duration {
+        self.monotonic_with_sleep()
+    }
+}
+
+#[test]
+fn a_replica_whose_machine_slept_says_how_far_behind_it_is() {
+    let (owner, clock) = (Owner::new(), Arc::new(Slept::default()));
+    let env = Env { clock: clock.clone(), ..Env::real() };
+    let (replica, _given, _asks) = follow_each(Duration::from_secs(3600), &owner, env);
+    assert_eq!(replica.lag().behind_ns, 0);
+    clock.0.store(600, Ordering::Relaxed);
+    assert_eq!(replica.lag().behind_ns, 600_000_000_000);
+    replica.close();
 }
 
 /// Waits until the replica has shown so many versions.
@@ -386,7 +418,7 @@ fn a_replica_turns_while_programs_go_on_opening_files() {
             let (replica, turned) = (&replica, &turned);
             scope.spawn(move || {
                 for ino in part.iter().cycle() {
-                    if turned.load(std::sync::atomic::Ordering::Relaxed) {
+                    if turned.load(Ordering::Relaxed) {
                         return;
                     }
                     let fh = open(replica, *ino).unwrap().fh;
@@ -407,7 +439,7 @@ fn a_replica_turns_while_programs_go_on_opening_files() {
             }
             thread::yield_now();
         }
-        turned.store(true, std::sync::atomic::Ordering::Relaxed);
+        turned.store(true, Ordering::Relaxed);
         turning.join().unwrap();
     });
     replica.close();
