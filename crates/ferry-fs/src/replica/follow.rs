@@ -232,7 +232,7 @@ impl Following {
                 self.showing.turn(current, begun);
                 if std::mem::take(new_timeline) {
                     tracing::warn!(
-                        "the volume was rolled back, or its roots of a long time are missing: working directories are stale here, and files that are open stay as they were for two minutes"
+                        "the volume was rolled back, got a backup, or lacks its roots of a long time: working directories are stale here, and files that are open stay as they were for two minutes"
                     );
                 }
                 tracing::debug!(root = version.root, log = version.log, "a newer version is shown");
