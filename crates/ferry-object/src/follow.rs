@@ -13,8 +13,8 @@
 //!   newest one. The log is looked at before, so nothing in there was deleted until then.
 //! * FOLLOW-4: a rollback is one root, with the map of an older one. It begins another *timeline*
 //!   of the volume, in which numbers of inodes may mean other files. If a root between two versions
-//!   cannot be read any more, there may have been one. So may there in the volume that a backup
-//!   brings: its root does not tell.
+//!   cannot be read any more, there may have been one. A backup does not
+//!   tell: whether the volume that it brings was rolled back, that volume itself says.
 
 use crate::access::{Access, Patience};
 use crate::cache::DiskCache;
@@ -185,7 +185,7 @@ impl Follower {
 
     /// Whether a root has not what the one `before` it and the log say, but the map of a snapshot.
     /// An owner that changes a block makes a new map of its shard, so no other root has an old map
-    /// again. A backup has the map of another volume, which may have been rolled back.
+    /// again.
     fn is_rollback(
         &self,
         seen: &Chain,
@@ -194,10 +194,6 @@ impl Follower {
     ) -> Result<bool, ObjectError> {
         if root.root.state != RootState::Closed {
             return Ok(false);
-        }
-        // No other root makes a snapshot and is the last one of its owner.
-        if root.root.pins.iter().any(|pin| pin.root == root.header.number) {
-            return Ok(before.root.shards != root.root.shards);
         }
         let is_that_of = |pin: u64| match read_root(&self.access, &self.volume, pin) {
             Ok(pinned) => Ok(pinned.root.shards == root.root.shards),

@@ -3,8 +3,8 @@
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_env::Env;
 use ferry_object::{
-    BackedUp, BackupError, BackupSource, Claimant, Copying, Encryption, Follower, Kdf, Limits,
-    ObjectDevice, ObjectError, Passphrase, Replaced, Store, ThreadExecutor, VolumeOptions,
+    BackedUp, BackupError, BackupSource, Claimant, Copying, Encryption, Kdf, Limits, ObjectDevice,
+    ObjectError, Passphrase, Store, ThreadExecutor, VolumeOptions,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{ControlFlow, Range};
@@ -372,41 +372,6 @@ fn with_backup() -> (Arc<Memory>, Arc<Memory>, [Vec<u8>; 2]) {
     let to = Arc::new(Memory::default());
     back_up(&from, &to, "one").expect("a backup");
     (from, to, images)
-}
-
-#[test]
-fn a_follower_of_a_target_takes_each_other_backup_for_another_timeline() {
-    let (from, to, [one, two]) = with_backup();
-    let env = Env::real();
-    let mut follower =
-        Follower::open(to.clone(), threads(), None, limits(), &env).expect("it can be followed");
-    let mut look = |what: &str| {
-        let found = follower.look(false).expect("it can look").expect(what);
-        (image(&found.device), found.new_timeline)
-    };
-    assert!(look("the first backup") == (one, false));
-    back_up(&from, &to, "two").expect("a backup");
-    assert!(look("a change") == (two, true));
-    // The volume goes back and on: its inodes of before may be others.
-    open(&from).expect("it can be opened").roll_back("one", Replaced::Discarded).expect("back");
-    change(&from, 3, 0..AREA, "three");
-    back_up(&from, &to, "three").expect("a backup");
-    let three = contents(&from).expect("it is there").0;
-    assert!(look("a volume that was rolled back") == (three, true));
-    // Backups that change nothing.
-    let device = open(&from).expect("it can be opened");
-    device.create_snapshot("same").expect("a snapshot");
-    device.close().expect("close");
-    back_up(&from, &to, "same").expect("a backup");
-    assert!(!look("a backup of what was there").1);
-    assert_eq!(back_up(&from, &to, "two"), Ok(BackedUp::WasThere));
-    assert!(!look("a backup that was there").1);
-    // An owner of the target.
-    let device = open(&to).expect("it can be opened");
-    device.write(0, &noise(0, 9, 1)).expect("write");
-    device.create_snapshot("own").expect("a snapshot");
-    device.close().expect("close");
-    assert!(!look("a change of the target").1);
 }
 
 #[test]

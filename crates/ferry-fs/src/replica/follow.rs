@@ -79,14 +79,14 @@ impl Seen {
     /// The first version was found by a look that began at `begun`.
     fn new(version: &Version, begun: Duration) -> Self {
         let mut seen = Self { lag: Lag::default(), looked: begun, found: begun };
-        seen.show(version, begun);
+        seen.show(version, false, begun);
         seen
     }
 
-    fn show(&mut self, version: &Version, begun: Duration) {
-        let Version { epoch, root, log, new_timeline, .. } = *version;
+    fn show(&mut self, version: &Version, went_back: bool, begun: Duration) {
+        let Version { epoch, root, log, .. } = *version;
         (self.lag.epoch, self.lag.root, self.lag.log) = (epoch, root, log);
-        self.lag.rollbacks += u64::from(new_timeline);
+        self.lag.rollbacks += u64::from(went_back);
         self.lag.versions += 1;
         self.found = begun;
         self.succeed(begun);
@@ -116,18 +116,14 @@ impl Seen {
     }
 }
 
-/// Opens a version.
+/// Opens a version. `before`: what was shown until then. The volume itself says, too, that it was
+/// rolled back: where a backup has brought it, nothing else does.
 fn open(
     version: &Version,
-    before: Option<Timeline>,
+    before: Option<&Current>,
     options: &FsOptions,
     env: &Env,
 ) -> Result<Current, VolumeError> {
-    let timeline = match before {
-        Some(timeline) if version.new_timeline => timeline.next(),
-        Some(timeline) => timeline,
-        None => Timeline::default(),
-    };
     let fs = LocalFs::open(Arc::clone(&version.dev), options.clone(), env.clone())?;
     // What cannot be read now is no damage: without it this would be an older state.
     if !(version.is_readable)() {
@@ -135,7 +131,17 @@ fn open(
         let source = io::Error::other("the store does not give all of it now");
         return Err(VolumeError::Io { what: "open this version", source });
     }
-    Ok(Current::new(Reader::new(fs), timeline))
+    let says_so =
+        before.is_some_and(|it| it.reader.fs.superblock().timeline != fs.superblock().timeline);
+    // Behind a root that is a rollback, the volume says it of the same one.
+    let was_found = before.is_some_and(|before| before.unsaid);
+    let timeline = match before {
+        Some(before) if version.new_timeline || says_so && !was_found => before.timeline.next(),
+        Some(before) => before.timeline,
+        None => Timeline::default(),
+    };
+    let unsaid = (version.new_timeline || was_found) && !says_so;
+    Ok(Current::new(Reader::new(fs), timeline, unsaid))
 }
 
 /// How a volume is followed.
@@ -221,22 +227,21 @@ impl Following {
         };
         *new_timeline |= version.new_timeline;
         let version = Version { new_timeline: *new_timeline, ..version };
-        match open(
-            &version,
-            Some(self.showing.now().timeline),
-            &version_options(&self.options),
-            &self.env,
-        ) {
+        let before = self.showing.now();
+        match open(&version, Some(&before), &version_options(&self.options), &self.env) {
             Ok(current) => {
+                let went_back = current.timeline != before.timeline;
+                drop(before);
+                *new_timeline = false;
                 self.bound_memory_of(&current.reader.fs);
                 self.showing.turn(current, begun);
-                if std::mem::take(new_timeline) {
+                if went_back {
                     tracing::warn!(
-                        "the volume was rolled back, got a backup, or lacks its roots of a long time: working directories are stale here, and files that are open stay as they were for two minutes"
+                        "the volume was rolled back, or its roots of a long time are missing: working directories are stale here, and files that are open stay as they were for two minutes"
                     );
                 }
                 tracing::debug!(root = version.root, log = version.log, "a newer version is shown");
-                self.seen.lock().show(&version, begun);
+                self.seen.lock().show(&version, went_back, begun);
             }
             Err(error) => {
                 self.showing.set_failed();

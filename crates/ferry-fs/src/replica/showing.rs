@@ -27,13 +27,15 @@ const ROUNDS: u32 = 2;
 pub(crate) struct Current {
     pub(crate) reader: Reader,
     pub(crate) timeline: Timeline,
+    /// The roots tell that the volume was rolled back, and the volume itself does not yet.
+    pub(crate) unsaid: bool,
     /// When a newer one was shown in its place.
     replaced: OnceLock<Duration>,
 }
 
 impl Current {
-    pub(crate) fn new(reader: Reader, timeline: Timeline) -> Self {
-        Self { reader, timeline, replaced: OnceLock::new() }
+    pub(crate) fn new(reader: Reader, timeline: Timeline, unsaid: bool) -> Self {
+        Self { reader, timeline, unsaid, replaced: OnceLock::new() }
     }
 
     /// The attributes of an inode, as programs see them. An orphan is not there: a version has

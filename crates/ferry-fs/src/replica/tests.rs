@@ -5,7 +5,7 @@ use super::{Replica, ReplicaOptions, Version, Versions};
 use crate::InProcess;
 use crate::api::*;
 use crate::local::local_fs::{CacheMode, FsOptions, LocalFs};
-use crate::volume::{MkfsOptions, mkfs};
+use crate::volume::{MkfsOptions, begin_timeline, mkfs};
 use ferry_device::{AlignedBuf, BlockDevice, MemDevice};
 use ferry_env::{Clock, Env};
 use parking_lot::Mutex;
@@ -226,6 +226,37 @@ fn release(replica: &Replica, ino: Ino) {
         Ok(())
     };
     InProcess::default().call(release).unwrap();
+}
+
+#[test]
+fn a_volume_that_says_that_it_was_rolled_back_is_in_another_timeline() {
+    let owner = Owner::new();
+    owner.write("f", "text");
+    let (replica, given, _asks) = follow(&owner);
+    let mut versions = 1;
+    let mut rollbacks_after = |new_timeline| {
+        given.0.lock().push(owner.version(new_timeline));
+        versions += 1;
+        await_versions(&replica, versions);
+        replica.lag().rollbacks
+    };
+    let says_so = || begin_timeline(&owner.dev, &Env::real()).unwrap();
+    assert_eq!(rollbacks_after(false), 0);
+    says_so();
+    assert_eq!(rollbacks_after(false), 1, "a backup has brought it");
+    assert_eq!(rollbacks_after(false), 1);
+    // A root tells of it first.
+    assert_eq!(rollbacks_after(true), 2);
+    assert_eq!(rollbacks_after(false), 2);
+    says_so();
+    assert_eq!(rollbacks_after(false), 2, "it is the same one");
+    says_so();
+    assert_eq!(rollbacks_after(false), 3);
+    says_so();
+    assert_eq!(rollbacks_after(true), 4, "both tell of one");
+    says_so();
+    assert_eq!(rollbacks_after(false), 5);
+    replica.close();
 }
 
 #[test]

@@ -214,6 +214,43 @@ fn a_replica_follows_a_rollback_and_open_files_have_their_own_bytes() {
 }
 
 #[test]
+fn a_replica_of_a_backup_follows_backups_and_finds_that_their_source_was_rolled_back() {
+    let store = Store::new();
+    let (source, url) = (store.at("source"), store.url());
+    let of = store.url_of("of");
+    fs::create_dir(&source).expect("a mount point");
+    ok(&store.ferry(&["mkfs", &of, "--size", "1G"]));
+    let change = |numbers: std::ops::Range<usize>| {
+        let log = format!("log={}", store.at("source.log").display());
+        ok(&store.ferry(&["mount", &of, "source", "-o", &log]));
+        write_files(&source, numbers);
+        ok(&store.ferry(&["umount", "source"]));
+    };
+    let back_up = |name: &str| {
+        ok(&store.ferry(&["snapshot", "create", &of, name]));
+        ok(&store.ferry(&["backup", &format!("{of}@{name}"), &url]));
+    };
+    change(0..100);
+    back_up("before");
+    follow(&store);
+    let second = store.at("second");
+    change(100..200);
+    back_up("more");
+    assert_eq!(caught_up(&store)["rollbacks"], 0);
+    let open = File::open(second.join("001/150")).expect("it is there");
+    assert_eq!(read_at(&open, 1 << 20).expect("a read"), contents(150));
+    ok(&store.ferry(&["rollback", &format!("{of}@before")]));
+    // They get numbers that others had before.
+    change(200..300);
+    back_up("other");
+    assert_eq!(caught_up(&store)["rollbacks"], 1);
+    assert_eq!(read_at(&open, 1 << 20).expect("it is open"), contents(150));
+    assert!(!second.join("001").exists() && second.join("002").exists());
+    drop(open);
+    ok(&store.ferry(&["umount", "second"]));
+}
+
+#[test]
 fn a_replica_whose_store_is_away_says_so_and_follows_again() {
     let store = Store::made();
     let (first, second) = (store.at("first"), store.at("second"));
