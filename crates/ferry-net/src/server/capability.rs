@@ -1,5 +1,5 @@
 //! Proofs that an earlier server gave an inode, or inode numbers, to a client: hashes under the
-//! secret of the volume.
+//! secret of the volume's timeline.
 
 use std::hash::Hasher;
 use std::ops::Range;

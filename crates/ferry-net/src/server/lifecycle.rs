@@ -60,7 +60,7 @@ pub struct ServerOptions {
     pub grace: Duration,
     /// A client may cache what it was told for so long after the server last heard of it.
     pub lease_term: Duration,
-    /// A secret of the volume, under which capabilities are hashed.
+    /// A secret of the volume's timeline, under which capabilities are hashed.
     pub key: [u8; 16],
 }
 
