@@ -61,7 +61,7 @@ pub fn run(args: &CloneArgs) -> Result<(), CliError> {
         Failure::Store(error) => failed(error),
         Failure::NotPinned(error) => error,
     })?;
-    begin_timeline_in_store(&args.new, &passphrase, &env).map_err(|error| {
+    begin_timeline_in_store(&args.new, None, &passphrase, &env).map_err(|error| {
         CliError::Failed(format!(
             "{error}: the clone is made, but a server of it may believe clients of {volume} what those were told there: remove the clone, and make it anew"
         ))

@@ -10,7 +10,7 @@ use ferry_device::{
     OpenMode,
 };
 use ferry_env::Env;
-use ferry_fs::volume::begin_timeline;
+use ferry_fs::{Ino, LocalFs};
 use ferry_object::{
     BackupSource, CacheOptions, Follower, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase,
     Snapshot, SnapshotSizes, StoreUrl, backup_source, follow_volume, open_to_copy, open_volume,
@@ -177,15 +177,17 @@ pub fn open_with_passphrase(
 }
 
 /// A volume in a store that was rolled back, or is a clone, goes on in a timeline of its own.
+/// `given`: the limit of the inode numbers of what it was, or of its source, if it is known.
 pub fn begin_timeline_in_store(
     volume: &Location,
+    given: Option<Ino>,
     passphrase: &OnceCell<Passphrase>,
     env: &Env,
 ) -> Result<(), CliError> {
     let opened = open_with_passphrase(volume, How::Write, passphrase, env);
     let opened = opened.map_err(|error| explain(volume, &error))?;
     let failed = |error: &dyn std::fmt::Display| CliError::Failed(format!("{volume}: {error}"));
-    begin_timeline(&opened.device, env).map_err(|error| failed(&error))?;
+    LocalFs::begin_timeline(&opened.device, given, env).map_err(|error| failed(&error))?;
     opened.close().map_err(|error| failed(&error))
 }
 

@@ -4,6 +4,7 @@
 use std::cell::OnceCell;
 
 use ferry_env::{Env, Utc};
+use ferry_fs::LocalFs;
 use ferry_fs::volume::read_superblock;
 use ferry_object::{ObjectError, Replaced, RolledBack};
 
@@ -24,6 +25,7 @@ pub fn run(args: &RollbackArgs) -> Result<(), CliError> {
     let (env, passphrase) = (Env::real(), OnceCell::new());
     let opened = open_with_passphrase(&volume, how, &passphrase, &env);
     let opened = opened.map_err(|error| explain(&volume, &error))?;
+    let given = LocalFs::limit_of_numbers(&opened.device, &env).ok();
     let rolled_back = match (opened.store(), volume.path()) {
         (Some(device), _) => {
             let rolled_back = device.roll_back(&name, replaced).map_err(|error| match error {
@@ -34,7 +36,7 @@ pub fn run(args: &RollbackArgs) -> Result<(), CliError> {
             })?;
             drop(opened);
             // This process does not own it any more.
-            begin_timeline_in_store(&volume, &passphrase, &env).map_err(|error| {
+            begin_timeline_in_store(&volume, given, &passphrase, &env).map_err(|error| {
                 CliError::Failed(format!(
                     "{error}: the volume is what it was in {name}, but clients that have it mounted may take new files for old ones: unmount it on all of them"
                 ))
@@ -43,7 +45,7 @@ pub fn run(args: &RollbackArgs) -> Result<(), CliError> {
         }
         (None, Some(path)) => {
             let id = read_superblock(&opened.device).ok().map(|superblock| superblock.volume_id);
-            snapfile::roll_back(path, id, &name, replaced)?
+            snapfile::roll_back(path, (id, given), &name, replaced)?
         }
         (None, None) => return Err(volume.no_snapshots()),
     };

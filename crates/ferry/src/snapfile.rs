@@ -8,6 +8,7 @@ use std::path::Path;
 
 use ferry_device::{CompositeError, FileDevice, OpenMode};
 use ferry_env::Env;
+use ferry_fs::Ino;
 use ferry_object::{
     ObjectError, Replaced, RolledBack, Snapshot, check_snapshot_name, name_before_rollback,
 };
@@ -90,7 +91,7 @@ pub fn clone(volume: &Path, name: Option<&str>, new: &Path) -> Result<(), CliErr
     let parent = parent.unwrap_or(Path::new("."));
     let directory = File::open(parent).map_err(CliError::path(parent, "cannot open"))?;
     let copy = Shared::new(&at, (source, &like), (&directory, new))?;
-    copy.begin_timeline(new)?;
+    copy.begin_timeline(None, new)?;
     link(&copy.file, &directory, file_name).map_err(|error| match error {
         Errno::EXIST => exists(),
         error => CliError::path(new, "cannot give the clone its name")(error.into()),
@@ -99,11 +100,11 @@ pub fn clone(volume: &Path, name: Option<&str>, new: &Path) -> Result<(), CliErr
 }
 
 /// Makes a volume, which this process owns, what it was when a snapshot was made. What it is until
-/// then becomes a snapshot first, unless it is discarded. `id`: the volume's, unless that cannot be
-/// read.
+/// then becomes a snapshot first, unless it is discarded. The volume's id, and the limit of its
+/// inode numbers, unless they cannot be read.
 pub fn roll_back(
     volume: &Path,
-    id: Option<[u8; 16]>,
+    (id, given): (Option<[u8; 16]>, Option<Ino>),
     name: &str,
     replaced: Replaced,
 ) -> Result<RolledBack, CliError> {
@@ -121,7 +122,7 @@ pub fn roll_back(
             path_of(&volume, name).display()
         )));
     }
-    copy.begin_timeline(&volume)?;
+    copy.begin_timeline(given, &volume)?;
     let is_saved = replaced == Replaced::Snapshot;
     let before = is_saved.then(|| name_before_rollback(|name| snapshots.has(name)));
     if let Some(before) = &before {

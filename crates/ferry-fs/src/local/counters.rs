@@ -162,6 +162,11 @@ impl VolumeCounters {
         true
     }
 
+    /// No number below this is handed out any more, once the limit was raised.
+    pub(crate) fn skip_to(&self, ino: Ino) {
+        self.next.fetch_max(ino, Ordering::SeqCst);
+    }
+
     /// No number that was handed out is so high.
     pub(crate) fn limit(&self) -> Ino {
         self.logged.lock().next_ino

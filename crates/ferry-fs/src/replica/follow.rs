@@ -62,7 +62,8 @@ pub struct Lag {
     pub looks_failed: u64,
     /// Versions that were shown.
     pub versions: u64,
-    /// How often the volume was rolled back, or may have been.
+    /// How often the volume was rolled back, or may have been. One of which a root tells, and the
+    /// volume itself in a later version, counts twice.
     pub rollbacks: u64,
     /// Why the last look failed, if it did.
     pub error: Option<String>,
@@ -133,15 +134,12 @@ fn open(
     }
     let says_so =
         before.is_some_and(|it| it.reader.fs.superblock().timeline != fs.superblock().timeline);
-    // Behind a root that is a rollback, the volume says it of the same one.
-    let was_found = before.is_some_and(|before| before.unsaid);
     let timeline = match before {
-        Some(before) if version.new_timeline || says_so && !was_found => before.timeline.next(),
+        Some(before) if version.new_timeline || says_so => before.timeline.next(),
         Some(before) => before.timeline,
         None => Timeline::default(),
     };
-    let unsaid = (version.new_timeline || was_found) && !says_so;
-    Ok(Current::new(Reader::new(fs), timeline, unsaid))
+    Ok(Current::new(Reader::new(fs), timeline))
 }
 
 /// How a volume is followed.
@@ -234,7 +232,7 @@ impl Following {
                 drop(before);
                 *new_timeline = false;
                 self.bound_memory_of(&current.reader.fs);
-                self.showing.turn(current, begun);
+                self.showing.turn(current, self.env.clock.monotonic_with_sleep());
                 if went_back {
                     tracing::warn!(
                         "the volume was rolled back, or its roots of a long time are missing: working directories are stale here, and files that are open stay as they were for two minutes"

@@ -27,15 +27,13 @@ const ROUNDS: u32 = 2;
 pub(crate) struct Current {
     pub(crate) reader: Reader,
     pub(crate) timeline: Timeline,
-    /// The roots tell that the volume was rolled back, and the volume itself does not yet.
-    pub(crate) unsaid: bool,
     /// When a newer one was shown in its place.
     replaced: OnceLock<Duration>,
 }
 
 impl Current {
-    pub(crate) fn new(reader: Reader, timeline: Timeline, unsaid: bool) -> Self {
-        Self { reader, timeline, unsaid, replaced: OnceLock::new() }
+    pub(crate) fn new(reader: Reader, timeline: Timeline) -> Self {
+        Self { reader, timeline, replaced: OnceLock::new() }
     }
 
     /// The attributes of an inode, as programs see them. An orphan is not there: a version has
@@ -226,7 +224,10 @@ impl Showing {
             }
             let newer = self.enter(kind, number)?;
             if Arc::ptr_eq(&current, &newer) {
-                self.set_failed();
+                // To open what is shown anew would help no file that is read from an older version.
+                if !current.is_replaced() {
+                    self.set_failed();
+                }
                 return answer;
             }
             current = newer;

@@ -4,12 +4,16 @@ use crate::api::{Errno, Ino, ROOT, SessionSeq};
 use crate::credits::SESSION_BYTES;
 use crate::error::FsError;
 use crate::keys::{self, INODE_HAS_XATTRS, Key, Number};
-use crate::local::local_fs::LocalFs;
+use crate::local::local_fs::{FsOptions, LocalFs};
 use crate::session_store::{Reservation, SessionStore};
 use crate::store::data_store::Busy;
+use crate::volume::{VolumeError, write_timeline};
+use ferry_device::BlockDevice;
+use ferry_env::Env;
 use ferry_env::planted::{Bug, is_planted};
 use ferry_journal::{Credits, Journal};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Inode numbers that are reserved at a time, at most.
@@ -315,6 +319,46 @@ impl LocalFs {
     fn do_is_plain(&self, ino: Ino) -> Result<bool, FsError> {
         let flags = self.table.need(ino)?.state.read().rec.flags;
         Ok(flags & INODE_HAS_XATTRS == 0)
+    }
+}
+
+/// A volume that was rolled back or cloned gives numbers so far behind its own, if nobody knows
+/// which ones were given in the other timeline.
+const NUMBERS_SKIPPED: u64 = 1 << 32;
+
+impl LocalFs {
+    /// The limit of the inode numbers that the volume on `dev`, which is only read, has given.
+    pub fn limit_of_numbers(dev: &Arc<dyn BlockDevice>, env: &Env) -> Result<Ino, VolumeError> {
+        let options = FsOptions { read_only: true, ..FsOptions::default() };
+        let fs = Self::open(Arc::clone(dev), options, env.clone())?;
+        let limit = fs.counters.limit();
+        fs.close()?;
+        Ok(limit)
+    }
+
+    /// The volume on `dev`, which nobody has open, was rolled back or is a clone: it goes on in a
+    /// timeline of its own. Nothing is believed of what clients were told before, they replay
+    /// nothing, and no inode number is given that is below `given`: another file may have it there.
+    pub fn begin_timeline(
+        dev: &Arc<dyn BlockDevice>,
+        given: Option<Ino>,
+        env: &Env,
+    ) -> Result<(), VolumeError> {
+        let options = FsOptions { background: false, ..FsOptions::default() };
+        let fs = Self::open(Arc::clone(dev), options, env.clone())?;
+        let left = fs.leave_timeline(given);
+        let closed = fs.close();
+        left?;
+        closed?;
+        write_timeline(dev, env)
+    }
+
+    /// Opening the volume has raised its limit, so no server's handing over counts any more.
+    fn leave_timeline(&self, given: Option<Ino>) -> Result<(), FsError> {
+        self.do_revoke_sessions(&self.do_sessions()?)?;
+        self.do_remove_lock_holders(&self.do_lock_holders()?)?;
+        self.counters.skip_to(given.unwrap_or(self.counters.limit() + NUMBERS_SKIPPED));
+        self.counters.raise(|commit| self.limit_made_durable(commit))
     }
 }
 

@@ -131,7 +131,7 @@ impl Superblock {
     }
 
     /// Key of what proves to a server that a client was given an inode number. In another timeline
-    /// the number may be another file's, so each timeline has its own key.
+    /// that inode may be missing, or have what it had long ago, so each timeline has its own key.
     pub fn capability_key(&self) -> [u8; 16] {
         if self.timeline == [0; 16] {
             return self.hash_key;
@@ -460,10 +460,8 @@ pub(crate) fn write_superblock(dev: &dyn BlockDevice, sb: &Superblock) -> std::i
     Ok(())
 }
 
-/// The volume, which nobody has open, goes on in a timeline of its own: inode numbers will be given
-/// that its source, or what it was before, has given to other files. A client that was told of
-/// those is not believed any more.
-pub fn begin_timeline(dev: &Arc<dyn BlockDevice>, env: &Env) -> Result<(), VolumeError> {
+/// The volume, which nobody has open, is in a timeline of its own from now on.
+pub(crate) fn write_timeline(dev: &Arc<dyn BlockDevice>, env: &Env) -> Result<(), VolumeError> {
     let sb = Superblock { timeline: random_16(env), ..read_superblock(dev)? };
     let what = "write the superblock";
     write_superblock(&**dev, &sb).map_err(|source| VolumeError::Io { what, source })

@@ -245,6 +245,15 @@ fn a_client_reaches_only_inodes_it_was_given() {
     again.change(1, 0, claim(known.capability));
     assert!(matches!(again.hear(), Some(ToClient::Changed { outcome: Outcome::Count { .. }, .. })));
     assert!(matches!(again.ask(Op::Getattr { ino }), Outcome::Attributes { .. }));
+    // Also beside one that proves nothing, which stays unknown.
+    let mut third = Raw::greeted(&world);
+    let (other, _) = honest.create(ROOT, "other").unwrap();
+    let both =
+        [(other, 0), (ino, known.capability)].map(|(ino, capability)| Claim { ino, capability });
+    third.change(1, 0, Op::Claim { inodes: crate::codec::List(both.to_vec()) });
+    assert!(matches!(third.hear(), Some(ToClient::Changed { outcome: Outcome::Count { .. }, .. })));
+    assert!(matches!(third.ask(Op::Getattr { ino }), Outcome::Attributes { .. }));
+    assert_eq!(third.ask(Op::Getattr { ino: other }), failed(libc::ESTALE));
 }
 
 #[test]

@@ -252,6 +252,29 @@ fn a_volume_is_handed_over_to_the_next_mount_alone() {
 }
 
 #[test]
+fn a_new_timeline_has_no_sessions_no_locks_and_numbers_of_its_own() {
+    let mut world = World::new();
+    let given = world.file(ROOT, "file").unwrap() + (5 << 20);
+    world.fs.add_session(SESSION).unwrap();
+    world.fs.sync_sessions(&[SessionSeq { session: SESSION, seq: 7 }]).unwrap();
+    world.fs.add_lock_holder(SESSION).unwrap();
+    let key = world.fs.superblock().capability_key();
+    let mut limit = 0;
+    for given in [Some(given), Some(1), None] {
+        world.fs.hand_over().unwrap();
+        world.fs.close().unwrap();
+        LocalFs::begin_timeline(&world.dev, given, &Env::real()).unwrap();
+        world.reopen();
+        assert_eq!((world.fs.sessions(), world.fs.lock_holders()), (Ok(vec![]), Ok(vec![])));
+        assert_eq!(world.fs.durable_watermark(SESSION), Ok(0));
+        assert!(!world.fs.was_handed_over() && world.fs.superblock().capability_key() != key);
+        let new = world.file(ROOT, &format!("{given:?}")).unwrap();
+        assert!(new > limit && new >= given.unwrap_or(limit + (1 << 32)), "{new}, {given:?}");
+        limit = new;
+    }
+}
+
+#[test]
 fn lock_holders_are_known_to_the_next_mount_until_they_are_removed() {
     let mut world = World::new();
     assert_eq!(world.fs.lock_holders(), Ok(vec![]));
