@@ -2,7 +2,7 @@
 //! the mount waits in the kernel for as long as the daemon does not answer, and cannot be killed.
 //! Over a socket (`socket.rs`) it waits for a bounded time.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -118,9 +118,7 @@ pub fn lives(mount: &Mount, silence: Duration) -> bool {
     match socket::ask_on(stream, ALIVE) {
         Ok(_) => true,
         Err(error) => {
-            let silent =
-                matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
-            silent && !pid.and_then(Pid::from_raw).is_some_and(has_ended)
+            socket::is_silence(&error) && !pid.and_then(Pid::from_raw).is_some_and(has_ended)
         }
     }
 }
@@ -143,11 +141,7 @@ pub fn ask(mount: &Mount, question: &str) -> Result<Option<Value>, CliError> {
     let pid = socket::peer(&stream);
     match socket::ask_on(stream, question) {
         Ok(answer) => Ok(Some(answer)),
-        Err(error)
-            if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
-        {
-            Err(silent(mount, pid))
-        }
+        Err(error) if socket::is_silence(&error) => Err(silent(mount, pid)),
         Err(_) => Ok(None),
     }
 }
@@ -185,14 +179,13 @@ impl End {
 
     /// Waits until the daemon has closed the volume; says how that ended.
     pub fn told(mut self) -> Result<(), String> {
-        let mut answer = Vec::new();
-        let read = self.0.read_to_end(&mut answer);
-        let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
-        match (answer["failed"].as_str(), read) {
-            (Some(failed), _) => Err(socket::printable(failed)),
-            (None, Ok(0)) => Err("its daemon ended before it had closed the volume".into()),
-            _ => Ok(()),
+        // If the time is over, the caller waits no longer.
+        let Ok(answer) = socket::whole(&mut self.0) else { return Ok(()) };
+        if answer.is_empty() {
+            return Err("its daemon ended before it had closed the volume".into());
         }
+        let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
+        answer["failed"].as_str().map_or(Ok(()), |failed| Err(socket::printable(failed)))
     }
 }
 

@@ -77,7 +77,7 @@ pub fn at(volume: &Location) -> Result<Option<String>, CliError> {
     let Some((name, error)) = silent else { return Ok(None) };
     let pid = socket::printable(name.rsplit_once('-').map_or("?", |(_, pid)| pid));
     let why = match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+        _ if socket::is_silence(&error) => {
             format!(
                 "has not answered for {} s: it is stopped, or hangs",
                 socket::TIME_MAX.as_secs()

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use ferry_env::Env;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
 
@@ -20,6 +21,8 @@ use crate::error::CliError;
 pub const TIME_MAX: Duration = Duration::from_secs(5);
 /// The most bytes of a question, which ends with a newline.
 const QUESTION_MAX: usize = 64 << 10;
+/// The most bytes of an answer: twice those of the longest, a list of the bytes of statistics.
+const ANSWER_MAX: usize = 8 << 20;
 /// The most questions answered at a time, if each has a thread.
 const ASKING_MAX: usize = 16;
 
@@ -180,10 +183,9 @@ pub fn ask_on(mut stream: UnixStream, question: &str) -> io::Result<Value> {
     // arrives.
     let asked =
         writeln!(stream, "{question}").and_then(|()| stream.shutdown(std::net::Shutdown::Write));
-    let mut answer = Vec::new();
-    let read = stream.read_to_end(&mut answer);
+    let answer = whole(&mut stream)?;
     if answer.is_empty() {
-        asked.and(read)?;
+        asked?;
     }
     let answer: Value = serde_json::from_slice(&answer)?;
     match (
@@ -194,6 +196,39 @@ pub fn ask_on(mut stream: UnixStream, question: &str) -> io::Result<Value> {
         (None, Some(errno)) => Err(io::Error::from_raw_os_error(errno)),
         (None, None) => Ok(answer),
     }
+}
+
+/// Reads an answer. The read timeout of the stream is the time limit of all of it, so that a peer
+/// which sends a byte now and then does not hold this process up.
+pub fn whole(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let clock = Env::real().clock;
+    let end = stream.read_timeout()?.map(|time| clock.monotonic() + time);
+    let (mut answer, mut part) = (Vec::new(), vec![0; QUESTION_MAX]);
+    loop {
+        if let Some(end) = end {
+            let left = end.saturating_sub(clock.monotonic());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            stream.set_read_timeout(Some(left))?;
+        }
+        match stream.read(&mut part) {
+            Ok(0) => return Ok(answer),
+            Ok(count) if answer.len() + count > ANSWER_MAX => {
+                return Err(io::ErrorKind::FileTooLarge.into());
+            }
+            Ok(count) => answer.extend_from_slice(&part[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // A peer that refuses says why, and cuts the connection.
+            Err(error) if answer.is_empty() || is_silence(&error) => return Err(error),
+            Err(_) => return Ok(answer),
+        }
+    }
+}
+
+/// Whether an error means that the other process has not answered in time.
+pub fn is_silence(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 /// A JSON object of these members.
@@ -227,5 +262,36 @@ mod tests {
     #[test]
     fn control_characters_are_escaped() {
         assert_eq!(printable("a \u{1b}[2J\n\u{9b}é\"'"), "a \\u{1b}[2J\\n\\u{9b}é\"'");
+    }
+
+    /// How an answer ends that a peer sends in 100 parts like this one.
+    fn asked_of_a_peer_that_sends(part: &'static [u8], pause: Duration) -> io::Error {
+        let (ours, mut peer) = UnixStream::pair().expect("a pair of sockets");
+        ours.set_read_timeout(Some(Duration::from_millis(300))).expect("not zero");
+        let sending = std::thread::spawn(move || {
+            let (_hold, bell) = std::sync::mpsc::channel::<()>();
+            for _ in 0..100 {
+                let heard = peer.write_all(part);
+                if heard.is_err() {
+                    break;
+                }
+                let _ = bell.recv_timeout(pause);
+            }
+        });
+        let error = ask_on(ours, "stats").expect_err("it is no JSON");
+        sending.join().expect("the reader has hung up");
+        error
+    }
+
+    #[test]
+    fn the_time_limit_is_that_of_the_whole_answer() {
+        let error = asked_of_a_peer_that_sends(b" ", Duration::from_millis(30));
+        assert!(is_silence(&error), "{error}");
+    }
+
+    #[test]
+    fn an_answer_without_end_is_refused() {
+        let error = asked_of_a_peer_that_sends(&[b' '; 1 << 20], Duration::ZERO);
+        assert!(is_silence(&error) || error.kind() == io::ErrorKind::FileTooLarge, "{error}");
     }
 }
