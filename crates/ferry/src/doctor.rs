@@ -40,7 +40,7 @@ fn look(args: &DoctorArgs) -> Result<ExitCode, CliError> {
     let daemons: Vec<Daemon> = list::found()?.into_iter().map(Daemon::of).collect();
     let checks: Vec<Check> = [
         machine::checks(&daemons),
-        space::checks(&daemons),
+        space::checks(daemons.iter().flat_map(|daemon| &daemon.holds)),
         daemons.iter().map(Daemon::check).collect(),
     ]
     .concat();

@@ -10,7 +10,7 @@ use crate::control::{STATS, print};
 use crate::error::CliError;
 use crate::mounts::{self, Mount};
 use crate::socket::printable;
-use crate::{asked, clients, remote, socket, table};
+use crate::{asked, clients, remote, served, socket, table};
 
 /// A mount or a server.
 pub struct Found {
@@ -21,8 +21,8 @@ pub struct Found {
     pub at: String,
     pub pid: Option<u64>,
     pub state: State,
-    /// What a mount that answers says of itself: `ferry stats`, or of a remote mount its own part
-    /// of it.
+    /// What it says of itself: `ferry stats`, or of a remote mount its own part of it. `None`: it
+    /// does not answer.
     pub figures: Option<Value>,
 }
 
@@ -115,15 +115,15 @@ fn of_mount(mount: &Mount, mounts: &[Mount]) -> Found {
         (None, Ok(None)) if pid.is_none() => State::Dead,
         (None, Ok(None)) => State::Closed,
         (None, Err(_)) => State::Silent,
-        (None, Ok(Some(figures))) => state_by(mount, figures),
+        (None, Ok(Some(figures))) => state_by(mount.read_only, figures),
     };
     let (volume, at) = (mount.source.display().to_string(), mount.target.display().to_string());
     let figures = answer.ok().flatten();
     Found { kind: Kind::Mount, volume, at, pid, state, figures }
 }
 
-/// What its own figures say of a mount that answers.
-fn state_by(mount: &Mount, figures: &Value) -> State {
+/// What the figures say of a volume that is mounted or served.
+fn state_by(is_read_only: bool, figures: &Value) -> State {
     let disks = figures["devices"].as_object().into_iter().flatten();
     let bad = disks.filter_map(|(path, disk)| Some((path, disk["state"].as_str()?)));
     let bad: Vec<String> = bad
@@ -139,7 +139,7 @@ fn state_by(mount: &Mount, figures: &Value) -> State {
     if !bad.is_empty() {
         return State::Components(bad);
     }
-    let read_only = mount.read_only || figures["volume"]["read_only"] == true;
+    let read_only = is_read_only || figures["volume"]["read_only"] == true;
     if read_only { State::ReadOnly } else { State::Fine }
 }
 
@@ -147,14 +147,23 @@ fn of_server(name: &str, answer: &Option<Value>) -> Found {
     // Any user may bind a name with any number in it.
     let pid = socket::process(name).map(u64::from);
     let text = |key: &str| answer.as_ref().and_then(|all| all[key].as_str()).unwrap_or("-");
-    let count = |all: &Value| {
-        let there = |client: &&Value| client["connected"] == true;
-        let clients = all["clients"].as_array().map(Vec::as_slice).unwrap_or_default();
-        State::Clients(clients.iter().filter(there).count(), clients.len())
-    };
-    let state = answer.as_ref().map_or(State::Silent, count);
+    let figures = answer.as_ref().and(pid).and_then(served::stats_of);
+    let state = server_state(answer.as_ref(), figures.as_ref());
     let (volume, at) = (text("volume").to_owned(), text("address").to_owned());
-    Found { kind: Kind::Server, volume, at, pid, state, figures: None }
+    Found { kind: Kind::Server, volume, at, pid, state, figures }
+}
+
+/// How a server is, by what it says of its clients, and how its volume is.
+fn server_state(answer: Option<&Value>, figures: Option<&Value>) -> State {
+    let Some(answer) = answer else { return State::Silent };
+    match figures.map(|figures| state_by(false, figures)) {
+        None | Some(State::Fine | State::ReadOnly) => {
+            let there = |client: &&Value| client["connected"] == true;
+            let clients = answer["clients"].as_array().map(Vec::as_slice).unwrap_or_default();
+            State::Clients(clients.iter().filter(there).count(), clients.len())
+        }
+        Some(worse) => worse,
+    }
 }
 
 /// As `ferry list --json` prints it.
@@ -174,4 +183,29 @@ fn cells(found: &Found) -> [String; 5] {
     let text = [&found.volume, &found.at].map(|text| printable(text));
     let [volume, at] = text;
     [found.kind.name().into(), printable(&found.state.to_string()), pid, volume, at]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::object;
+
+    #[test]
+    fn a_server_is_as_its_volume_is() {
+        let client = |connected: bool| object([("connected", connected.into())]);
+        let clients = object([("clients", [true, false].map(client).into_iter().collect())]);
+        let state = |figures: Option<&Value>| server_state(Some(&clients), figures);
+        let of_state = |state: &str| object([("state", state.into())]);
+        let devices = |sides| object([("devices", object::<2>(sides))]);
+        let degraded = devices([("/a", of_state("active")), ("/b", of_state("failed"))]);
+        assert_eq!(state(Some(&degraded)), State::Components(vec!["/b is failed".into()]));
+        let held = object([("held", object([("reason", "no route".into())]))]);
+        let held = object([("store", held)]);
+        assert_eq!(state(Some(&held)), State::StoreHeld("no route".into()));
+        let fine = devices([("/a", of_state("active")), ("/b", of_state("replaced"))]);
+        for figures in [Some(&fine), None] {
+            assert_eq!(state(figures), State::Clients(1, 2));
+        }
+        assert_eq!(server_state(None, None), State::Silent);
+    }
 }

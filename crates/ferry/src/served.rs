@@ -110,8 +110,9 @@ pub fn stats_of(process: u64) -> Option<Value> {
     let names = socket::names(PREFIX).ok()?;
     let ours =
         |name: &&String| name.rsplit_once('-').is_some_and(|(_, id)| id == process.to_string());
-    let name = names.iter().find(ours)?;
-    let mut answer = socket::ask(name, &question(ioctl::STATS, &[])).ok()?;
+    // Any user may bind a name with any number in it.
+    let asked = |name: &String| socket::ask(name, &question(ioctl::STATS, &[])).ok();
+    let mut answer = names.iter().filter(ours).find_map(asked)?;
     let bytes: Vec<u8> = serde_json::from_value(answer["answer"].take()).ok()?;
     serde_json::from_slice(&bytes).ok()
 }

@@ -30,9 +30,6 @@ const MODE: u32 = 0o600;
 /// The directory in which everything in the archive is.
 const ROOT: &str = "ferry-doctor";
 
-/// What the URL of a store that is a directory begins with.
-const DIRECTORY: &str = "dir://";
-
 /// A file that was made and has nothing in it yet.
 pub struct Bundle {
     path: PathBuf,
@@ -83,7 +80,8 @@ fn write(file: File, checks: &[Check], daemons: &[Daemon]) -> io::Result<()> {
         // The number is that of the line in list.json.
         let name = format!("{}-{index}", daemon.found.kind.name());
         let silent = || object([("error", "it does not answer".into())]);
-        let stats = daemon.figures.as_ref().map_or_else(silent, |figures| redactor.json(figures));
+        let stats =
+            daemon.found.figures.as_ref().map_or_else(silent, |figures| redactor.json(figures));
         archive.json(&format!("stats/{name}.json"), &stats)?;
         let Some(log) = daemon.log_end() else { continue };
         let log = log.map_or_else(
@@ -120,14 +118,9 @@ fn mount_table() -> String {
 /// Paths of the set-up, which may stay in texts.
 fn paths(daemons: &[Daemon]) -> Vec<String> {
     let of_daemon = |daemon: &Daemon| {
-        let dirs = [&daemon.cache, &daemon.local_log].into_iter().flatten();
-        let dirs = dirs.map(|dir| dir.display().to_string());
-        let (volume, at) = (daemon.found.volume.clone(), daemon.found.at.clone());
-        let directory = daemon.volume().strip_prefix(DIRECTORY).map(str::to_owned);
-        let names = [Some(volume), Some(at), directory].into_iter().flatten();
-        let devices = daemon.figures.as_ref().and_then(|all| all["devices"].as_object());
-        let devices = devices.into_iter().flat_map(|all| all.keys().cloned());
-        dirs.chain(names).chain(devices).collect::<Vec<_>>()
+        let names = [daemon.found.volume.clone(), daemon.found.at.clone()].into_iter();
+        let held = daemon.holds.iter().map(|(path, _)| path.display().to_string());
+        names.chain(held).collect::<Vec<_>>()
     };
     daemons.iter().flat_map(of_daemon).collect()
 }

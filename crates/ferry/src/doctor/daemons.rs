@@ -6,14 +6,14 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use clap::Parser;
-use serde_json::Value;
 
 use crate::cli::{Cli, Command};
 use crate::list::{Found, Kind, State};
+use crate::mounts;
 use crate::options::MountOptions;
-use crate::{mounts, replica, served};
 
 use super::check::{Check, Outcome, within};
+use super::space::{Held, held_by};
 
 /// The most that is read of a log, from its end.
 const LOG_MAX: u64 = 256 << 10;
@@ -21,21 +21,12 @@ const LOG_MAX: u64 = 256 << 10;
 /// The daemon of a mount, or a server.
 pub struct Daemon {
     pub found: Found,
-    /// What `ferry stats` shows; of a remote mount its own part. `None`: it does not answer.
-    pub figures: Option<Value>,
-    /// Its cache on disk.
-    pub cache: Option<PathBuf>,
-    /// The directory of its local log.
-    pub local_log: Option<PathBuf>,
+    /// What it has on file systems of this machine, and where.
+    pub holds: Vec<(PathBuf, Held)>,
 }
 
 impl Daemon {
-    pub fn of(mut found: Found) -> Self {
-        let figures = match (found.kind, &found.state) {
-            (Kind::Mount, _) => found.figures.take(),
-            (Kind::Server, State::Silent) => None,
-            (Kind::Server, _) => found.pid.and_then(served::stats_of),
-        };
+    pub fn of(found: Found) -> Self {
         let command = found.pid.and_then(command_of);
         let (cache, local_log) = match command {
             Some(Command::Mount(args)) => MountOptions::parse(&args.options, true)
@@ -46,13 +37,8 @@ impl Daemon {
         // A server may have been given a path below its own directory.
         let base = found.pid.and_then(|pid| std::fs::read_link(format!("/proc/{pid}/cwd")).ok());
         let absolute = |dir: PathBuf| base.as_ref().map(|base| base.join(dir));
-        let (cache, local_log) = (cache.and_then(absolute), local_log.and_then(absolute));
-        Self { found, figures, cache, local_log }
-    }
-
-    /// Where its volume lies.
-    pub fn volume(&self) -> &str {
-        replica::followed(&self.found.volume)
+        let holds = held_by(&found, cache.and_then(absolute), local_log.and_then(absolute));
+        Self { found, holds }
     }
 
     /// What the table calls it.
@@ -80,6 +66,10 @@ impl Daemon {
         let at = &self.found.at;
         let pid = self.found.pid.map_or_else(|| "?".into(), |pid| pid.to_string());
         match (&self.found.state, self.found.kind) {
+            (State::Clients(..), _) if self.found.figures.is_none() => (
+                Outcome::Note,
+                "it has not said in time how its volume is: ask again, and see `ferry stats`".into(),
+            ),
             (State::Fine | State::ReadOnly | State::Clients(..), _) => (Outcome::Ok, String::new()),
             (State::Hidden(_), _) => (
                 Outcome::Note,
@@ -159,4 +149,22 @@ fn end_of(mut file: File) -> io::Result<String> {
     let mut end = Vec::new();
     file.take(LOG_MAX).read_to_end(&mut end)?;
     Ok(String::from_utf8_lossy(&end).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn daemon(kind: Kind, state: State) -> Daemon {
+        let (volume, at) = ("/srv/a.ferry".into(), "/mnt".into());
+        Daemon::of(Found { kind, volume, at, pid: None, state, figures: None })
+    }
+
+    #[test]
+    fn a_server_that_does_not_say_how_its_volume_is_is_a_note() {
+        let mut server = daemon(Kind::Server, State::Clients(1, 1));
+        assert_eq!(server.check().outcome, Outcome::Note);
+        server.found.figures = Some(serde_json::Value::Null);
+        assert_eq!(server.check().outcome, Outcome::Ok);
+    }
 }

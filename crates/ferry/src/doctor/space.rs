@@ -5,23 +5,24 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use ferry_device::COMPONENTS_MAX;
 use ferry_object::StoreUrl;
 use rustix::fs::statvfs;
 
+use crate::list::Found;
 use crate::location::Location;
 use crate::mount::{HOST_LOW_BYTES, is_short};
-use crate::mounts;
 use crate::size::format_bytes;
+use crate::{mounts, replica};
 
 use super::check::{Check, within};
-use super::daemons::Daemon;
 
 /// With less than this nearly nothing more can be written.
 const OUT_BYTES: u64 = 256 << 20;
 
 /// What lies on a file system.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Held {
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Held {
     Volume,
     Store,
     /// A cache that may take so many bytes more.
@@ -41,23 +42,31 @@ impl Held {
     }
 }
 
-pub fn checks(daemons: &[Daemon]) -> Vec<Check> {
-    let all: BTreeSet<(PathBuf, Held)> = daemons.iter().flat_map(held_by).collect();
-    all.into_iter().map(|(path, held)| check(path, held)).collect()
+/// Checks what daemons have.
+pub fn checks<'h>(all: impl Iterator<Item = &'h (PathBuf, Held)>) -> Vec<Check> {
+    let all: BTreeSet<_> = all.collect();
+    all.into_iter().map(|(path, held)| check(path.clone(), held)).collect()
 }
 
-/// What a daemon has on file systems of this machine.
-fn held_by(daemon: &Daemon) -> Vec<(PathBuf, Held)> {
+/// What a daemon has on file systems of this machine. It may belong to another user: components
+/// that no volume can have are left out, because each may take [`within`] its time.
+pub fn held_by(
+    found: &Found,
+    cache: Option<PathBuf>,
+    local_log: Option<PathBuf>,
+) -> Vec<(PathBuf, Held)> {
     let mut all = Vec::new();
-    let figures = daemon.figures.as_ref();
+    let figures = found.figures.as_ref();
     let of_store = |key: &str| figures.and_then(|all| all["store"][key].as_u64()).unwrap_or(0);
     let left = of_store("cache_bytes_max").saturating_sub(of_store("cache_bytes"));
-    all.extend(daemon.cache.clone().map(|dir| (dir, Held::Cache(left))));
-    all.extend(daemon.local_log.clone().map(|dir| (dir, Held::LocalLog)));
+    all.extend(cache.map(|dir| (dir, Held::Cache(left))));
+    all.extend(local_log.map(|dir| (dir, Held::LocalLog)));
     let components = figures.and_then(|all| all["devices"].as_object());
-    let volume = Path::new(daemon.volume());
+    let volume = Path::new(replica::followed(&found.volume));
     if let Some(components) = components {
-        all.extend(components.keys().map(|path| (path.into(), Held::Volume)));
+        let used = components.iter().filter(|(_, component)| component["state"] != "replaced");
+        let used = used.take(COMPONENTS_MAX);
+        all.extend(used.map(|(path, _)| (path.into(), Held::Volume)));
     } else if volume.is_absolute() {
         all.push((volume.into(), Held::Volume));
     } else if let Some(StoreUrl::Dir(dir)) =
@@ -68,14 +77,14 @@ fn held_by(daemon: &Daemon) -> Vec<(PathBuf, Held)> {
     all
 }
 
-fn check(path: PathBuf, held: Held) -> Check {
+fn check(path: PathBuf, held: &Held) -> Check {
     let title = held.title(&path);
     // To look at a path of a mount asks its daemon, which may be the one that hangs.
     if mounts::is_on_fuse(&path) {
         return Check::ok(title, "on a FUSE mount, which is not asked");
     }
     match within(move || look(&path)) {
-        Some(Ok(Some(space))) => judged(title, &held, &space),
+        Some(Ok(Some(space))) => judged(title, held, &space),
         Some(Ok(None)) => Check::ok(title, "a block device"),
         Some(Err(error)) => Check::bad(
             title,
@@ -145,22 +154,41 @@ fn judged(title: String, held: &Held, space: &Space) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::super::check::Outcome;
     use super::*;
-    use crate::list::{Found, Kind, State};
+    use crate::list::{Kind, State};
+    use crate::socket::object;
+
+    fn of_state(state: &str) -> Value {
+        object([("state", state.into())])
+    }
+
+    fn held(volume: &str, figures: Option<Value>) -> Vec<(PathBuf, Held)> {
+        let (kind, state) = (Kind::Mount, State::Fine);
+        let (volume, at) = (volume.into(), "/mnt".into());
+        held_by(&Found { kind, volume, at, pid: None, state, figures }, None, None)
+    }
 
     #[test]
     fn a_replica_lies_where_its_volume_does() {
-        let found = Found {
-            kind: Kind::Mount,
-            volume: "dir:///srv/store#replica".into(),
-            at: "/mnt".into(),
-            pid: None,
-            state: State::ReadOnly,
-            figures: None,
-        };
-        let held = held_by(&Daemon::of(found));
-        assert!(held == [("/srv/store".into(), Held::Store)]);
+        let held = held("dir:///srv/store#replica", None);
+        assert_eq!(held, [("/srv/store".into(), Held::Store)]);
+    }
+
+    #[test]
+    fn a_side_that_was_replaced_is_not_looked_at() {
+        let sides = [("/pulled", of_state("replaced")), ("/new", of_state("active"))];
+        let held = held("/srv/mirror.ferry", Some(object([("devices", object(sides))])));
+        assert_eq!(held, [("/new".into(), Held::Volume)]);
+    }
+
+    #[test]
+    fn no_more_components_are_looked_at_than_a_volume_can_have() {
+        let sides: Value = (0..1000).map(|side| (format!("/{side}"), of_state("active"))).collect();
+        let held = held("/srv/mirror.ferry", Some(object([("devices", sides)])));
+        assert_eq!(held.len(), COMPONENTS_MAX);
     }
 
     #[test]
