@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use rustix::process::{Uid, geteuid};
 use serde_json::Value;
 
 use crate::cli::ListArgs;
@@ -68,7 +69,7 @@ impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hidden(by) => write!(f, "hidden by {by}"),
-            Self::Dead => f.write_str("its daemon has died, or is another user's"),
+            Self::Dead => f.write_str("no daemon answers for it"),
             Self::Silent => f.write_str("does not answer"),
             Self::Closed => f.write_str("answers no questions of this user"),
             Self::ServerAway => f.write_str("its server is away"),
@@ -112,7 +113,7 @@ fn of_mount(mount: &Mount, mounts: &[Mount]) -> Found {
     let pid = asked::daemon(mount).map(u64::from);
     let state = match (mounts::cover(mount, mounts), &answer) {
         (Some(over), _) => State::Hidden(over.source.display().to_string()),
-        (None, Ok(None)) if pid.is_none() => State::Dead,
+        (None, Ok(None)) if pid.is_none() && would_hear(mount.owner, geteuid()) => State::Dead,
         (None, Ok(None)) => State::Closed,
         (None, Err(_)) => State::Silent,
         (None, Ok(Some(figures))) => state_by(mount.read_only, figures),
@@ -120,6 +121,13 @@ fn of_mount(mount: &Mount, mounts: &[Mount]) -> Found {
     let (volume, at) = (mount.source.display().to_string(), mount.target.display().to_string());
     let figures = answer.ok().flatten();
     Found { kind: Kind::Mount, volume, at, pid, state, figures }
+}
+
+/// Whether a user would get an answer from the daemon of a mount of this owner: from those of root,
+/// and the user's own.
+fn would_hear(owner: Option<u32>, user: Uid) -> bool {
+    let is_trusted = |owner: u32| owner == 0 || owner == user.as_raw();
+    user.is_root() || owner.is_none_or(is_trusted)
 }
 
 /// What the figures say of a volume that is mounted or served.
@@ -189,6 +197,13 @@ fn cells(found: &Found) -> [String; 5] {
 mod tests {
     use super::*;
     use crate::socket::object;
+
+    #[test]
+    fn only_a_daemon_that_would_answer_is_dead_if_it_does_not() {
+        let hears = |owner: u32, user: u32| would_hear(Some(owner), Uid::from_raw(user));
+        assert!(hears(1000, 0) && hears(1000, 1000) && hears(0, 1000));
+        assert!(!hears(1000, 1001), "the daemons of other users do not answer a user");
+    }
 
     #[test]
     fn a_server_is_as_its_volume_is() {
