@@ -69,6 +69,15 @@ impl Check {
     }
 }
 
+/// A word of a command line, as a shell reads it: a path may have anything in it.
+pub fn quoted(word: &str) -> String {
+    let is_plain = |char: char| char.is_ascii_alphanumeric() || "/._-+:@%,".contains(char);
+    match word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
 /// Looks at something that may hang, such as a file on a network file system. `None`: it takes
 /// longer than [`TIME_MAX`]. The thread is left to itself then, and ends with the process.
 pub fn within<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
@@ -79,4 +88,22 @@ pub fn within<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> O
     };
     thread::Builder::new().name("look".into()).spawn(looking).ok()?;
     result.recv_timeout(TIME_MAX).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_in_a_command_is_one_word_of_it() {
+        for (path, word) in [
+            ("/mnt/a-b_1.x", "/mnt/a-b_1.x"),
+            ("/mnt/a b", "'/mnt/a b'"),
+            ("/tmp/x;reboot", "'/tmp/x;reboot'"),
+            ("/tmp/$(reboot)`", "'/tmp/$(reboot)`'"),
+            ("/tmp/'; reboot", r"'/tmp/'\''; reboot'"),
+        ] {
+            assert_eq!(quoted(path), word);
+        }
+    }
 }

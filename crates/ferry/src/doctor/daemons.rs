@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -12,7 +13,7 @@ use crate::list::{Found, Kind, State};
 use crate::mounts;
 use crate::options::MountOptions;
 
-use super::check::{Check, Outcome, within};
+use super::check::{Check, Outcome, quoted, within};
 use super::space::{Held, held_by};
 
 /// The most that is read of a log, from its end.
@@ -63,7 +64,7 @@ impl Daemon {
 
     /// What to do about its state.
     fn advice(&self) -> (Outcome, String) {
-        let at = &self.found.at;
+        let at = quoted(&self.found.at);
         let pid = self.found.pid.map_or_else(|| "?".into(), |pid| pid.to_string());
         match (&self.found.state, self.found.kind) {
             (State::Clients(..), _) if self.found.figures.is_none() => (
@@ -85,10 +86,7 @@ impl Daemon {
             ),
             (State::Dead, _) => (
                 Outcome::Bad,
-                format!(
-                    "if it has died, its log says why; `ferry umount {at}` clears the mount, then mount again. Root sees \
-                     the daemons of all users"
-                ),
+                format!("if it has died, its log says why; `ferry umount {at}` clears the mount, then mount again"),
             ),
             (State::Silent, kind) => {
                 let end = match kind {
@@ -122,14 +120,40 @@ impl Daemon {
 
     /// The end of its log: of what its stderr leads to. `None`: that is no file.
     pub fn log_end(&self) -> Option<io::Result<String>> {
-        let stderr = PathBuf::from(format!("/proc/{}/fd/2", self.found.pid?));
-        let read = move || match std::fs::read_link(&stderr) {
-            Ok(path) if mounts::is_on_fuse(&path) => Some(Err(io::ErrorKind::Unsupported.into())),
-            Ok(_) if std::fs::metadata(&stderr).is_ok_and(|found| !found.is_file()) => None,
-            Ok(_) => Some(File::open(&stderr).and_then(end_of)),
-            Err(error) => Some(Err(error)),
-        };
-        within(read).unwrap_or_else(|| Some(Err(io::ErrorKind::TimedOut.into())))
+        let pid = self.found.pid?;
+        let read = within(move || log_of(pid).and_then(|log| log.map(end_of).transpose()));
+        read.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into())).transpose()
+    }
+}
+
+/// The file to which the stderr of a process leads. `None`: that is no file.
+///
+/// To open the link gives this process's own rights, not those of the other process. So it must be
+/// root or this user who runs that, and it must have opened the file for writing: with `O_PATH` it
+/// may have any file.
+fn log_of(pid: u64) -> io::Result<Option<File>> {
+    let process = PathBuf::from(format!("/proc/{pid}"));
+    let user = std::fs::metadata(&process)?.uid();
+    if user != 0 && user != rustix::process::geteuid().as_raw() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let stderr = process.join("fd/2");
+    if mounts::is_on_fuse(&std::fs::read_link(&stderr)?) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    let facts = std::fs::read_to_string(process.join("fdinfo/2"))?;
+    let flags = facts.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
+    if flags.is_none_or(|flags| flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == 0) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let mut options = File::options();
+    let file = options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&stderr);
+    match file {
+        Ok(file) => Ok(Some(file).filter(|file| file.metadata().is_ok_and(|is| is.is_file()))),
+        // A socket cannot be opened.
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -153,6 +177,10 @@ fn end_of(mut file: File) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
+
+    use rustix::process::geteuid;
+
     use super::*;
 
     fn daemon(kind: Kind, state: State) -> Daemon {
@@ -166,5 +194,42 @@ mod tests {
         assert_eq!(server.check().outcome, Outcome::Note);
         server.found.figures = Some(serde_json::Value::Null);
         assert_eq!(server.check().outcome, Outcome::Ok);
+    }
+
+    #[test]
+    fn a_log_is_a_file_that_a_process_of_root_or_this_user_writes() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("log");
+        std::fs::write(&file, "the end").expect("it fits");
+        // What the doctor reads if a process has this as its stderr.
+        let read = |options: &mut std::fs::OpenOptions, user: Option<u32>| {
+            let stderr = options.open(&file).expect("it exists");
+            let mut process = std::process::Command::new("sleep");
+            process.arg("60").stderr(stderr).uid(user.unwrap_or(geteuid().as_raw()));
+            let mut process = process.spawn().expect("it runs");
+            let read = log_of(process.id().into()).map(|log| log.map(end_of));
+            process.kill().and_then(|()| process.wait()).expect("it is ours");
+            read.map(|end| end.expect("it is a file").expect("it is readable"))
+        };
+        let written = || File::options().append(true).clone();
+        assert_eq!(read(&mut written(), None).expect("it is a log"), "the end");
+        let refused = |read: io::Result<String>| {
+            assert_eq!(read.expect_err("no log").kind(), io::ErrorKind::PermissionDenied);
+        };
+        refused(read(File::options().read(true), None));
+        refused(read(File::options().read(true).custom_flags(libc::O_PATH), None));
+        if geteuid().is_root() {
+            refused(read(&mut written(), Some(65534)));
+        }
+    }
+
+    #[test]
+    fn a_pipe_is_no_log() {
+        use std::process::{Command, Stdio};
+        let piped = Command::new("sleep").arg("60").stderr(Stdio::piped()).spawn();
+        let mut process = piped.expect("it runs");
+        let log = log_of(process.id().into());
+        process.kill().and_then(|()| process.wait()).expect("it is ours");
+        assert!(log.expect("it may be looked at").is_none());
     }
 }
