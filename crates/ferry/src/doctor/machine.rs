@@ -29,7 +29,7 @@ const TIMESYNC: &str = "/run/systemd/timesync/synchronized";
 pub fn checks(daemons: &[Daemon]) -> Vec<Check> {
     let mut checks = vec![kernel(&release()), device()];
     checks.extend(users());
-    checks.extend([fuse_rings(), rings(), open_files(), locked_memory(), memory(daemons), clock()]);
+    checks.extend([fuse_rings(), rings(), open_files(), memory(daemons), clock()]);
     checks
 }
 
@@ -146,14 +146,10 @@ fn rings() -> Check {
     }
 }
 
-fn limit(most: Option<u64>, unit: impl FnOnce(u64) -> String) -> String {
-    most.map_or_else(|| "unlimited".into(), unit)
-}
-
 fn open_files() -> Check {
     const WHAT: &str = "open files";
     let most = getrlimit(Resource::Nofile).maximum;
-    let found = format!("at most {}", limit(most, |files| files.to_string()));
+    let found = most.map_or_else(|| "unlimited".into(), |files| format!("at most {files}"));
     if most.is_none_or(|most| most >= OPEN_FILES) {
         return Check::ok(WHAT, found);
     }
@@ -161,12 +157,6 @@ fn open_files() -> Check {
         "a daemon wants {OPEN_FILES}: raise the hard limit (LimitNOFILE= of a unit, nofile in /etc/security/limits.conf)"
     );
     Check::note(WHAT, found, advice)
-}
-
-/// FerryFS locks no memory, and since Linux 5.12 rings do not count as locked.
-fn locked_memory() -> Check {
-    let most = getrlimit(Resource::Memlock).maximum;
-    Check::ok("locked memory", format!("at most {}; FerryFS locks none", limit(most, format_bytes)))
 }
 
 /// What the control groups allow the daemons, or if there are none this process.
