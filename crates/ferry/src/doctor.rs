@@ -22,7 +22,6 @@ use crate::error::CliError;
 use crate::fsck::error_as_json;
 use crate::{list, table};
 
-use bundle::Bundle;
 use check::{Check, Outcome};
 use daemons::Daemon;
 
@@ -35,8 +34,6 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
 }
 
 fn look(args: &DoctorArgs) -> Result<ExitCode, CliError> {
-    // First: a file that is in the way is told at once.
-    let bundle = args.bundle.as_deref().map(Bundle::create).transpose()?;
     let daemons: Vec<Daemon> = list::found()?.into_iter().map(Daemon::of).collect();
     let checks: Vec<Check> = [
         machine::checks(&daemons),
@@ -44,8 +41,8 @@ fn look(args: &DoctorArgs) -> Result<ExitCode, CliError> {
         daemons.iter().map(Daemon::check).collect(),
     ]
     .concat();
-    if let Some(bundle) = bundle {
-        bundle.fill(&checks, &daemons)?;
+    if let Some(path) = &args.bundle {
+        bundle::make(path, &checks, &daemons)?;
     }
     let text = if args.json {
         let all: Vec<Value> = checks.iter().map(Check::json).collect();

@@ -4,7 +4,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ferry_env::Env;
 use flate2::Compression;
@@ -21,7 +21,7 @@ use crate::socket::object;
 use super::check::Check;
 use super::daemons::Daemon;
 use super::machine::release;
-use super::redact::Redactor;
+use super::redact::{REMOVED, Redactor};
 
 /// So many lines of the end of each log.
 const LOG_LINES: usize = 200;
@@ -30,40 +30,26 @@ const MODE: u32 = 0o600;
 /// The directory in which everything in the archive is.
 const ROOT: &str = "ferry-doctor";
 
-/// A file that was made and has nothing in it yet.
-pub struct Bundle {
-    path: PathBuf,
-    file: File,
-}
-
-impl Bundle {
-    /// Makes the file. One that exists is left alone.
-    pub fn create(path: &Path) -> Result<Self, CliError> {
-        let made = OpenOptions::new().write(true).create_new(true).mode(MODE).open(path);
-        let file = made.map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => {
-                let path = path.display();
-                CliError::Failed(format!("{path}: it exists, and is left alone: name another file"))
-            }
-            _ => CliError::path(path, "cannot make")(error),
-        })?;
-        Ok(Self { path: path.into(), file })
-    }
-
-    /// Fills it; a part of it is removed.
-    pub fn fill(self, checks: &[Check], daemons: &[Daemon]) -> Result<(), CliError> {
-        let Self { path, file } = self;
-        if let Err(error) = write(file, checks, daemons) {
-            // If it stays, the next try says so.
-            let _ = std::fs::remove_file(&path);
-            return Err(CliError::path(path, "cannot write")(error));
+/// Makes the file, or none at all. One that exists is left alone.
+pub fn make(path: &Path, checks: &[Check], daemons: &[Daemon]) -> Result<(), CliError> {
+    let made = OpenOptions::new().write(true).create_new(true).mode(MODE).open(path);
+    let file = made.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => {
+            let path = path.display();
+            CliError::Failed(format!("{path}: it exists, and is left alone: name another file"))
         }
-        eprintln!(
-            "ferry: {}: made; secrets and names of files were removed, paths of volumes and addresses were not: look at it before you send it",
-            path.display()
-        );
-        Ok(())
+        _ => CliError::path(path, "cannot make")(error),
+    })?;
+    if let Err(error) = write(file, checks, daemons) {
+        // If it stays, the next try says so.
+        let _ = std::fs::remove_file(path);
+        return Err(CliError::path(path, "cannot write")(error));
     }
+    eprintln!(
+        "ferry: {}: made; secrets and names of files were removed, paths of volumes and addresses were not: look at it before you send it",
+        path.display()
+    );
+    Ok(())
 }
 
 fn write(file: File, checks: &[Check], daemons: &[Daemon]) -> io::Result<()> {
@@ -106,13 +92,22 @@ fn system() -> Value {
     ])
 }
 
-/// The lines of the table of mounts that are of FerryFS.
+/// The lines of the table of mounts that are of FerryFS, without names of directories in volumes.
 fn mount_table() -> String {
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     let table = String::from_utf8_lossy(&table);
     let ours = format!(" - {FS_TYPE} ");
     let lines = table.lines().filter(|line| line.contains(&ours));
-    lines.map(|line| format!("{line}\n")).collect()
+    lines.map(|line| without_root(line) + "\n").collect()
+}
+
+/// A line of the table of mounts. The fourth field of a bind mount is a directory of its volume.
+fn without_root(line: &str) -> String {
+    let mut fields: Vec<_> = line.split(' ').collect();
+    if let Some(root) = fields.get_mut(3).filter(|root| **root != "/") {
+        *root = REMOVED;
+    }
+    fields.join(" ")
 }
 
 /// Paths of the set-up, which may stay in texts.
@@ -153,5 +148,17 @@ impl Archive {
         let mut file = self.tar.into_inner()?.finish()?;
         file.flush()?;
         file.sync_all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_of_a_bind_mount_has_no_name() {
+        let line = |root: &str| format!("42 27 0:39 {root} /srv/w rw - fuse.ferry /a.ferry rw");
+        assert_eq!(without_root(&line("/wedding")), line(REMOVED));
+        assert_eq!(without_root(&line("/")), line("/"));
     }
 }

@@ -9,13 +9,14 @@
 //! * a word that looks like a key: of 16 or more characters of base64 with capitals and digits,
 //!   of 32 or more with capitals and small letters, or of 32 or more hexadecimal digits.
 //!
-//! In a log, absolute paths that are not of the set-up of a mount, and fields that have names of
-//! files, are cut, too. Lines below the level INFO are left out: they may have anything.
+//! In a log, absolute paths and fields that have names of files are cut, too. Only behind
+//! [`SETUP_FIELDS`] the paths of the set-up stay: a file may be called as a mount point is. Lines
+//! below the level INFO are left out: they may have anything.
 
 use serde_json::Value;
 
 /// What stands for what was removed.
-const REMOVED: &str = "<removed>";
+pub const REMOVED: &str = "<removed>";
 /// A word that contains one of these, without regard to case and with `_` for `-`, names a secret.
 const SECRET_WORDS: &[&str] = &[
     "secret",
@@ -39,8 +40,8 @@ const SECRET_WORDS: &[&str] = &[
 const SCHEMES: &[&str] = &["bearer", "basic", "aws4_hmac_sha256"];
 /// Fields of the log, and keys of statistics, that have the name of a file.
 const NAME_FIELDS: &[&str] = &["name", "path", "paths", "change", "file", "files"];
-/// Paths below these are of the machine, not of a volume.
-const SYSTEM: &[&str] = &["/dev/", "/sys/", "/proc/", "/rustc/"];
+/// Fields of the log that have a path of the set-up, and never one in a volume.
+const SETUP_FIELDS: &[&str] = &["volume=", "mountpoint=", "side="];
 /// Levels whose lines stay.
 const LEVELS: &[&str] = &["ERROR", "WARN", "INFO"];
 /// Levels whose lines are left out.
@@ -48,6 +49,9 @@ const LEVELS_OUT: &[&str] = &["DEBUG", "TRACE"];
 
 /// The level is one of the first words of a line, behind the time.
 const LEVEL_WORD_MAX: usize = 3;
+/// The most bytes of a line that is looked at, which takes time by the square of its length.
+/// Another user's daemon may send any.
+const LINE_MAX: usize = 4 << 10;
 const KEY_MIN: usize = 16;
 const LONG_KEY_MIN: usize = 32;
 
@@ -80,14 +84,13 @@ impl Redactor {
             for word in line.split_whitespace().take(LEVEL_WORD_MAX) {
                 stays = (stays || LEVELS.contains(&word)) && !LEVELS_OUT.contains(&word);
             }
-            if number < first {
-                continue;
-            }
-            if stays {
-                out += &self.line(&line, true);
-                out.push('\n');
-            } else {
-                left_out += 1;
+            let said = stays.then(|| self.line(&line, true));
+            // A name may have a line break in it: the next line may go on with it.
+            stays = said.as_ref().is_some_and(|said| !said.ends_with(REMOVED));
+            match said {
+                _ if number < first => {}
+                Some(said) => out += &(said + "\n"),
+                None => left_out += 1,
             }
         }
         if left_out > 0 {
@@ -118,12 +121,21 @@ impl Redactor {
 
     /// A line; `is_log`: without paths and names of files.
     fn line(&self, line: &str, is_log: bool) -> String {
+        if line.len() > LINE_MAX {
+            return REMOVED.into();
+        }
         let mut out = String::with_capacity(line.len());
         let mut rest = line;
         while let Some(first) = rest.chars().next() {
             let before = out.chars().next_back();
             let begins = before.is_none_or(|char| !is_word(char));
-            if let Some(path) = self.known(rest).filter(|_| begins && before != Some('/')) {
+            let may_stay = if is_log {
+                let field = out.strip_suffix('"').unwrap_or(&out);
+                SETUP_FIELDS.iter().any(|setup| field.ends_with(setup))
+            } else {
+                begins && before != Some('/')
+            };
+            if let Some(path) = self.known(rest).filter(|_| may_stay) {
                 out += path;
                 rest = &rest[path.len()..];
             } else if let Some(behind) = rest.strip_prefix("://") {
@@ -132,7 +144,10 @@ impl Redactor {
             } else if begins && is_word(first) {
                 let word = &rest[..rest.find(|char| !is_word(char)).unwrap_or(rest.len())];
                 let behind = &rest[word.len()..];
-                if self.begins_secret(word, behind, is_log) {
+                // Scrubbing logs the path of a file like this.
+                let is_path =
+                    word == "damaged" && behind.starts_with(": ") && !out.ends_with("is ");
+                if begins_secret(word, behind, is_log) || is_log && is_path {
                     return out + word + " " + REMOVED;
                 }
                 let run = &rest[..rest.find(|char| !is_base64(char)).unwrap_or(rest.len())];
@@ -144,11 +159,7 @@ impl Redactor {
                     rest = behind;
                 }
             } else if is_log && begins && begins_path(rest) && !matches!(before, Some('/' | '.')) {
-                let Some(system) = SYSTEM.iter().find(|system| rest.starts_with(**system)) else {
-                    return out + REMOVED;
-                };
-                out += system;
-                rest = &rest[system.len()..];
+                return out + REMOVED;
             } else {
                 out.push(first);
                 rest = &rest[first.len_utf8()..];
@@ -165,22 +176,19 @@ impl Redactor {
         };
         self.paths.iter().find(|path| ends(path).is_some()).map(String::as_str)
     }
+}
 
-    /// Whether a secret, or a name of a file, follows a word.
-    fn begins_secret(&self, word: &str, behind: &str, is_log: bool) -> bool {
-        let plain = word.to_ascii_lowercase().replace('-', "_");
-        if SCHEMES.contains(&plain.as_str()) && behind.starts_with(' ') {
-            return true;
-        }
-        let value = behind.trim_start_matches(['"', '\'', '\\', ' ']);
-        if SECRET_WORDS.iter().any(|secret| plain.contains(secret)) {
-            return value.starts_with(['=', ':', '%']);
-        }
-        let Some(value) = behind.strip_prefix('=').filter(|_| is_log) else { return false };
-        let value = value.trim_start_matches('"');
-        let of_machine = || SYSTEM.iter().any(|system| value.starts_with(*system));
-        NAME_FIELDS.contains(&word) && self.known(value).is_none() && !of_machine()
+/// Whether a secret, or a name of a file, follows a word.
+fn begins_secret(word: &str, behind: &str, is_log: bool) -> bool {
+    let plain = word.to_ascii_lowercase().replace('-', "_");
+    if SCHEMES.contains(&plain.as_str()) && behind.starts_with(' ') {
+        return true;
     }
+    let value = behind.trim_start_matches(['"', '\'', '\\', ' ']);
+    if SECRET_WORDS.iter().any(|secret| plain.contains(secret)) {
+        return value.starts_with(['=', ':', '%']);
+    }
+    is_log && behind.starts_with('=') && NAME_FIELDS.contains(&word)
 }
 
 fn is_word(char: char) -> bool {
@@ -285,11 +293,38 @@ mod tests {
             "ferry://[::1]:7373/ is away",
             "dir:///srv/store: 3 objects",
             "the passphrase is wrong",
-            "42 27 0:39 / /mnt rw,relatime - fuse.ferry ferry://host:7373/ rw,user_id=0",
-            "/dev/sdb: I/O error at 4096",
+            "the mirror reads again side=\"/srv/Data2026/my volume.ferry\" offset=0",
+            "the log is damaged: what was changed last is missing",
         ] {
             assert_eq!(redactor().line(text, true), text);
         }
+        let mount = "42 27 0:39 / /mnt rw,relatime - fuse.ferry ferry://host:7373/ rw,user_id=0";
+        assert_eq!(redactor().text(mount), mount);
+    }
+
+    #[test]
+    fn a_file_that_is_called_as_the_set_up_is_has_no_name_in_a_log() {
+        let redactor = Redactor::new(["/photos", "/dev/sdb"].map(str::to_owned));
+        for line in [
+            "/dev/wedding: cannot open",
+            "/proc/wedding: cannot open",
+            "/photos 2024/wedding.jpg: cannot open",
+            "/photos.old/wedding.jpg: cannot open",
+            "cannot open path=/photos 2024/wedding.jpg",
+            "cannot open name=\"/dev/wedding.jpg\"",
+            "damaged: / wedding.jpg, 4096 bytes at 0: checksum",
+            "damaged: /a\nwedding.jpg: checksum\nwedding",
+        ] {
+            let log = format!("2026-11-28T07:46:57Z ERROR ferry: {line}\n");
+            let said = redactor.log(&log, 200);
+            assert!(!said.contains("wedding") && said.contains("ERROR ferry: "), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_line_that_takes_long_to_look_at_is_removed() {
+        let line = "a+".repeat(4 << 20);
+        assert_eq!(redactor().text(&line), REMOVED);
     }
 
     #[test]
@@ -310,6 +345,8 @@ of wedding\n\
         assert!(said.contains("volume=/mnt\n") && said.contains("INFO ferry: done\n"), "{said}");
         assert!(said.contains("inode=7 name <removed>") && said.contains("(2 lines"), "{said}");
         assert_eq!(redactor().log(log, 1).lines().count(), 1);
+        let broken = "2026-11-28T07:46:57Z ERROR ferry: damaged: /a\nwedding\n";
+        assert!(!redactor().log(broken, 1).contains("wedding"));
     }
 
     #[test]
