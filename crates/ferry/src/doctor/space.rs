@@ -86,11 +86,14 @@ fn check(path: PathBuf, held: &Held) -> Check {
     match within(move || look(&path)) {
         Some(Ok(Some(space))) => judged(title, held, &space),
         Some(Ok(None)) => Check::ok(title, "a block device"),
-        Some(Err(error)) => Check::bad(
+        Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => Check::note(
             title,
             error.to_string(),
-            "see that the file or directory is there, and that this user may look at it".into(),
+            "root, and users who may look at it, see how much is left there".into(),
         ),
+        Some(Err(error)) => {
+            Check::bad(title, error.to_string(), "see that the file or directory is there".into())
+        }
         None => Check::bad(
             title,
             "does not answer",

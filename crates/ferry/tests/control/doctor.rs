@@ -165,9 +165,14 @@ fn another_users_mount_is_a_note_and_not_bad() {
     use std::os::unix::process::CommandExt;
     let fixture = TestVolume::new();
     fixture.mount();
+    let closed = fs::Permissions::from_mode(0o700);
+    fs::set_permissions(fixture.0.path(), closed).expect("the directory is ours");
     let mut doctor = Command::new(FERRY);
     let said = doctor.args(["doctor", "--json"]).uid(65534).gid(65534).output();
     let results = results(&said.expect("the command runs"));
-    assert_eq!(results[&format!("mount {}", path(&fixture.mnt()))].0, "note", "{results:?}");
+    let (mount, volume) = (fixture.mnt(), fixture.volume());
+    for what in [format!("mount {}", path(&mount)), format!("space of volume {}", path(&volume))] {
+        assert_eq!(results[&what].0, "note", "{what}: {results:?}");
+    }
     ok(&ferry(&["umount", path(&fixture.mnt())]));
 }
