@@ -16,7 +16,7 @@ use crate::control::print;
 use crate::error::CliError;
 use crate::location::{Location, resolved_url};
 use crate::object;
-use crate::open::{OpenError, Opened, explain, open_to_read_when_free};
+use crate::open::{How, OpenError, Opened, explain, open_with_passphrase};
 
 /// As diff(1): they differ.
 const EXIT_DIFFERS: u8 = 1;
@@ -73,7 +73,7 @@ fn open(
     passphrase: &OnceCell<Passphrase>,
     env: &Env,
 ) -> Result<Opened, CliError> {
-    open_to_read_when_free(volume, passphrase, env).map_err(|error| match (&error, volume) {
+    open_with_passphrase(volume, How::Read, passphrase, env).map_err(|error| match (&error, volume) {
         (
             OpenError::Store(ObjectError::InUse { .. } | ObjectError::Locked(_))
             | OpenError::Device(CompositeError::Device(DeviceError::InUse { .. })),

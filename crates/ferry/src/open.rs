@@ -260,21 +260,11 @@ fn cache_options(
     }
 }
 
-/// Opens a volume to read it. A passphrase that `passphrase` has is not asked for.
-pub fn open_to_read_when_free(
-    volume: &Location,
-    passphrase: &OnceCell<Passphrase>,
-    env: &Env,
-) -> Result<Opened, OpenError> {
-    let on_disk = OnDisk { tell: Some(tell), ..OnDisk::default() };
-    when_free(volume, || open(volume, How::Read, &on_disk, passphrase, env))
-}
-
 /// Opens a volume, or a snapshot, that is to be copied. A store that fails is an error.
 pub fn open_source_when_free(volume: &Location, env: &Env) -> Result<Opened, OpenError> {
     let passphrase = OnceCell::new();
     let Some(url) = volume.store() else {
-        return open_to_read_when_free(volume, &passphrase, env);
+        return open_with_passphrase(volume, How::Read, &passphrase, env);
     };
     let opening = match volume.snapshot() {
         Some(name) => Opening::Snapshot(name),
