@@ -264,6 +264,18 @@ impl ObjectDevice {
         fx.ends.extend(state.roots.waiters.drain(..).map(|done| (done, result())));
     }
 
+    /// Whether nothing is under way, or waits for its time, that writes or deletes objects. A sweep
+    /// that is not due yet does not count.
+    pub fn is_at_rest(&self) -> bool {
+        let state = self.state.lock();
+        let roots = &state.roots;
+        let sends = !state.open.runs.is_empty() || !state.sealed.is_empty() || state.repacking;
+        let writes = roots.writing.is_some() || roots.died.is_some();
+        let deletes = roots.collecting || !roots.condemned.is_empty();
+        let sweeps = roots.sweeping || self.env.clock.monotonic() >= roots.sweep_due;
+        state.failed.is_some() || !(sends || writes || deletes || sweeps)
+    }
+
     /// Does what time asks for: looks for a newer claim, writes a root if something has died, and
     /// deletes what no root needs and what nothing names.
     pub fn tick(&self) {

@@ -1201,22 +1201,18 @@ fn bytes_behind_roots(store: &dyn Store) -> u64 {
     (bytes(store) - newest) as u64
 }
 
-/// Ticks until nothing changes in the store any more.
+/// Ticks until the device has deleted what nothing needs.
 fn settle(device: &ObjectDevice, volume: &Volume) {
-    let (store, threads) = (volume.store(), volume.threads());
-    let (mut quiet, mut before) = (0, Vec::new());
+    let threads = volume.threads();
     for _ in 0..TICKS_MAX {
         device.tick();
         // For the threads of the device: no event tells that they have nothing more to delete.
         threads.pause(Duration::from_millis(3));
-        let now = objects(&*store);
-        quiet = if now == before { quiet + 1 } else { 0 };
-        if quiet == 30 {
+        if device.is_at_rest() {
             return;
         }
-        before = now;
     }
-    panic!("the store does not come to rest");
+    panic!("the device does not come to rest");
 }
 
 /// Snapshots that overlap, two of them with no change between, of one owner or of several.

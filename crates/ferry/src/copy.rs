@@ -20,7 +20,7 @@ use crate::control::print;
 use crate::error::CliError;
 use crate::location::Location;
 use crate::mkfs::refuse_device_directory;
-use crate::open::{OpenError, Opened, explain, open_source_when_free};
+use crate::open::{OpenError, Opened, begin_timeline, explain, open_source_when_free};
 use crate::passphrase;
 use crate::size::{format_bytes, format_nanos};
 use crate::waiting::{go_on, progress_bar, stop_on_signals_or_end};
@@ -75,9 +75,12 @@ pub fn run(args: &CopyArgs) -> Result<(), CliError> {
         drop(opened);
         return copied.map(drop);
     }
-    let closed = opened.close();
     let Copied { bytes, bytes_total, zeroed } = copied?;
-    closed.map_err(|error| explain(&args.other, &error.into()))?;
+    if args.volume.snapshot().is_some() {
+        begin_timeline(&args.other, opened, None, &env)?;
+    } else {
+        opened.close().map_err(|error| explain(&args.other, &error.into()))?;
+    }
     if zeroed > 0 {
         tracing::warn!(
             "{}: {zeroed} blocks that no file uses cannot be read: the copy has zeros there",

@@ -185,7 +185,16 @@ pub fn begin_timeline_in_store(
     env: &Env,
 ) -> Result<(), CliError> {
     let opened = open_with_passphrase(volume, How::Write, passphrase, env);
-    let opened = opened.map_err(|error| explain(volume, &error))?;
+    begin_timeline(volume, opened.map_err(|error| explain(volume, &error))?, given, env)
+}
+
+/// The same for a volume that is open. It is closed.
+pub fn begin_timeline(
+    volume: &Location,
+    opened: Opened,
+    given: Option<Ino>,
+    env: &Env,
+) -> Result<(), CliError> {
     let failed = |error: &dyn std::fmt::Display| CliError::Failed(format!("{volume}: {error}"));
     LocalFs::begin_timeline(&opened.device, given, env).map_err(|error| failed(&error))?;
     opened.close().map_err(|error| failed(&error))

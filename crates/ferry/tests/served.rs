@@ -516,3 +516,24 @@ fn a_client_of_a_volume_takes_no_file_of_its_clone_for_an_old_one() {
         clone
     });
 }
+
+#[test]
+fn a_client_of_a_volume_takes_no_file_of_a_copied_snapshot_for_an_old_one() {
+    a_client_takes_no_new_file_for_an_old_one(|volume| {
+        let copy = format!("{volume}-copy");
+        ok(&ferry(&["copy", &format!("{volume}@one"), &copy]));
+        copy
+    });
+}
+
+#[test]
+fn a_client_of_a_lost_volume_takes_no_file_of_its_restored_backup_for_an_old_one() {
+    a_client_takes_no_new_file_for_an_old_one(|volume| {
+        let (backup, restored) = (format!("{volume}-backup"), format!("{volume}-restored"));
+        ok(&ferry(&["backup", &format!("{volume}@one"), &backup]));
+        fs::remove_dir_all(volume.trim_start_matches("dir://")).expect("it is lost");
+        ok(&ferry(&["backup", &format!("{backup}@one"), &restored]));
+        ok(&ferry(&["rollback", "--discard", &format!("{restored}@one")]));
+        restored
+    });
+}

@@ -322,8 +322,8 @@ impl LocalFs {
     }
 }
 
-/// A volume that was rolled back or cloned gives numbers so far behind its own, if nobody knows
-/// which ones were given in the other timeline.
+/// A volume that was rolled back, cloned or restored gives numbers so far behind those that are
+/// known: nobody may know which ones were given in the other timeline.
 const NUMBERS_SKIPPED: u64 = 1 << 32;
 
 impl LocalFs {
@@ -336,9 +336,10 @@ impl LocalFs {
         Ok(limit)
     }
 
-    /// The volume on `dev`, which nobody has open, was rolled back or is a clone: it goes on in a
-    /// timeline of its own. Nothing is believed of what clients were told before, they replay
-    /// nothing, and no inode number is given that is below `given`: another file may have it there.
+    /// The volume on `dev`, which nobody has open, was rolled back, or is a clone or the copy of a
+    /// snapshot: it goes on in a timeline of its own. Nothing is believed of what clients were told
+    /// before, they replay nothing, and no inode number is given that is below `given`, or far
+    /// behind it: another file may have it there.
     pub fn begin_timeline(
         dev: &Arc<dyn BlockDevice>,
         given: Option<Ino>,
@@ -357,7 +358,8 @@ impl LocalFs {
     fn leave_timeline(&self, given: Option<Ino>) -> Result<(), FsError> {
         self.do_revoke_sessions(&self.do_sessions()?)?;
         self.do_remove_lock_holders(&self.do_lock_holders()?)?;
-        self.counters.skip_to(given.unwrap_or(self.counters.limit() + NUMBERS_SKIPPED));
+        let known = self.counters.limit().max(given.unwrap_or(0));
+        self.counters.skip_to(known + NUMBERS_SKIPPED);
         self.counters.raise(|commit| self.limit_made_durable(commit))
     }
 }
