@@ -157,6 +157,10 @@ pub trait BlockDevice: Send + Sync {
     fn figures(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
+    /// Why it carries out no change any more, whatever is done, if so.
+    fn failure(&self) -> Option<String> {
+        None
+    }
     /// Requests to what is below that cannot be carried out now, and are tried again.
     fn held(&self) -> Option<HeldRequests> {
         None

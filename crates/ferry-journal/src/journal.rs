@@ -333,6 +333,11 @@ impl Journal {
         result.and_then(|()| self.close_home())
     }
 
+    /// Why nothing can be written any more, if so.
+    pub fn failure(&self) -> Option<JournalError> {
+        self.core.failure()
+    }
+
     fn write_out(&self) -> Result<(), JournalError> {
         if let Some(error) = self.core.failure() {
             return Err(error);

@@ -1028,6 +1028,10 @@ impl BlockDevice for ObjectDevice {
         Ok(opened?)
     }
 
+    fn failure(&self) -> Option<String> {
+        Self::failure(self).map(|error| error.to_string())
+    }
+
     fn held(&self) -> Option<HeldRequests> {
         self.held_requests().map(|Held { requests, time, reason }| HeldRequests {
             requests,

@@ -38,7 +38,7 @@ fn look(args: &DoctorArgs) -> Result<ExitCode, CliError> {
     let checks: Vec<Check> = [
         machine::checks(&daemons),
         space::checks(daemons.iter().flat_map(|daemon| &daemon.holds)),
-        daemons.iter().map(Daemon::check).collect(),
+        daemons.iter().flat_map(Daemon::checks).collect(),
     ]
     .concat();
     if let Some(path) = &args.bundle {

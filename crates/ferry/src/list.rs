@@ -55,6 +55,8 @@ pub enum State {
     Closed,
     /// A remote mount without its server.
     ServerAway,
+    /// Nothing can be changed any more: why not.
+    Failed(String),
     /// The store does not carry out requests: why not.
     StoreHeld(String),
     /// Components that are not in use, with the state of each.
@@ -73,6 +75,7 @@ impl fmt::Display for State {
             Self::Silent => f.write_str("does not answer"),
             Self::Closed => f.write_str("answers no questions of this user"),
             Self::ServerAway => f.write_str("its server is away"),
+            Self::Failed(reason) => write!(f, "has failed: {reason}"),
             Self::StoreHeld(reason) => write!(f, "waits for its store: {reason}"),
             Self::Components(states) => f.write_str(&states.join(", ")),
             Self::ReadOnly => f.write_str("read-only"),
@@ -140,6 +143,9 @@ fn state_by(is_read_only: bool, figures: &Value) -> State {
         .collect();
     if figures["connection"]["connected"] == false {
         return State::ServerAway;
+    }
+    if let Some(reason) = figures["volume"]["failed"].as_str() {
+        return State::Failed(reason.into());
     }
     if let Some(reason) = figures["store"]["held"]["reason"].as_str() {
         return State::StoreHeld(reason.into());
@@ -217,6 +223,8 @@ mod tests {
         let held = object([("held", object([("reason", "no route".into())]))]);
         let held = object([("store", held)]);
         assert_eq!(state(Some(&held)), State::StoreHeld("no route".into()));
+        let failed = object([("volume", object([("failed", "I/O error".into())]))]);
+        assert_eq!(state(Some(&failed)), State::Failed("I/O error".into()));
         let fine = devices([("/a", of_state("active")), ("/b", of_state("replaced"))]);
         for figures in [Some(&fine), None] {
             assert_eq!(state(figures), State::Clients(1, 2));

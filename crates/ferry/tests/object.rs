@@ -1017,3 +1017,38 @@ fn a_least_interval_between_flushes_does_not_delay_the_end_of_a_mount() {
     assert_eq!(fs::read(store.at("first/b")).expect("it was written"), b"b");
     ok(&store.ferry(&["umount", "first"]));
 }
+
+#[test]
+fn a_mount_whose_volume_another_machine_has_taken_says_that_it_has_failed() {
+    let store = Store::made();
+    store.mount("first");
+    fs::write(store.at("first/file"), "durable").expect("it fits");
+    ok(&store.ferry(&["sync", "first"]));
+    assert!(store.stats("first")["volume"]["failed"].is_null());
+    // The claim of the next owner, as its machine would make it in the store.
+    let claims = store.directory().join("e");
+    let newest = fs::read_dir(&claims).expect("it is there").map(|claim| {
+        let name = claim.expect("it can be read").file_name();
+        u64::from_str_radix(name.to_str().expect("UTF-8"), 16).expect("a number")
+    });
+    let next = newest.max().expect("it has an owner") + 1;
+    let of = |epoch: u64| claims.join(format!("{epoch:016x}"));
+    fs::copy(of(next - 1), of(next)).expect("it can be written");
+    let failed = || store.stats("first")["volume"]["failed"].as_str().map(str::to_owned);
+    let mut reasons = std::iter::repeat_with(failed).take(5000).flatten();
+    let reason = reasons.next().expect("it looks for newer owners");
+    assert!(reason.contains("another owner"), "{reason}");
+    let listed = store.ferry(&["list"]);
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let at = store.at("first");
+    let line = listed.lines().find(|line| line.ends_with(&*at.to_string_lossy()));
+    assert!(line.is_some_and(|line| line.contains("has failed: ")), "{listed}");
+    let doctor = store.ferry(&["doctor"]);
+    let advice = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    assert_eq!(doctor.status.code(), Some(1));
+    assert!(advice.contains("nothing can be changed any more"), "{advice}");
+    assert_eq!(fs::read_to_string(store.at("first/file")).expect("it is cached"), "durable");
+    let more = fs::File::create(store.at("first/more")).and_then(|file| file.sync_all());
+    more.expect_err("nothing gets durable");
+    store.ferry(&["umount", "--force", "first"]);
+}

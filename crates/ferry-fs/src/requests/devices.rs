@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// A longest name in the statistics, in characters; of a longer one the statistics have the end.
+/// A longest name where there is little room, in characters; of a longer one the end is left.
 const NAME_MAX: usize = 100;
 
 /// One component, in the statistics.
@@ -46,8 +46,7 @@ impl LocalFs {
                 rebuild_bytes,
                 unreadable_blocks: one.unreadable,
             };
-            let hidden = one.name.chars().count().saturating_sub(NAME_MAX);
-            (one.name.chars().skip(hidden).collect(), device)
+            (one.name, device)
         });
         components.collect()
     }
@@ -64,6 +63,16 @@ impl LocalFs {
         let begun = self.dev.replace(old, new);
         begun.map(|()| Vec::new()).map_err(|error| errno(error.raw_os_error().unwrap_or(libc::EIO)))
     }
+}
+
+/// Shortens the names of the components in the statistics.
+pub(crate) fn shorten_names(devices: &mut serde_json::Value) {
+    let Some(devices) = devices.as_object_mut() else { return };
+    let end = |name: String| {
+        let hidden = name.chars().count().saturating_sub(NAME_MAX);
+        name.chars().skip(hidden).collect()
+    };
+    *devices = std::mem::take(devices).into_iter().map(|(name, one)| (end(name), one)).collect();
 }
 
 fn state_name(state: ComponentState) -> &'static str {

@@ -3,7 +3,7 @@
 use crate::api::Statfs;
 use crate::error::FsError;
 use crate::local::local_fs::{LocalFs, errno};
-use crate::requests::devices::Device;
+use crate::requests::devices::{Device, shorten_names};
 use crate::requests::memory::Memory;
 use crate::scrub::live::ScrubState;
 use crate::store::data_store::DataStats;
@@ -62,6 +62,8 @@ struct Volume {
     label: String,
     size: u64,
     read_only: bool,
+    /// Why nothing can be changed any more, until it is mounted again; null while that is not so.
+    failed: Option<String>,
 }
 
 /// How it is mounted; the flush policy is in [`Flush`].
@@ -307,6 +309,7 @@ impl LocalFs {
                 label: self.sb.label.clone(),
                 size: self.sb.size,
                 read_only: self.options.read_only,
+                failed: self.failure(),
             },
             mount: Mount {
                 cache: self.options.cache.name(),
@@ -346,6 +349,11 @@ impl LocalFs {
         serde_json::to_value(stats).expect("plain numbers and strings are JSON")
     }
 
+    /// Why nothing can be changed any more: the journal has failed, or what is below will fail it.
+    fn failure(&self) -> Option<String> {
+        self.dev.failure().or_else(|| self.journal.failure().map(|error| error.to_string()))
+    }
+
     fn store(&self) -> Option<Store> {
         let figures: BTreeMap<_, _> = self.dev.figures().into_iter().collect();
         let held = self.dev.held().map(|held| Held {
@@ -363,6 +371,11 @@ impl LocalFs {
         for times in stats["log"]["times"].as_object_mut().into_iter().flatten() {
             times.1.as_object_mut().and_then(|times| times.remove("buckets"));
         }
+        let text = stats.to_string();
+        if text.len() < out_max {
+            return ended(text, out_max);
+        }
+        shorten_names(&mut stats["devices"]);
         ended(stats.to_string(), out_max)
     }
 }

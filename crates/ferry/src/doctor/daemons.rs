@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use clap::Parser;
+use serde_json::Value;
 
 use crate::cli::{Cli, Command};
 use crate::list::{Found, Kind, State};
@@ -52,14 +53,44 @@ impl Daemon {
         }
     }
 
-    /// How it is.
-    pub fn check(&self) -> Check {
+    /// How it is, and what it has counted that is bad in any state.
+    pub fn checks(&self) -> Vec<Check> {
         let (title, state) = (self.title(), self.found.state.to_string());
-        match self.advice() {
+        let how = match self.advice() {
             (Outcome::Ok, _) => Check::ok(title, state),
             (Outcome::Note, advice) => Check::note(title, state, advice),
             (Outcome::Bad, advice) => Check::bad(title, state, advice),
+        };
+        [vec![how], self.losses()].concat()
+    }
+
+    /// Damage, losses, and a replica that does not follow.
+    fn losses(&self) -> Vec<Check> {
+        let Some(figures) = &self.found.figures else { return Vec::new() };
+        let at = quoted(&self.found.at);
+        let count = |at: &str| figures.pointer(at).and_then(Value::as_u64).unwrap_or_default();
+        let mut found = Vec::new();
+        let damaged = count("/data/damaged_blocks").max(count("/scrub/damaged_blocks"));
+        if damaged > 0 {
+            let advice = match self.found.kind {
+                Kind::Mount => format!("`ferry scrub {at}` lists the files: restore them"),
+                Kind::Server => "`ferry scrub VOLUME` lists the files: restore them".into(),
+            };
+            found.push(("damage", format!("{damaged} blocks were found damaged"), advice));
         }
+        let lost = count("/connection/lost_changes");
+        if lost > 0 {
+            let advice = "its log names them: make them again".into();
+            let lost = format!("{lost} changes that were acknowledged are lost");
+            found.push(("losses", lost, advice));
+        }
+        if let Some(error) = figures.pointer("/replica/error").and_then(Value::as_str) {
+            let advice = "it shows an older state: see that this machine reaches the store, and that the volume is there".into();
+            found.push(("replica", format!("does not follow: {error}"), advice));
+        }
+        let title = self.title();
+        let check = |(what, found, advice)| Check::bad(format!("{what}, {title}"), found, advice);
+        found.into_iter().map(check).collect()
     }
 
     /// What to do about its state.
@@ -104,6 +135,17 @@ impl Daemon {
                  fail after the mount's timeout"
                     .into(),
             ),
+            (State::Failed(_), kind) => {
+                let (end, begin) = match kind {
+                    Kind::Mount => (format!("`ferry umount {at}`"), "mount it"),
+                    Kind::Server => (format!("end it (process {pid})"), "serve it"),
+                };
+                let advice = format!(
+                    "files can be read, and nothing can be changed any more: its log says what has happened. See that what the \
+                     volume lies on works, {end}, check the volume (`ferry fsck`) and {begin} again"
+                );
+                (Outcome::Bad, advice)
+            }
             (State::StoreHeld(_), _) => (
                 Outcome::Bad,
                 "see that this machine reaches the store and that its keys are good: syncs and reads wait until then"
@@ -191,9 +233,26 @@ mod tests {
     #[test]
     fn a_server_that_does_not_say_how_its_volume_is_is_a_note() {
         let mut server = daemon(Kind::Server, State::Clients(1, 1));
-        assert_eq!(server.check().outcome, Outcome::Note);
-        server.found.figures = Some(serde_json::Value::Null);
-        assert_eq!(server.check().outcome, Outcome::Ok);
+        let outcomes = |server: &Daemon| -> Vec<Outcome> {
+            server.checks().iter().map(|check| check.outcome).collect()
+        };
+        assert_eq!(outcomes(&server), [Outcome::Note]);
+        server.found.figures = Some(Value::Null);
+        assert_eq!(outcomes(&server), [Outcome::Ok]);
+    }
+
+    #[test]
+    fn damage_losses_and_a_replica_that_does_not_follow_are_bad_in_any_state() {
+        let mut mount = daemon(Kind::Mount, State::Fine);
+        let of = |text: &str| serde_json::from_str(text).expect("JSON");
+        let fine = r#"{"data": {"damaged_blocks": 0}, "connection": {"lost_changes": 0}, "replica": {"error": null}}"#;
+        mount.found.figures = Some(of(fine));
+        assert_eq!(mount.checks().len(), 1);
+        mount.found.figures = Some(of(&fine.replace('0', "2").replace("null", "\"away\"")));
+        let checks = mount.checks();
+        assert!(checks[1..].iter().all(|check| check.outcome == Outcome::Bad));
+        let whats: Vec<&str> = checks.iter().map(|check| &*check.what).collect();
+        assert_eq!(whats[1..], ["damage, mount /mnt", "losses, mount /mnt", "replica, mount /mnt"]);
     }
 
     #[test]

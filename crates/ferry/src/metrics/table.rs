@@ -35,13 +35,15 @@ enum Unit {
     Per(f64),
     /// 1 if it is this text, and otherwise 0.
     Is(&'static str),
+    /// 1 if it is a text, and 0 if it is null.
+    IsThere,
 }
 
 const NANOS: Unit = Unit::Per(1e9);
 const MILLIS: Unit = Unit::Per(1e3);
 const MICROS: Unit = Unit::Per(1e6);
 use MetricType::{Counter, Gauge, Histogram};
-use Unit::{Is, Plain};
+use Unit::{Is, IsThere, Plain};
 
 const fn metric(
     kind: MetricType,
@@ -72,6 +74,7 @@ const METRICS: &[Metric] = &[
     metric(Gauge, "parked_requests", "Requests that wait without a thread", "/fuse/parked", Plain),
     // Space.
     metric(Gauge, "volume_read_only", "1 if the volume is not changed", "/volume/read_only", Plain),
+    metric(Gauge, "volume_failed", "1 if an error has ended all changes of the volume until it is opened again", "/volume/failed", IsThere),
     metric(Gauge, "space_size_bytes", "Size of the volume's space for data", "/space/total", Plain),
     metric(Gauge, "space_free_bytes", "Free space", "/space/free", Plain),
     metric(Gauge, "space_available_bytes", "Free space that programs can use", "/space/available", Plain),
@@ -171,6 +174,10 @@ pub fn page(mut figures: Value) -> String {
             .entry("held")
             .or_insert_with(|| object([("requests", 0.into()), ("time_ns", 0.into())]));
     }
+    // A side that another one has replaced is no part of the volume any more.
+    if let Some(devices) = figures["devices"].as_object_mut() {
+        devices.retain(|_, one| one["state"] != "replaced");
+    }
     let mut registry = Registry::with_prefix(PREFIX);
     registry.register_collector(Box::new(Figures(figures)));
     let mut text = String::new();
@@ -241,6 +248,7 @@ impl Metric {
                 buckets: buckets(figure)?,
             },
             (_, Is(text), _) => Sample::Number(f64::from(figure.as_str()? == text)),
+            (_, IsThere, _) => Sample::Number(f64::from(figure.is_string())),
             (_, Plain, Value::Bool(yes)) => Sample::Number(f64::from(*yes)),
             (_, Plain, _) => Sample::Number(figure.as_f64()?),
             (_, Unit::Per(divisor), _) => Sample::Number(figure.as_f64()? / divisor),
@@ -291,11 +299,11 @@ mod tests {
     fn figures_become_samples_in_base_units() {
         let figures = serde_json::from_str(
             r#"{
-            "volume": {"id": "12", "label": "a \"b\"\n", "read_only": false},
+            "volume": {"id": "12", "label": "a \"b\"\n", "read_only": false, "failed": null},
             "fuse": {"operations": {"read": {"count": 3, "errors": 1}, "write": {"count": 2, "errors": 0}}},
             "scrub": {"state": "running"},
             "flush": {"avg_flush_ns": 2500000},
-            "devices": {"/a": {"state": "failed"}},
+            "devices": {"/a": {"state": "failed"}, "/b": {"state": "replaced"}},
             "store": {"estimated_cost_microdollars": 1500000},
             "connection": {"unanswered_ms": null},
             "log": {"times": {"flush": {"count": 3, "total_ns": 3000000, "buckets": [[1023, 1], [4095, 2]]}}}
@@ -309,6 +317,7 @@ mod tests {
             "ferryfs_volume_info{id=\"12\",label=\"a \\\"b\\\"\\n\"} 1\n",
             "ferryfs_scrub_running 1.0\n",
             "ferryfs_volume_read_only 0.0\n",
+            "ferryfs_volume_failed 0.0\n",
             "ferryfs_flush_average_seconds 0.0025\n",
             "ferryfs_device_active{device=\"/a\"} 0.0\n",
             "ferryfs_store_estimated_cost_dollars_total 1.5\n",

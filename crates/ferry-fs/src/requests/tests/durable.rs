@@ -266,6 +266,7 @@ fn a_failed_write_is_told_to_every_descriptor_and_the_volume_is_read_only() {
     let second = world.open(ino).unwrap();
     world.write(ino, fh, 0, b"kept").unwrap();
     fsync(&world, ino, fh).unwrap();
+    assert!(world.fs.stats()["volume"]["failed"].is_null());
 
     fail_writes(&dev);
     world.write(ino, fh, 0, &[1; 100_000]).unwrap();
@@ -279,6 +280,7 @@ fn a_failed_write_is_told_to_every_descriptor_and_the_volume_is_read_only() {
     );
     assert_eq!(code(world.unlink(ROOT, "file")), libc::EROFS);
     assert!(world.exists(ROOT, "file"), "reading goes on");
+    assert!(world.fs.stats()["volume"]["failed"].is_string(), "and the statistics say it");
 }
 
 #[test]
