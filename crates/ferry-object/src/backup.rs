@@ -52,9 +52,8 @@ const COPIES_MAX: usize = 12;
 const COPY_BYTES_MAX: u64 = 64 << 20;
 /// An object that somebody deletes while it is made is made so often.
 const CREATES_MAX: u32 = 3;
-/// The epochs of a target begin at least so far behind the source's, and its log objects so far.
+/// The epochs of a target begin at least so far behind the source's.
 const EPOCHS_BEHIND: u64 = 1 << 20;
-const LOGS_BEHIND: u64 = 1 << 40;
 /// The random part of that distance is shorter than 2^50.
 const RANDOM_SHIFT: u32 = 14;
 
@@ -284,7 +283,8 @@ impl BackupSource {
         if of.header.epoch >= newest.header.epoch || of.root.first >= newest.root.first {
             return Err(BackupError::Ahead);
         }
-        let device = ObjectDevice::claim_identified(access, volume, claimant, limits, env)
+        let claimant = Claimant { backs_up: true, ..claimant.clone() };
+        let device = ObjectDevice::claim_identified(access, volume, &claimant, limits, env)
             .map_err(BackupError::Target)?;
         // What the last owner did may be in the log.
         let refused = device.refuse_changed().and_then(|()| self.give_keys(&device.access));
@@ -326,7 +326,7 @@ impl BackupSource {
         let newest = newest_root(&self.access, &self.volume).map_err(BackupError::Source)?;
         let random = || env.entropy.next_u64() >> RANDOM_SHIFT;
         let root = Root {
-            first: newest.root.first + LOGS_BEHIND + random(),
+            first: newest.root.first + Root::LOGS_BEHIND + random(),
             last_id: [0; 16],
             state: RootState::Closed,
             shards: Vec::new(),

@@ -9,6 +9,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -123,10 +124,12 @@ impl DirStore {
         let number = self.env.entropy.next_u64();
         let path =
             self.root.join(TEMPORARY).join(format!("{}{number:0NUMBER_LEN$x}", host_prefix()));
-        let mut file = match File::create_new(&path) {
+        // A volume has files of all users.
+        let create = || File::options().write(true).create_new(true).mode(0o600).open(&path);
+        let mut file = match create() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 make_directories(&self.root, Path::new(TEMPORARY))?;
-                File::create_new(&path)?
+                create()?
             }
             other => other?,
         };
@@ -168,13 +171,18 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
+/// Makes a directory that only its user may look into.
+pub(crate) fn make_private(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().mode(0o700).create(path)
+}
+
 /// Makes the directories of `path` below `root`, durably.
 fn make_directories(root: &Path, path: &Path) -> io::Result<()> {
     let mut at = root.to_path_buf();
     for name in path.components() {
         let parent = at.clone();
         at.push(name);
-        match fs::create_dir(&at) {
+        match make_private(&at) {
             Ok(()) => sync_directory(&parent)?,
             // Another thread may have made it and not have made it durable yet.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => sync_directory(&parent)?,

@@ -89,6 +89,9 @@ pub enum ObjectError {
         /// Its epoch, if it is known.
         epoch: Option<u64>,
     },
+    /// No backup of it has ended yet.
+    #[error("this is a backup that has not ended")]
+    UnfinishedBackup,
     /// The volume is encrypted, and nobody gave a passphrase.
     #[error("the volume is encrypted, and its passphrase was not given")]
     PassphraseWanted,

@@ -1053,6 +1053,14 @@ impl Pin {
 }
 
 impl Root {
+    /// The log objects of a backup's owners begin at least so far behind those of its source.
+    pub const LOGS_BEHIND: u64 = 1 << 40;
+
+    /// Whether it is a root of a backup that no snapshot has been copied to. A volume has shards.
+    pub fn is_of_unfinished_backup(&self) -> bool {
+        self.first >= Self::LOGS_BEHIND && self.shards.is_empty() && self.pins.is_empty()
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer(Vec::new());
         out.u64(self.first);

@@ -6,6 +6,7 @@
 //! with one number. Then each has locks of its own, and a lock that is free proves nothing. So such
 //! a directory has a random number, and a claim names it ([`machine_locks`]).
 
+use crate::dir::make_private;
 use crate::error::ObjectError;
 use ferry_device::{FileLock, LockHolder};
 use ferry_env::Env;
@@ -48,7 +49,7 @@ impl DirLocks {
     fn take(&self, path: &Path, alone: bool) -> io::Result<Result<FileLock, LockHolder>> {
         match FileLock::take(path, alone) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                match fs::create_dir(&self.directory) {
+                match make_private(&self.directory) {
                     Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
                     _ => FileLock::take(path, alone),
                 }

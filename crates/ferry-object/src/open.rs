@@ -6,7 +6,7 @@ use crate::cache::{CacheOptions, DiskCache};
 use crate::clone::Cloned;
 use crate::codec::Compression;
 use crate::device::{Limits, ObjectDevice};
-use crate::dir::DirStore;
+use crate::dir::{DirStore, make_private};
 use crate::error::ObjectError;
 use crate::executor::ThreadExecutor;
 use crate::follow::Follower;
@@ -478,7 +478,7 @@ fn is_free(
 fn prepare(url: &StoreUrl) -> Result<bool, ObjectError> {
     let StoreUrl::Dir(path) = url else { return Ok(false) };
     let refused = |error: io::Error| ObjectError::Refused(format!("{}: {error}", path.display()));
-    match fs::create_dir(path) {
+    match make_private(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(ObjectError::NoStore(path.parent().unwrap_or(path).into()));

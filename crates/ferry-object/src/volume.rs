@@ -525,6 +525,8 @@ pub struct Claimant {
     pub uploaded: Vec<Id>,
     /// It takes the volume from an owner whose local log is not uploaded, too.
     pub force: bool,
+    /// It makes a backup there. Nobody else opens one of which no part has ended.
+    pub backs_up: bool,
 }
 
 impl Claimant {
@@ -613,6 +615,9 @@ fn look_and_load(
 ) -> Result<(Found, Shards), ObjectError> {
     loop {
         let found = look(access, volume, claimant, env)?;
+        if found.root.root.is_of_unfinished_backup() && !claimant.backs_up {
+            return Err(ObjectError::UnfinishedBackup);
+        }
         let number = found.root.header.number;
         match load_shards(access, volume, &found.root.root.shards) {
             Err(ObjectError::NotFound(_))

@@ -240,7 +240,7 @@ fn contents(store: &Arc<Memory>) -> Option<Contents> {
     let (env, claimant) = (Env::real(), claimant());
     let now = ObjectDevice::open_read_only(store.clone(), threads(), &claimant, limits(), &env);
     let now = match now {
-        Err(ObjectError::NoVolume) => return None,
+        Err(ObjectError::NoVolume | ObjectError::UnfinishedBackup) => return None,
         now => now.expect("it can be opened"),
     };
     let mut snapshots = BTreeMap::new();
@@ -288,7 +288,6 @@ fn with_two() -> (Arc<Memory>, [Vec<u8>; 2]) {
 fn a_backup_that_is_cut_off_at_any_request_is_there_as_a_whole_or_not_at_all() {
     let (from, [one, two]) = with_two();
     let before = from.names();
-    let zeros = vec![0; one.len()];
     let begun = Arc::new(Memory::default());
     back_up(&from, &begun, "one").expect("a backup");
     let empty = Arc::new(Memory::default());
@@ -303,7 +302,8 @@ fn a_backup_that_is_cut_off_at_any_request_is_there_as_a_whole_or_not_at_all() {
         };
         let old = |found: &Option<Contents>| match (found, name) {
             (None, _) => name == "one",
-            (Some((now, snapshots)), "one") => *now == zeros && snapshots.is_empty(),
+            // It is no volume yet, which `ferry mkfs` could take for its own.
+            (Some(_), "one") => false,
             (Some((now, snapshots)), _) => {
                 *now == one && snapshots["one"] == one && snapshots.len() == 1
             }

@@ -92,7 +92,7 @@ fn next(copy: &Location, to: &StoreUrl) -> String {
     format!(
         "To look into it: ferry mount '{copy}' MOUNTPOINT\n\
          To restore it: ferry backup '{copy}' STORE, and mount STORE; or mount '{to}' itself, which takes no backups any more once \
-         something was changed there.\n\
+         it was mounted for writing.\n\
          If clients of a server still have the volume mounted: ferry rollback --discard STORE@NAME, before STORE is served\n"
     )
 }

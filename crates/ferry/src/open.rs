@@ -479,6 +479,9 @@ fn explain_store(volume: &Location, error: &ObjectError) -> String {
         ObjectError::NoVolume => {
             format!("{volume}: there is no FerryFS volume here; `ferry mkfs {made}` makes one")
         }
+        ObjectError::UnfinishedBackup => format!(
+            "{volume}: a backup was begun here that has not ended: run `ferry backup` again to go on, or remove the store"
+        ),
         ObjectError::VolumeExists => format!(
             "{volume}: there is a FerryFS volume here already, which is left alone: mount it, or choose another place"
         ),

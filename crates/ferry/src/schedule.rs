@@ -87,14 +87,21 @@ impl Schedule {
         !made.iter().any(|one| shortest.number(one.made_secs) == current)
     }
 
+    /// Snapshots of times to come, which a clock that was ahead has made. They count nowhere, and
+    /// stay until their times have passed.
+    pub fn ahead(made: &[Snapshot], now: u64) -> impl Iterator<Item = &Snapshot> {
+        made.iter().filter(move |one| one.made_secs > now)
+    }
+
     /// The snapshots that no rule needs. A rule needs the first one of each of the last N periods
     /// that have one: so what a day needs first is what its week needs, and nothing ends because no
     /// snapshots were made for some time.
-    pub fn spare<'a>(&self, made: &'a [Snapshot]) -> Vec<&'a Snapshot> {
+    pub fn spare<'a>(&self, made: &'a [Snapshot], now: u64) -> Vec<&'a Snapshot> {
+        let past = || made.iter().filter(|one| one.made_secs <= now);
         let mut needed = BTreeSet::new();
         for (period, count) in &self.0 {
             let mut firsts: BTreeMap<u64, &Snapshot> = BTreeMap::new();
-            for one in made {
+            for one in past() {
                 let first = firsts.entry(period.number(one.made_secs)).or_insert(one);
                 if (one.made_secs, &one.name) < (first.made_secs, &first.name) {
                     *first = one;
@@ -102,7 +109,7 @@ impl Schedule {
             }
             needed.extend(firsts.values().rev().take(*count).map(|one| &one.name));
         }
-        made.iter().filter(|one| !needed.contains(&one.name)).collect()
+        past().filter(|one| !needed.contains(&one.name)).collect()
     }
 }
 
@@ -153,7 +160,7 @@ mod tests {
             there.push(made(now));
             assert!(!schedule.is_due(&there, now + 42 * 60));
             let spare: BTreeSet<String> =
-                schedule.spare(&there).into_iter().map(|one| one.name.clone()).collect();
+                schedule.spare(&there, now).into_iter().map(|one| one.name.clone()).collect();
             there.retain(|one| !spare.contains(&one.name));
             assert!(there.len() <= 24 + 7 + 4);
             if hour == 110 * 24 {
@@ -176,6 +183,21 @@ mod tests {
         let there = [made(MONDAY), made(MONDAY + 900 * DAY)];
         assert!(schedule.is_due(&there, MONDAY + DAY));
         assert!(!schedule.is_due(&there, MONDAY + 5));
-        assert_eq!(schedule.spare(&there), Vec::<&Snapshot>::new());
+        assert_eq!(schedule.spare(&there, MONDAY + 5), Vec::<&Snapshot>::new());
+    }
+
+    #[test]
+    fn a_clock_that_was_ahead_costs_no_snapshot_that_is_made_afterwards() {
+        let schedule: Schedule = "hourly=3".parse().expect("it is one");
+        let mut there: Vec<Snapshot> = (5..9).map(|hour| made(MONDAY + hour * 3600)).collect();
+        for hour in 0..4 {
+            let now = MONDAY + hour * 3600;
+            there.push(made(now));
+            assert_eq!(Schedule::ahead(&there, now).count(), 4);
+            let spare: Vec<u64> =
+                schedule.spare(&there, now).into_iter().map(|one| one.made_secs).collect();
+            assert!(spare.iter().all(|secs| *secs == MONDAY), "the three newest stay: {spare:?}");
+            assert_eq!(spare.len(), usize::from(hour == 3));
+        }
     }
 }

@@ -58,7 +58,13 @@ fn follow(schedule: &Schedule, target: &Location, volume: &Location) -> Result<(
         make_and_say(target, volume, &name)?;
         made.push(Snapshot { name, made_secs: now });
     }
-    for spare in schedule.spare(&made) {
+    for ahead in Schedule::ahead(&made, now) {
+        tracing::warn!(
+            "{volume}@{}: its time is still to come, so a clock was wrong: delete it by hand, or it stays until then",
+            ahead.name
+        );
+    }
+    for spare in schedule.spare(&made, now) {
         match user_of(volume, &spare.name)? {
             Some(user) => tracing::warn!("{volume}@{}: it stays: {user}", spare.name),
             None => delete_and_say(target, volume, &spare.name)?,

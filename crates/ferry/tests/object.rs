@@ -18,7 +18,7 @@ mod snapdir;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -1051,4 +1051,27 @@ fn a_mount_whose_volume_another_machine_has_taken_says_that_it_has_failed() {
     let more = fs::File::create(store.at("first/more")).and_then(|file| file.sync_all());
     more.expect_err("nothing gets durable");
     store.ferry(&["umount", "--force", "first"]);
+}
+
+#[test]
+fn only_its_user_may_look_into_a_store_that_is_a_directory() {
+    let store = Store::made();
+    store.mount("first");
+    fs::write(store.at("first/secret"), "of one user").expect("it fits");
+    ok(&store.ferry(&["snapshot", "create", "first", "one"]));
+    ok(&store.ferry(&["clone", &(store.url() + "@one"), &store.url_of("clone")]));
+    ok(&store.ferry(&["backup", &(store.url() + "@one"), &store.url_of("backup")]));
+    ok(&store.ferry(&["umount", "first"]));
+    for name in ["store", "clone", "backup"] {
+        let mut todo = vec![store.at(name)];
+        while let Some(path) = todo.pop() {
+            let meta = fs::metadata(&path).expect("it is there");
+            assert_eq!(meta.permissions().mode() & 0o077, 0, "{}", path.display());
+            // What is in there is of no use to who cannot come there.
+            if meta.is_dir() && !path.ends_with("lock") {
+                let below = fs::read_dir(&path).expect("it is there");
+                todo.extend(below.map(|entry| entry.expect("it can be read").path()));
+            }
+        }
+    }
 }
