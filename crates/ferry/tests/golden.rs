@@ -1,6 +1,5 @@
-//! Golden volumes: made once by the first release of each format, and read and changed by every
-//! later one (needs root and /dev/fuse). `docs/compatibility.md` says how to make those of a
-//! release.
+//! Golden volumes: each release makes some once, and every later one reads and changes them (needs
+//! root and /dev/fuse). `docs/compatibility.md` says how to make those of a release.
 
 #[path = "golden/manifest.rs"]
 mod manifest;
@@ -109,8 +108,12 @@ impl Golden {
     }
 
     fn mount(&self) {
+        self.mount_of(&self.volume());
+    }
+
+    fn mount_of(&self, volume: &str) {
         let log = format!("log={}", self.at("log").display());
-        self.ok(&["mount", &self.volume(), "mnt", "-o", &log]);
+        self.ok(&["mount", volume, "mnt", "-o", &log]);
     }
 
     fn umount(&self) {
@@ -179,9 +182,13 @@ fn each(mut work: impl FnMut(&Path)) {
 fn golden_volumes_are_read_changed_and_checked() {
     each(|archive| {
         let golden = Golden::unpacked(archive);
+        let made = golden.manifest();
         golden.fsck();
         golden.mount();
-        golden.shows(&golden.manifest());
+        golden.shows(&made);
+        let log = fs::read_to_string(golden.at("log")).expect("the daemon's log");
+        let is_killed = archive.to_string_lossy().ends_with("-killed.tar.zst");
+        assert_eq!(log.contains("recovered from the log"), is_killed, "{log}");
         tree::change(&golden.mnt());
         golden.write_manifest();
         golden.umount();
@@ -190,10 +197,19 @@ fn golden_volumes_are_read_changed_and_checked() {
         golden.shows(&golden.manifest());
         golden.umount();
         golden.fsck();
+        // The snapshot is what the volume was.
+        if golden.at("store").exists() {
+            let snapshot = format!("{}@first", golden.volume());
+            golden.ok(&["fsck", &snapshot]);
+            golden.mount_of(&snapshot);
+            golden.shows(&made);
+            golden.umount();
+        }
     });
 }
 
-/// `FERRY_OLD`: the program of an earlier release, which makes no volume in a store if it is 0.1.0.
+/// `FERRY_OLD`: the program of an earlier release; `FERRY_OLD_WITHOUT_STORES`: set if it knows no
+/// volumes in a store, as 0.1.0.
 #[test]
 #[ignore = "needs the program of an earlier release"]
 fn the_program_before_reads_and_changes_what_this_one_has_changed() {

@@ -48,7 +48,8 @@ pub enum VolumeError {
     },
     /// Written by a version that stores things differently.
     #[error(
-        "this volume has format version {found}, this program reads version {FORMAT_VERSION}: use the program that made it, and copy the files to a new volume"
+        "this volume has format version {found}, this program reads version {FORMAT_VERSION}: {}",
+        advice(*found)
     )]
     Version {
         /// The volume's format version.
@@ -98,4 +99,13 @@ pub enum VolumeError {
     /// The file system on it could not be read.
     #[error(transparent)]
     Fs(#[from] FsError),
+}
+
+/// Which program reads a volume of a format that this one does not know.
+fn advice(found: u32) -> &'static str {
+    if found > FORMAT_VERSION {
+        "use a newer FerryFS, as the one that made it"
+    } else {
+        "use the older FerryFS that made it, and copy the files to a new volume"
+    }
 }

@@ -144,19 +144,34 @@ fn create_does_not_overwrite_an_existing_name() {
     assert!(matches!(read_superblock(&device()), Err(VolumeError::Empty)));
 }
 
+/// A volume in whose superblocks a byte has another value.
+fn change(at: usize, value: u8) -> Result<Superblock, VolumeError> {
+    let dev = device();
+    for offset in made(&dev).offsets() {
+        write_at(&dev, offset, |block| {
+            block[at] = value;
+            reseal(block);
+        });
+    }
+    read_superblock(&dev)
+}
+
+#[test]
+fn a_volume_of_another_format_is_refused_with_the_program_that_reads_it() {
+    for (found, program) in [
+        (FORMAT_VERSION - 1, "use the older FerryFS that made it"),
+        (FORMAT_VERSION + 1, "use a newer FerryFS"),
+    ] {
+        let refused = change(8, found as u8).expect_err("another version");
+        assert!(matches!(refused, VolumeError::Version { found: is } if is == found), "{refused}");
+        let said = refused.to_string();
+        assert!(said.contains(&format!("has format version {found}")), "{said}");
+        assert!(said.contains(program), "{said}");
+    }
+}
+
 #[test]
 fn unknown_incompatible_features_are_refused() {
-    let change = |at: usize, value: u8| {
-        let dev = device();
-        for offset in made(&dev).offsets() {
-            write_at(&dev, offset, |block| {
-                block[at] = value;
-                reseal(block);
-            });
-        }
-        read_superblock(&dev)
-    };
-    assert!(matches!(change(8, 2), Err(VolumeError::Version { found: 2 })));
     assert!(matches!(change(24, 4), Err(VolumeError::Features { bits: 4 })));
     assert_eq!(change(16, 4).unwrap().compatible, 4);
     assert!(matches!(change(72 + 1, 0x20), Err(VolumeError::Damaged { .. })), "another block size");

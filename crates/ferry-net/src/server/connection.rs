@@ -111,8 +111,10 @@ async fn greet(
     let first = messages.next().filter(|_| matches!(ready, Ok(Ok(true))));
     let other = first.and_then(version_of).filter(|version| *version != VERSION);
     if let Some(version) = other {
+        let (newer, older) =
+            if version < VERSION { ("server", "client") } else { ("client", "server") };
         let reason = format!(
-            "the client speaks version {version} of the protocol, the server {VERSION}: install the same FerryFS on both"
+            "the client speaks version {version} of the protocol, the server {VERSION}: install the {newer}'s FerryFS on the {older}'s machine"
         );
         return Err(Refusal::new(Cause::Version, reason));
     }
