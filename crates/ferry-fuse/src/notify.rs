@@ -344,7 +344,7 @@ mod tests {
     /// thread is to answer.
     fn notifier() -> Notifier {
         let counters = Arc::<MountCounters>::default();
-        let parked = Arc::new(ParkTable::new(counters.block()));
+        let parked = Arc::new(ParkTable::new(counters.block(), Arc::default()));
         Notifier::new(
             Arc::clone(&counters),
             &parked,

@@ -25,6 +25,7 @@ use crate::request::dispatch::Dispatcher;
 use crate::request::idle_poll::IdlePoll;
 use crate::request::parked::ParkTable;
 use crate::request::realtime::RealTime;
+use crate::request::trace::Tracer;
 use crate::transport::dev::{self, DeviceWorker, Readers};
 use crate::transport::uring::UringQueues;
 
@@ -45,9 +46,16 @@ pub struct MountHandle {
     /// The mount is gone: another mount at the same mount point is not ours to unmount.
     over: Arc<Mutex<bool>>,
     host: Arc<Notifier>,
+    tracer: Arc<Tracer>,
 }
 
 impl MountHandle {
+    /// The requests that have ended behind the first `after` since somebody asked first, and how
+    /// many of them are lost, as JSON. They are recorded for some seconds after each question.
+    pub fn trace(&self, after: Option<u64>) -> serde_json::Value {
+        self.tracer.ask(after)
+    }
+
     /// Unmounts; [`Session::wait`] then returns. It is no error if the mount is gone already.
     pub fn unmount(&self, how: Unmount) -> Result<(), Error> {
         // Held during the call, so that this mount cannot end and another one begin in between.
@@ -166,7 +174,8 @@ impl Session {
         options: &MountOptions,
     ) -> Result<Self, Error> {
         let all = Arc::new(MountCounters::default());
-        let parked = Arc::new(ParkTable::new(all.block()));
+        let tracer = Arc::<Tracer>::default();
+        let parked = Arc::new(ParkTable::new(all.block(), Arc::clone(&tracer)));
         let idle = Arc::new(IdlePoll::new(Arc::clone(&all), Crowd::of_machine()));
         let realtime = Arc::<RealTime>::default();
         let host = Arc::new(Notifier::new(
@@ -200,6 +209,7 @@ impl Session {
             parked,
             idle,
             realtime,
+            tracer: Arc::clone(&tracer),
             setxattr_ext: agreed.setxattr_ext,
             directory_handles: !keeps_listings || !agreed.no_opendir,
             remote,
@@ -207,8 +217,12 @@ impl Session {
             host: Arc::clone(&host) as _,
             kernel: Arc::clone(&host) as _,
         });
-        let handle =
-            MountHandle { mountpoint: Arc::new(mountpoint.into()), over: Arc::default(), host };
+        let handle = MountHandle {
+            mountpoint: Arc::new(mountpoint.into()),
+            over: Arc::default(),
+            host,
+            tracer,
+        };
         let mut running =
             Running { dispatcher, workers: Vec::new(), queues: None, notifying: Vec::new() };
         let spawned = running.spawn(Arc::new(device), &handle.host, &all, options, agreed);

@@ -127,6 +127,8 @@ pub enum Command {
     Stats(StatsArgs),
     /// Show what a mounted volume does, every second
     Top(TopArgs),
+    /// Show each request of a mount, with its caller, path, time and error
+    Trace(TraceArgs),
     /// Fetch files of a volume in a store into the cache on disk of its mount: exit 1 stopped, or
     /// not all of it is there
     Warm(WarmArgs),
@@ -870,6 +872,31 @@ pub struct TopArgs {
     /// End after so many
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
+}
+
+/// The arguments of `ferry trace`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It ends with Ctrl-C, or when the volume is unmounted. The daemon records requests only while this command
+runs. A path is shown as far as it is known: of files that were open before, only if their directory is cached.
+  ferry trace /mnt --slow 10ms
+  ferry trace /mnt --path /mnt/project --json")]
+pub struct TraceArgs {
+    /// The mount point, or any directory in it
+    #[arg(value_name = "MOUNTPOINT")]
+    pub target: Location,
+    /// Only requests to this file or directory and what is below it
+    #[arg(long, value_name = "PATH")]
+    pub path: Option<PathBuf>,
+    /// Only requests that took at least so long
+    #[arg(long, value_parser = parse_duration, value_name = "TIME")]
+    pub slow: Option<Duration>,
+    /// End after so many
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Print each request as a line of JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The arguments of `ferry tune`.

@@ -17,7 +17,7 @@ use crate::options::MountOptions;
 use crate::{
     backup, cert, clients, clone, control, copy, debug, diff, doctor, fsck, list, logging, mkfs,
     mount, pages, passphrase, rekey, replace, rollback, scrub, serve, snapshot, stats, sync, top,
-    umount, warm,
+    trace, umount, warm,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -120,6 +120,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Umount(args) => quietly().and_then(|()| umount::run(args))?,
         Command::List(args) => quietly().and_then(|()| list::run(args))?,
         Command::Stats(args) => quietly().and_then(|()| stats::run(args))?,
+        Command::Trace(args) => quietly().and_then(|()| trace::run(args))?,
         Command::Top(args) => quietly().and_then(|()| top::run(args))?,
         Command::Scrub(args) => return quietly().and_then(|()| scrub::run(args)),
         Command::Doctor(args) => return quietly().and_then(|()| doctor::run(args)),

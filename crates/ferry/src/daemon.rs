@@ -7,9 +7,9 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::asked::{Answers, Asked};
 use crate::error::CliError;
 use crate::logging;
 use crate::mounts::{self, Mount};
-use crate::{bdi, metrics, uring, utab};
+use crate::{bdi, metrics, trace, uring, utab};
 
 /// What a daemon prints when the mount can be used.
 const READY: &str = "ready";
@@ -140,11 +140,13 @@ pub fn serve(
     // Before the mount: if the address is in use, nothing is mounted.
     let bound = service.metrics.map(|(address, question)| Ok((address.bind()?, question)));
     let bound = bound.transpose()?;
+    let traced_fs = Arc::downgrade(&fs);
     let session = Session::mount(fs, service.mountpoint, &service.options)
         .map_err(|e| CliError::Failed(e.to_string()))?;
     bdi::raise(service.mountpoint, writeback);
     let handle = session.handle();
-    service.asked.listen(service.mountpoint, Arc::clone(&answers));
+    let traced = session.handle();
+    service.asked.listen(service.mountpoint, with_trace(traced, traced_fs, Arc::clone(&answers)));
     // Held until the mount has ended.
     let _endpoint =
         bound.map(|(bound, question)| bound.serve(move || answers(question))).transpose()?;
@@ -169,6 +171,11 @@ pub fn serve(
     }
     notify_systemd("STOPPING=1");
     Ok(())
+}
+
+/// Answers the questions of `ferry trace`, too.
+fn with_trace(handle: MountHandle, fs: Weak<dyn Filesystem>, answers: Answers) -> Answers {
+    Arc::new(move |question| trace::answer(&handle, &fs, question).or_else(|| answers(question)))
 }
 
 /// Returns when the mount has ended or must end: a first signal asks for it, a second one or the

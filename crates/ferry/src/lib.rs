@@ -87,6 +87,7 @@ mod stats;
 mod sync;
 mod table;
 mod top;
+mod trace;
 mod umount;
 mod uring;
 mod utab;

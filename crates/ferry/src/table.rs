@@ -50,8 +50,9 @@ fn section(out: &mut String, title: &str, map: &Map<String, Value>) {
     }
 }
 
-/// The histogram beside a time's percentiles: too wide for a table.
-const HIDDEN: &str = "buckets";
+/// Histograms, beside a time's percentiles and beside the counts of an operation: too wide for a
+/// table.
+const HIDDEN: [&str; 2] = ["buckets", "times"];
 
 fn heading(out: &mut String, title: &str) {
     if !title.is_empty() {
@@ -72,7 +73,7 @@ fn common_columns(map: &Map<String, Value>) -> Option<Vec<String>> {
 }
 
 fn columns(row: &Map<String, Value>) -> Vec<String> {
-    row.keys().filter(|key| *key != HIDDEN).cloned().collect()
+    row.keys().filter(|key| !HIDDEN.contains(&key.as_str())).cloned().collect()
 }
 
 fn grid(out: &mut String, map: &Map<String, Value>, columns: &[String]) {

@@ -5,6 +5,8 @@
 mod doctor;
 #[path = "control/metrics.rs"]
 mod metrics;
+#[path = "control/trace.rs"]
+mod trace;
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;

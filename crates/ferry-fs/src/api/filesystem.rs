@@ -5,6 +5,7 @@ use crate::api::types::{
     Attr, DirEntry, Entry, Errno, FileLock, Ino, Mode, Opened, RenameFlags, SetAttr, Statfs,
     Timestamp, XattrFlags,
 };
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +39,9 @@ pub struct ToForget {
     /// stored in mapped memory is written first.
     pub contents: Vec<Ino>,
 }
+
+/// An inode, a directory in which it has a name, and the name.
+pub type CachedName = (Ino, Ino, Box<[u8]>);
 
 /// A file system. Names are bytes without `/` and NUL, never empty; the kernel resolves `.` and
 /// `..`, except that `lookup` answers both. Permission is the kernel's to check
@@ -136,6 +140,11 @@ pub trait Filesystem: Send + Sync + 'static {
     /// does not know of begins after the write.
     fn keeps_pages(&self, _ino: Ino, _fh: u64) -> bool {
         false
+    }
+    /// Of each of these that has a name in a cached directory: it, the directory and the name. For
+    /// messages.
+    fn cached_names(&self, _inodes: &BTreeSet<Ino>) -> Vec<CachedName> {
+        Vec::new()
     }
     /// The files that are open for writing. Of other files the kernel has no page that it has not
     /// written back: closing a file, and unmapping it, writes its pages back.

@@ -10,7 +10,7 @@
 use crate::api::Ino;
 use crate::keys::Dentry;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -123,6 +123,14 @@ impl DirData {
     pub fn name_of(&self, ino: Ino) -> Option<Box<[u8]>> {
         let guard = self.entries.lock();
         guard.as_deref()?.values().find(|e| e.target.ino == ino).map(|e| e.name.clone())
+    }
+
+    /// The names under which these are cached.
+    pub fn names_of(&self, inodes: &BTreeSet<Ino>) -> Vec<(Ino, Box<[u8]>)> {
+        let guard = self.entries.lock();
+        let entries = guard.iter().flat_map(|entries| entries.values());
+        let wanted = entries.filter(|entry| inodes.contains(&entry.target.ino));
+        wanted.map(|entry| (entry.target.ino, entry.name.clone())).collect()
     }
 
     /// Forgets that the cache was used since the last call; says whether it was.

@@ -1,7 +1,7 @@
 //! The inodes by number. Those that are in use are in memory whole, within a bound; of the others
 //! that the kernel knows twelve bytes each are remembered (`residency.rs`).
 
-use crate::api::{Errno, Ino, ROOT};
+use crate::api::{CachedName, Errno, Ino, ROOT};
 use crate::error::FsError;
 use crate::inode::dir_cache::{DirName, LOAD_MAX};
 use crate::inode::incore::Inode;
@@ -11,7 +11,7 @@ use crate::keys::{self, Dentry, InodeRecord, Key};
 use crate::patience;
 use ferry_journal::Journal;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -374,6 +374,15 @@ impl InodeTable {
 
     pub(crate) fn dir_entries(&self) -> usize {
         self.dir_entries.load(Ordering::Relaxed)
+    }
+
+    /// Of each of these that has a name in a cached directory: it, the directory and the name.
+    pub(crate) fn cached_names(&self, inodes: &BTreeSet<Ino>) -> Vec<CachedName> {
+        let of = |dir: Arc<Inode>| {
+            let names = dir.dir.names_of(inodes).into_iter();
+            names.map(move |(ino, name)| (ino, dir.ino, name))
+        };
+        self.all().into_iter().flat_map(of).collect()
     }
 
     /// The directory in which `ino` has a name, and the name: from caches, else from the journal,

@@ -15,6 +15,7 @@ use crate::requests::durable::Until;
 use crate::requests::trim::fitrim_answer;
 use crate::store::data_store::{At, Busy};
 use ferry_journal::Caller;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -264,6 +265,10 @@ impl Filesystem for LocalFs {
 
     fn keeps_pages(&self, ino: Ino, fh: u64) -> bool {
         self.is_mapped_past(ino, fh)
+    }
+
+    fn cached_names(&self, inodes: &BTreeSet<Ino>) -> Vec<CachedName> {
+        self.table.cached_names(inodes)
     }
 
     fn open_for_writing(&self) -> Vec<Ino> {

@@ -371,6 +371,9 @@ impl LocalFs {
         for times in stats["log"]["times"].as_object_mut().into_iter().flatten() {
             times.1.as_object_mut().and_then(|times| times.remove("buckets"));
         }
+        for operation in stats["fuse"]["operations"].as_object_mut().into_iter().flatten() {
+            operation.1.as_object_mut().and_then(|facts| facts.remove("times"));
+        }
         let text = stats.to_string();
         if text.len() < out_max {
             return ended(text, out_max);

@@ -7,6 +7,7 @@ use crate::reader::{Outer, Reader};
 use crate::snapdir::directory::{Directory, NAME};
 use crate::snapdir::number::{DIRECTORY, LIVE_END, Node, TREES_MAX, Tree};
 use crate::snapdir::open::{OPEN_MAX, OpenSnapshots, Source};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -407,6 +408,10 @@ impl Filesystem for WithSnapshots {
 
     fn keeps_pages(&self, ino: Ino, fh: u64) -> bool {
         Node::of(ino) == Node::Live && self.live.keeps_pages(ino, fh)
+    }
+
+    fn cached_names(&self, inodes: &BTreeSet<Ino>) -> Vec<CachedName> {
+        self.live.cached_names(inodes)
     }
 
     fn open_for_writing(&self) -> Vec<Ino> {

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use ferry_device::ReadRing;
 use ferry_fs::{
@@ -16,10 +17,11 @@ use crate::encode::{self, AnswerBody, AnswerForm, DirListing};
 use crate::request::chain::{behind, chain};
 use crate::request::counters::ThreadCounters;
 use crate::request::direct_write::{DirectWriteArgs, DirectWrites};
-use crate::request::idle_poll::IdlePoll;
+use crate::request::idle_poll::{IdlePoll, now};
 use crate::request::parked::{AnswerPort, ParkTable, RequestParker};
 use crate::request::realtime::RealTime;
 use crate::request::security_label;
+use crate::request::trace::{Answered, Tracer};
 
 /// The answer of an operation that returns nothing but success.
 const EMPTY: AnswerBody = AnswerBody::Out(0);
@@ -50,6 +52,7 @@ pub(crate) struct Dispatcher {
     pub(crate) parked: Arc<ParkTable>,
     pub(crate) idle: Arc<IdlePoll>,
     pub(crate) realtime: Arc<RealTime>,
+    pub(crate) tracer: Arc<Tracer>,
     /// `SETXATTR_EXT` was negotiated.
     pub(crate) setxattr_ext: bool,
     /// Directories are opened and closed. If not, the kernel lists them with handle 0: it makes
@@ -81,11 +84,15 @@ impl Dispatcher {
         out: &mut [u8],
         from: &Origin<'_>,
     ) -> ServeResult {
+        let begun = now();
         from.counters.request(head.opcode);
         self.idle.request(from.counters);
         let decoded = decode::decode(head, args, self.setxattr_ext);
         let outcome = match decoded {
-            Ok(op) => self.run(head, op, out, from),
+            Ok(op) => {
+                self.tracer.begins(head, &op, begun);
+                self.run(head, op, out, from, begun)
+            }
             Err(errno) => {
                 if errno.0 == libc::EIO {
                     tracing::error!(
@@ -97,12 +104,22 @@ impl Dispatcher {
                 ServeResult::Error(errno)
             }
         };
-        if matches!(head.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::NOTIFY_REPLY) {
+        if !has_answer(head.opcode) {
             return ServeResult::Nothing;
         }
-        if matches!(outcome, ServeResult::Error(_)) {
-            from.counters.error(head.opcode);
-        }
+        let answered = match &outcome {
+            // Who completes it notes its time.
+            ServeResult::Nothing => return outcome,
+            ServeResult::Error(errno) => {
+                from.counters.error(head.opcode);
+                Answered::Errno(errno.0)
+            }
+            ServeResult::Answer(AnswerBody::Out(len)) => Answered::Body(&out[..*len]),
+            ServeResult::Answer(AnswerBody::Bytes(_)) => Answered::Body(&[]),
+        };
+        let took = begun.elapsed();
+        from.counters.answered(head.opcode, took);
+        self.tracer.ends(head.unique, took, answered);
         outcome
     }
 
@@ -112,6 +129,7 @@ impl Dispatcher {
         op: FuseOp<'_>,
         out: &mut [u8],
         from: &Origin<'_>,
+        begun: Instant,
     ) -> ServeResult {
         let form = AnswerForm { opcode: head.opcode, size: answer_len_max(&op) };
         let parker = RequestParker {
@@ -121,6 +139,7 @@ impl Dispatcher {
             slot: from.slot,
             form,
             pid: head.pid,
+            begun,
             reads: from.reads,
             parked: AtomicBool::new(false),
         };
@@ -396,6 +415,11 @@ impl Dispatcher {
             Err(Stop::Parked)
         })
     }
+}
+
+/// Whether the kernel waits for an answer to such a request.
+pub(crate) fn has_answer(opcode: u32) -> bool {
+    !matches!(opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::NOTIFY_REPLY)
 }
 
 /// For an operation whose answer nobody waits for: its completion is dropped.

@@ -9,3 +9,4 @@ pub(crate) mod idle_poll;
 pub(crate) mod parked;
 pub(crate) mod realtime;
 pub(crate) mod security_label;
+pub(crate) mod trace;

@@ -25,7 +25,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferry_device::ReadRing;
 use ferry_fs::{Complete, Errno, Interrupt, Park, Reply};
@@ -35,6 +35,7 @@ use crate::abi::op;
 use crate::encode::{self, AnswerBody, AnswerBytes, AnswerForm, SMALL_MAX};
 use crate::init::IO_MAX;
 use crate::request::counters::ThreadCounters;
+use crate::request::trace::{Answered, Tracer};
 
 /// Shards of the table, so that threads seldom contend for a lock.
 const SHARDS: usize = 16;
@@ -63,6 +64,7 @@ struct ParkedRequest {
     interrupt: Option<Interrupt>,
     /// The process that waits; 0: unknown.
     pid: u32,
+    begun: Instant,
     /// An interrupt arrived before the request parked; it takes effect when the operation returns.
     interrupted: bool,
     /// It was waiting at the previous sweep already.
@@ -134,6 +136,7 @@ pub(crate) struct ParkTable {
     /// `watched.over` was set.
     ended: Condvar,
     counters: Arc<ThreadCounters>,
+    tracer: Arc<Tracer>,
 }
 
 impl fmt::Debug for ParkTable {
@@ -143,13 +146,24 @@ impl fmt::Debug for ParkTable {
 }
 
 impl ParkTable {
-    pub(crate) fn new(counters: Arc<ThreadCounters>) -> Self {
+    pub(crate) fn new(counters: Arc<ThreadCounters>, tracer: Arc<Tracer>) -> Self {
         Self {
             shards: Default::default(),
             watched: Mutex::default(),
             ended: Condvar::new(),
             counters,
+            tracer,
         }
+    }
+
+    /// A request is being answered: no other thread answers it.
+    fn note_end(&self, unique: u64, waiting: &ParkedRequest, how: Answered<'_>) {
+        let took = waiting.begun.elapsed();
+        if matches!(how, Answered::Errno(_)) {
+            self.counters.error(waiting.form.opcode);
+        }
+        self.counters.answered(waiting.form.opcode, took);
+        self.tracer.ends(unique, took, how);
     }
 
     fn shard(&self, unique: u64) -> &Mutex<ParkShard> {
@@ -179,11 +193,15 @@ impl ParkTable {
         let mut out = [0_u8; SMALL_MAX];
         match result.and_then(|r| encode::reply(w.form, &mut out, r)) {
             Ok(AnswerBody::Out(len)) => {
+                self.note_end(unique, &w, Answered::Body(&out[..len]));
                 w.port.answer(unique, w.slot, 0, AnswerBytes::Borrowed(&out[..len]))
             }
-            Ok(AnswerBody::Bytes(bytes)) => w.port.answer(unique, w.slot, 0, bytes),
+            Ok(AnswerBody::Bytes(bytes)) => {
+                self.note_end(unique, &w, Answered::Body(&[]));
+                w.port.answer(unique, w.slot, 0, bytes)
+            }
             Err(e) => {
-                self.counters.error(w.form.opcode);
+                self.note_end(unique, &w, Answered::Errno(e.0));
                 w.port.answer(unique, w.slot, -e.0, AnswerBytes::Borrowed(&[]));
             }
         }
@@ -313,7 +331,7 @@ impl ParkTable {
     /// Answers EINTR. `waiting` is the table's entry of `unique`; `None`: it is answered already.
     fn answer_eintr(&self, unique: u64, waiting: Option<ParkedRequest>) {
         let Some(waiting) = waiting else { return };
-        self.counters.error(waiting.form.opcode);
+        self.note_end(unique, &waiting, Answered::Errno(libc::EINTR));
         // Before the answer: the program may send the same request again as soon as it has the
         // answer.
         if let Some(interrupt) = waiting.interrupt {
@@ -344,6 +362,8 @@ pub(crate) struct RequestParker<'a> {
     pub(crate) form: AnswerForm,
     /// The process that asks; 0: unknown.
     pub(crate) pid: u32,
+    /// When the request was taken.
+    pub(crate) begun: Instant,
     pub(crate) reads: Option<&'a dyn ReadRing>,
     /// The request has parked.
     pub(crate) parked: AtomicBool,
@@ -358,6 +378,7 @@ impl Park for RequestParker<'_> {
             port: Arc::clone(self.port),
             interrupt,
             pid: self.pid,
+            begun: self.begun,
             interrupted: false,
             swept: false,
         };

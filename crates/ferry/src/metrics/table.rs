@@ -71,6 +71,7 @@ const METRICS: &[Metric] = &[
     // Requests of the kernel.
     each(Counter, "operations", "Requests of the kernel, by operation", ("/fuse/operations/*/count", "operation"), Plain),
     each(Counter, "operation_errors", "Requests that were answered with an error, also those that a program expects", ("/fuse/operations/*/errors", "operation"), Plain),
+    each(Histogram, "operation_seconds", "Time from the request to its answer, also of requests that wait", ("/fuse/operations/*/times", "operation"), NANOS),
     metric(Gauge, "parked_requests", "Requests that wait without a thread", "/fuse/parked", Plain),
     // Space.
     metric(Gauge, "volume_read_only", "1 if the volume is not changed", "/volume/read_only", Plain),

@@ -21,7 +21,7 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let answers = Arc::new(Answers::default());
-        let table = Arc::new(ParkTable::new(MountCounters::default().block()));
+        let table = Arc::new(ParkTable::new(MountCounters::default().block(), Arc::default()));
         Self { table, port: Arc::clone(&answers) as Arc<dyn AnswerPort>, answers }
     }
 
@@ -31,6 +31,7 @@ impl Bench {
 
     fn park_for(&self, pid: u32, unique: u64, interrupt: Option<Interrupt>) -> Complete {
         let parker = RequestParker {
+            begun: crate::request::idle_poll::now(),
             table: &self.table,
             port: &self.port,
             unique,
