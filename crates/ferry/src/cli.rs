@@ -10,8 +10,8 @@ use ferry_device::Kind;
 use ferry_journal::FlushPolicy;
 use ferry_net::{Export, IdSet};
 
+use crate::listen::Address;
 use crate::location::Location;
-use crate::metrics::Address;
 use crate::options::{HELP as OPTIONS_HELP, one_access, parse_cache_disk, parse_flush_interval};
 use crate::schedule::Schedule;
 use crate::size::{parse_bytes, parse_duration};
@@ -120,6 +120,8 @@ pub enum Command {
     Sync(SyncArgs),
     /// Show the mounts and servers of this machine, and how each is
     List(ListArgs),
+    /// Show the mounts and servers of this machine in a browser, with the last hour: read only
+    Dashboard(DashboardArgs),
     /// Check this machine, its mounts and its servers, and say what to do: exit 0 nothing is bad, 1
     /// something is
     Doctor(DoctorArgs),
@@ -802,6 +804,18 @@ pub struct ListArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// The arguments of `ferry dashboard`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It prints the address of the page, with a token that nothing else has: who has the address may read the page. It asks the mounts and servers
+every 5 s as `ferry list` does, sees those that answer its user, and forgets the last hour when it ends (Ctrl-C). See docs/dashboard.md.")]
+pub struct DashboardArgs {
+    /// 127.0.0.1:PORT or another address of this machine alone, where a token is demanded; or
+    /// unix:PATH, a socket that its owner and root can use without one
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9821")]
+    pub listen: Address,
 }
 
 /// The arguments of `ferry doctor`.

@@ -15,9 +15,9 @@ use crate::error::CliError;
 use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
-    backup, cert, clients, clone, control, copy, debug, diff, doctor, fsck, list, logging, mkfs,
-    mount, pages, passphrase, rekey, replace, rollback, scrub, serve, snapshot, stats, sync, top,
-    trace, umount, warm,
+    backup, cert, clients, clone, control, copy, dashboard, debug, diff, doctor, fsck, list,
+    logging, mkfs, mount, pages, passphrase, rekey, replace, rollback, scrub, serve, snapshot,
+    stats, sync, top, trace, umount, warm,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -122,6 +122,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Stats(args) => quietly().and_then(|()| stats::run(args))?,
         Command::Trace(args) => quietly().and_then(|()| trace::run(args))?,
         Command::Top(args) => quietly().and_then(|()| top::run(args))?,
+        Command::Dashboard(args) => quietly().and_then(|()| dashboard::run(args))?,
         Command::Scrub(args) => return quietly().and_then(|()| scrub::run(args)),
         Command::Doctor(args) => return quietly().and_then(|()| doctor::run(args)),
         Command::Diff(args) => return quietly().and_then(|()| diff::run(args)),

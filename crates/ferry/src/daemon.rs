@@ -22,6 +22,7 @@ use signal_hook::iterator::Signals;
 
 use crate::asked::{Answers, Asked};
 use crate::error::CliError;
+use crate::listen::Address;
 use crate::logging;
 use crate::mounts::{self, Mount};
 use crate::{bdi, metrics, trace, uring, utab};
@@ -54,7 +55,7 @@ pub struct Service<'a> {
     /// Answers questions over a socket.
     pub asked: &'a Asked,
     /// Where the figures are served to Prometheus, and the question that asks for them.
-    pub metrics: Option<(&'a metrics::Address, &'static str)>,
+    pub metrics: Option<(&'a Address, &'static str)>,
 }
 
 /// Starts this program again with `args`, as a daemon; returns when its mount can be used.
@@ -138,7 +139,8 @@ pub fn serve(
     uring::offer();
     let writeback = fs.writeback_cache();
     // Before the mount: if the address is in use, nothing is mounted.
-    let bound = service.metrics.map(|(address, question)| Ok((address.bind()?, question)));
+    let bound =
+        service.metrics.map(|(address, question)| Ok((address.bind("metrics=")?, question)));
     let bound = bound.transpose()?;
     let traced_fs = Arc::downgrade(&fs);
     let session = Session::mount(fs, service.mountpoint, &service.options)
@@ -148,8 +150,9 @@ pub fn serve(
     let traced = session.handle();
     service.asked.listen(service.mountpoint, with_trace(traced, traced_fs, Arc::clone(&answers)));
     // Held until the mount has ended.
-    let _endpoint =
-        bound.map(|(bound, question)| bound.serve(move || answers(question))).transpose()?;
+    let _endpoint = bound
+        .map(|(bound, question)| metrics::serve(bound, move || answers(question)))
+        .transpose()?;
     let serving = thread::Builder::new().name("session".into()).spawn(move || {
         session.wait();
         // The receiver is gone only if the process ends anyway.

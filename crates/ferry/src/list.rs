@@ -25,6 +25,8 @@ pub struct Found {
     /// What it says of itself: `ferry stats`, or of a remote mount its own part of it. `None`: it
     /// does not answer.
     pub figures: Option<Value>,
+    /// Of a server: its clients, as `ferry clients --json` prints them.
+    pub clients: Vec<Value>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -123,7 +125,7 @@ fn of_mount(mount: &Mount, mounts: &[Mount]) -> Found {
     };
     let (volume, at) = (mount.source.display().to_string(), mount.target.display().to_string());
     let figures = answer.ok().flatten();
-    Found { kind: Kind::Mount, volume, at, pid, state, figures }
+    Found { kind: Kind::Mount, volume, at, pid, state, figures, clients: Vec::new() }
 }
 
 /// Whether a user would get an answer from the daemon of a mount of this owner: from those of root,
@@ -164,7 +166,9 @@ fn of_server(name: &str, answer: &Option<Value>) -> Found {
     let figures = answer.as_ref().and(pid).and_then(served::stats_of);
     let state = server_state(answer.as_ref(), figures.as_ref());
     let (volume, at) = (text("volume").to_owned(), text("address").to_owned());
-    Found { kind: Kind::Server, volume, at, pid, state, figures }
+    let clients = answer.as_ref().and_then(|all| all["clients"].as_array().cloned());
+    let clients = clients.unwrap_or_default();
+    Found { kind: Kind::Server, volume, at, pid, state, figures, clients }
 }
 
 /// How a server is, by what it says of its clients, and how its volume is.

@@ -1,153 +1,37 @@
 //! `-o metrics=ADDR`: serves what `ferry stats` shows to Prometheus, over HTTP. The figures are
 //! read when a scraper asks, from the same source, so nothing is counted for it.
 
-mod http;
 mod table;
 
-use std::fmt;
-use std::io::PipeWriter;
-use std::net::TcpListener;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
-
-use ferry_env::Env;
+use prometheus_client::encoding::prometheus_text::CONTENT_TYPE;
 use serde_json::Value;
 
 use crate::error::CliError;
+use crate::http::{Request, Response};
+use crate::listen::{Bound, Endpoint};
 
-/// What a path of a Unix socket begins with.
-const UNIX: &str = "unix:";
-/// How long the end of a mount waits for the thread that serves.
-const STOP_MAX: Duration = Duration::from_secs(2);
+/// The path of the page.
+const PATH: &str = "/metrics";
 
-/// Where the figures are served.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// `HOST:PORT`.
-    Tcp(String),
-    /// The absolute path of a Unix socket.
-    Unix(PathBuf),
+/// Serves `figures` in a thread, until the returned value is dropped. `figures` returns `None` when
+/// what it counts has ended.
+pub fn serve(
+    bound: Bound,
+    figures: impl Fn() -> Option<Value> + Send + 'static,
+) -> Result<Endpoint, CliError> {
+    let address = bound.address().to_owned();
+    let endpoint = bound.serve("ferry-metrics", move |request| answer(request, &figures))?;
+    tracing::info!(metrics = address, "serving figures");
+    Ok(endpoint)
 }
 
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Some(path) = text.strip_prefix(UNIX).filter(|path| !path.is_empty()) {
-            let absolute = std::path::absolute(path);
-            return Ok(Self::Unix(absolute.map_err(|error| format!("metrics={text}: {error}"))?));
-        }
-        match text.rsplit_once(':') {
-            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
-                Ok(Self::Tcp(text.into()))
-            }
-            _ => Err(format!("metrics={text}: HOST:PORT or unix:PATH is wanted")),
-        }
+fn answer(request: &Request<'_>, figures: impl Fn() -> Option<Value>) -> Response {
+    if request.path != PATH {
+        return Response::refusal("404 Not Found", "the figures are at /metrics");
     }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => f.write_str(address),
-            Self::Unix(path) => write!(f, "{UNIX}{}", path.display()),
-        }
-    }
-}
-
-impl Address {
-    /// Takes the address. Scrapers that connect wait until [`Bound::serve`].
-    pub fn bind(&self) -> Result<Bound, CliError> {
-        let bound = match self {
-            Self::Tcp(address) => TcpListener::bind(address).map(|listener| {
-                let named = listener.local_addr().map_or(address.clone(), |at| at.to_string());
-                (named, OwnedFd::from(listener), None)
-            }),
-            Self::Unix(path) => {
-                remove_unused(path);
-                UnixListener::bind(path).map(|listener| {
-                    (self.to_string(), OwnedFd::from(listener), Some(SocketFile(path.clone())))
-                })
-            }
-        };
-        let (address, listener, file) = bound.map_err(|error| {
-            let in_use = error.kind() == std::io::ErrorKind::AddrInUse;
-            let advice = if in_use { ": give another address, or end what has it" } else { "" };
-            CliError::Failed(format!("metrics={self}: cannot listen there: {error}{advice}"))
-        })?;
-        Ok(Bound { address, listener, file })
-    }
-}
-
-/// Removes the socket that a killed process has left.
-fn remove_unused(path: &Path) {
-    let is_socket =
-        std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
-    if is_socket && UnixStream::connect(path).is_err_and(refused) {
-        // If it stays, to bind it fails and says why.
-        let _ = std::fs::remove_file(path);
-    }
-}
-
-/// An address that this process has.
-pub struct Bound {
-    address: String,
-    listener: OwnedFd,
-    file: Option<SocketFile>,
-}
-
-/// A Unix socket, which is removed when this is dropped.
-struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-impl Bound {
-    /// Serves `figures` in a thread, until the returned value is dropped. `figures` returns `None`
-    /// when what it counts has ended.
-    pub fn serve(
-        self,
-        figures: impl Fn() -> Option<Value> + Send + 'static,
-    ) -> Result<Endpoint, CliError> {
-        let failed = |e| CliError::Failed(format!("cannot serve metrics: {e}"));
-        let Self { address, listener, file } = self;
-        let clock = Env::real().clock;
-        let page = move || Some(table::page(figures()?));
-        let (stopped, stop) = std::io::pipe().map_err(failed)?;
-        let (ends, ended) = mpsc::channel();
-        let serve = move || {
-            http::serve(&listener, stopped.as_fd(), &*clock, page);
-            drop((listener, ends));
-        };
-        std::thread::Builder::new().name("ferry-metrics".into()).spawn(serve).map_err(failed)?;
-        tracing::info!(metrics = address, "serving figures");
-        Ok(Endpoint { stop: Some(stop), ended, _file: file })
-    }
-}
-
-/// Figures that are served until this is dropped. The address is free then: the next mount may use
-/// it at once.
-pub struct Endpoint {
-    stop: Option<PipeWriter>,
-    /// Disconnected when the thread has ended.
-    ended: Receiver<()>,
-    _file: Option<SocketFile>,
-}
-
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        // Figures that cannot be read must not keep the mount from its end.
-        let _ = self.ended.recv_timeout(STOP_MAX);
+    match figures().map(table::page) {
+        Some(body) => Response { status: "200 OK", content_type: CONTENT_TYPE, headers: "", body },
+        None => Response::refusal("503 Service Unavailable", "it is being closed"),
     }
 }
 
@@ -156,33 +40,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_a_host_and_a_port_or_is_a_path() {
-        for text in ["127.0.0.1:9100", "[::1]:9100", "localhost:80", "unix:/run/ferry.sock"] {
-            let address: Address = text.parse().expect(text);
-            assert_eq!(address.to_string(), text);
-        }
-        let here = std::env::current_dir().expect("a directory").join("ferry.sock");
-        assert_eq!("unix:ferry.sock".parse(), Ok(Address::Unix(here)), "a daemon has another one");
-        for text in ["", "9100", ":9100", "localhost", "localhost:", "localhost:65536", "unix:"] {
-            let error = text.parse::<Address>().expect_err(text);
-            assert!(error.contains("HOST:PORT or unix:PATH"), "{error}");
-        }
-    }
-
-    #[test]
-    fn only_a_socket_that_nobody_listens_to_is_replaced() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let address = Address::Unix(dir.path().join("socket"));
-        let Address::Unix(path) = &address else { unreachable!("it was made of a path") };
-        std::fs::write(path, "mine").expect("writable");
-        assert!(address.bind().is_err());
-        assert_eq!(std::fs::read(path).expect("it is left"), b"mine");
-        std::fs::remove_file(path).expect("it is there");
-        let listening = UnixListener::bind(path).expect("free");
-        assert!(address.bind().is_err(), "a process has it");
-        drop(listening);
-        let bound = address.bind().expect("the process has ended");
-        drop(bound);
-        assert!(!path.exists());
+    fn only_the_figures_are_served() {
+        let status = |target: &str, figures: Option<Value>| {
+            answer(&Request::of(target, &[]), || figures.clone()).status
+        };
+        let figures = Some(Value::Null);
+        assert_eq!(status("/metrics", figures.clone()), "200 OK");
+        assert_eq!(status("/metrics?name=a", figures.clone()), "200 OK");
+        assert_eq!(status("/", figures.clone()), "404 Not Found");
+        assert_eq!(status("/metrics/../etc", figures), "404 Not Found");
+        assert_eq!(status("/metrics", None), "503 Service Unavailable");
     }
 }

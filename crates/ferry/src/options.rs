@@ -11,7 +11,7 @@ use ferry_object::CacheOptions;
 
 use crate::cache_size::machine_bytes;
 use crate::error::CliError;
-use crate::metrics;
+use crate::listen::Address;
 use crate::size::{format_bytes, parse_bytes, parse_duration};
 
 /// Shown by `--help` and for an unknown option.
@@ -108,7 +108,7 @@ pub struct MountOptions {
     /// The file for messages, instead of the system log.
     pub log: Option<PathBuf>,
     /// Where the figures are served to Prometheus.
-    pub metrics: Option<metrics::Address>,
+    pub metrics: Option<Address>,
     /// The file with the passphrase of an encrypted volume.
     pub passphrase_file: Option<PathBuf>,
     /// How long operations wait for an unreachable server; `None`: the default.
@@ -183,7 +183,10 @@ impl MountOptions {
             ("passphrase_file", Some(file)) if !file.is_empty() => {
                 self.passphrase_file = Some(PathBuf::from(file));
             }
-            ("metrics", Some(address)) => self.metrics = Some(address.parse()?),
+            ("metrics", Some(address)) => {
+                let parsed = address.parse().map_err(|error| format!("metrics={error}"));
+                self.metrics = Some(parsed?);
+            }
             ("log", Some(file)) if !file.is_empty() => {
                 self.log = Some(PathBuf::from_str(file).unwrap_or_else(|never| match never {}));
             }

@@ -14,9 +14,8 @@ use crate::cache_size::{GivesWay, default_bytes};
 use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::location::Location;
-use crate::metrics::Address;
 use crate::open::{How, Opened, explain, on_disk, open_on_disk_when_free};
-use crate::{clients, daemon, logging, served};
+use crate::{clients, daemon, logging, metrics, served};
 
 #[cfg(test)]
 mod tests;
@@ -110,7 +109,7 @@ fn serve(
     // Before the first client is served: an early signal must not kill the process.
     let mut signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|e| CliError::Failed(format!("cannot handle signals: {e}")))?;
-    let metrics = args.metrics.as_ref().map(Address::bind).transpose()?;
+    let scraped = args.metrics.as_ref().map(|address| address.bind("metrics=")).transpose()?;
     let server = Server::start(Arc::clone(fs) as Arc<dyn SessionStore>, options, env.clone())
         .map_err(failed)?;
     // The panic hook has logged why.
@@ -124,7 +123,7 @@ fn serve(
     let (counted, control) = (Arc::downgrade(fs), server.control());
     let figures = move || Some(served::stats(&*counted.upgrade()?, &control));
     // Held until the server has ended.
-    let _endpoint = metrics.map(|bound| bound.serve(figures)).transpose()?;
+    let _endpoint = scraped.map(|bound| metrics::serve(bound, figures)).transpose()?;
     tracing::info!(volume = %args.volume, address = %bound, tls = !plain, "serving");
     daemon::notify_systemd("READY=1");
     signals.forever().next();

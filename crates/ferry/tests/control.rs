@@ -1,6 +1,8 @@
 //! Questions to a mount's daemon beside the mount; how the daemon begins and ends (these need
 //! root and /dev/fuse).
 
+#[path = "control/dashboard.rs"]
+mod dashboard;
 #[path = "control/doctor.rs"]
 mod doctor;
 #[path = "control/metrics.rs"]

@@ -227,7 +227,7 @@ mod tests {
 
     fn daemon(kind: Kind, state: State) -> Daemon {
         let (volume, at) = ("/srv/a.ferry".into(), "/mnt".into());
-        Daemon::of(Found { kind, volume, at, pid: None, state, figures: None })
+        Daemon::of(Found { kind, volume, at, pid: None, state, figures: None, clients: Vec::new() })
     }
 
     #[test]

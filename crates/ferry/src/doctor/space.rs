@@ -171,7 +171,11 @@ mod tests {
     fn held(volume: &str, figures: Option<Value>) -> Vec<(PathBuf, Held)> {
         let (kind, state) = (Kind::Mount, State::Fine);
         let (volume, at) = (volume.into(), "/mnt".into());
-        held_by(&Found { kind, volume, at, pid: None, state, figures }, None, None)
+        held_by(
+            &Found { kind, volume, at, pid: None, state, figures, clients: Vec::new() },
+            None,
+            None,
+        )
     }
 
     #[test]

@@ -14,10 +14,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{FERRY, TestVolume, fails, ferry, ok, path};
 
 /// A scrape that would wait for ever fails its test instead.
-const TIME_MAX: Duration = Duration::from_secs(60);
+pub const TIME_MAX: Duration = Duration::from_secs(60);
 
 /// An address of this machine that nothing has.
-fn free_address() -> String {
+pub fn free_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     listener.local_addr().expect("it is bound").to_string()
 }
@@ -33,14 +33,14 @@ impl TestVolume {
     }
 }
 
-fn exchange(stream: &mut (impl Read + Write), request: &str) -> String {
+pub fn exchange(stream: &mut (impl Read + Write), request: &str) -> String {
     stream.write_all(request.as_bytes()).expect("it is read");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("it is answered in time");
     answer
 }
 
-fn connect(address: &str) -> TcpStream {
+pub fn connect(address: &str) -> TcpStream {
     let stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(TIME_MAX)).expect("a socket");
     stream
@@ -86,7 +86,7 @@ fn scrape(address: &str) -> BTreeMap<String, f64> {
     samples(&exchange(&mut connect(address), REQUEST))
 }
 
-fn write_files(fixture: &TestVolume, from: u32, count: u32) {
+pub fn write_files(fixture: &TestVolume, from: u32, count: u32) {
     for number in from..from + count {
         let mut file = fs::File::create(fixture.mnt().join(number.to_string())).expect("it fits");
         file.write_all(b"contents").and_then(|()| file.sync_all()).expect("it fits");

@@ -1,0 +1,483 @@
+"use strict";
+// The page of `ferry dashboard`. It fetches the samples that it lacks and draws them. Texts of
+// others, such as the names of volumes, enter the page as text alone.
+
+const STALE_MS = 15000;
+const HOUR_MS = 3600000;
+const SPAN_MIN_MS = 300000;
+const WIDTH = 600;
+const HEIGHT = 100;
+const token = new URLSearchParams(location.hash.slice(1)).get("token");
+
+const byId = (id) => document.getElementById(id);
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+const el = (tag, attributes = {}, ...children) =>
+  fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes = {}, ...children) =>
+  fill(document.createElementNS(SVG, tag), attributes, children);
+
+// Numbers for people.
+
+const digits = (value) => {
+  const places = value > 0 && value < 9.95 ? 1 : 0;
+  return value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
+};
+const whole = (value) => Math.round(value).toLocaleString("en");
+function scaled(value, units, step) {
+  let at = 0;
+  while (value >= step && at < units.length - 1) {
+    value /= step;
+    at += 1;
+  }
+  return `${digits(value)} ${units[at]}`;
+}
+const bytes = (value) => scaled(value, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"], 1024);
+const nanos = (value) =>
+  value < 1e9 ? scaled(value, ["ns", "µs", "ms"], 1000) : seconds(value / 1e9);
+const seconds = (value) => {
+  for (const [unit, length] of [["d", 86400], ["h", 3600], ["min", 60]]) {
+    if (value >= 2 * length) return `${Math.floor(value / length)} ${unit}`;
+  }
+  return `${digits(value)} s`;
+};
+const perSecond = (value) => `${digits(value)}/s`;
+const bytesPerSecond = (value) => `${bytes(value)}/s`;
+const percent = (value) => `${digits(value)} %`;
+
+// Samples. Each is an object of its time and figures; a figure may be null.
+
+const known = (value) => value !== null && value !== undefined;
+/// How much a counter has grown. Null: it began again, or is not known.
+function growth(name, now, before) {
+  if (!before || !known(now[name]) || !known(before[name])) return null;
+  return now[name] < before[name] ? null : now[name] - before[name];
+}
+const rate = (name) => (now, before) => {
+  const grown = growth(name, now, before);
+  return grown === null ? null : (grown * 1000) / (now.time - before.time);
+};
+const gauge = (name) => (now) => (known(now[name]) ? now[name] : null);
+function otherRequests(now, before) {
+  const kinds = ["reads", "writes", "syncs", "names"].map((kind) => rate(kind)(now, before) || 0);
+  const all = rate("requests")(now, before);
+  return all === null ? null : Math.max(0, all - kinds.reduce((sum, one) => sum + one, 0));
+}
+function commitTime(now, before) {
+  const commits = growth("commits", now, before);
+  const time = growth("commit_ns", now, before);
+  return commits && time !== null ? time / commits : null;
+}
+const logFill = (now, _before, figures) => {
+  const size = figures.log && figures.log.bytes;
+  return size && known(now.log_free) ? (100 * (size - now.log_free)) / size : null;
+};
+
+const CHARTS = [
+  ["Requests of the kernel", perSecond, [
+    ["read", rate("reads")], ["write", rate("writes")], ["sync", rate("syncs")],
+    ["make, remove, rename", rate("names")], ["other", otherRequests],
+  ]],
+  ["Throughput", bytesPerSecond, [
+    ["read", rate("read_bytes")], ["written", rate("written_bytes")], ["log", rate("log_bytes")],
+    ["to the store", rate("put_bytes")], ["from the store", rate("get_bytes")],
+  ]],
+  ["Made durable", perSecond, [
+    ["syncs", rate("forces")], ["commits", rate("commits")], ["flushes", rate("flushes")],
+    ["transactions", rate("transactions")],
+  ]],
+  ["Time, on average", nanos, [["commit, as a sync waits", commitTime], ["flush of the device", gauge("flush_ns")]]],
+  ["Log in use", percent, [["of the log", logFill]], 100],
+  ["Waiters", whole, [
+    ["changes, for the log", gauge("log_waiters")], ["parked requests", gauge("parked")],
+    ["changes, for the server", gauge("unanswered")],
+  ]],
+  ["Cache", bytes, [["contents", gauge("cache")], ["not on the device yet", gauge("dirty")]]],
+  ["Space", bytes, [["used", gauge("used")]]],
+];
+
+/// Courses of some figures over the last hour. The arrow keys and the pointer choose a time.
+class Chart {
+  constructor([title, format, lines, top]) {
+    Object.assign(this, { title, format, top, chosen: null });
+    this.lines = lines.map(([name, value], index) => {
+      const path = svg("path", { class: `c${index}` });
+      const number = el("b");
+      const item = el("li", {}, el("i", { class: `c${index}` }), `${name} `, number);
+      return { name, value, path, number, item, points: [] };
+    });
+    this.cursor = svg("line", { y1: 0, y2: HEIGHT });
+    this.picture = svg("svg", {
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", tabindex: 0, role: "img",
+    }, ...this.lines.map((line) => line.path), this.cursor);
+    this.most = el("span");
+    this.from = el("span");
+    this.to = el("span");
+    this.node = el("figure", {},
+      el("div", { class: "axis" }, el("h3", {}, title), this.most),
+      this.picture,
+      el("div", { class: "axis" }, this.from, this.to),
+      el("ul", { class: "legend" }, ...this.lines.map((line) => line.item)));
+    this.picture.addEventListener("pointermove", (event) => {
+      const box = this.picture.getBoundingClientRect();
+      this.choose(this.start + ((event.clientX - box.left) / box.width) * this.span);
+    });
+    this.picture.addEventListener("pointerleave", () => this.choose(null));
+    this.picture.addEventListener("blur", () => this.choose(null));
+    this.picture.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  key(event) {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (step && this.times.length) {
+      const at = this.chosen === null ? this.times.length : this.nearest();
+      const next = Math.min(Math.max(at + step, 0), this.times.length - 1);
+      this.choose(this.times[next]);
+      event.preventDefault();
+    } else if (event.key === "Escape") {
+      this.choose(null);
+    }
+  }
+
+  nearest() {
+    const distance = (at) => Math.abs(this.times[at] - this.chosen);
+    return this.times.reduce((best, _, at) => (distance(at) < distance(best) ? at : best), 0);
+  }
+
+  choose(time) {
+    this.chosen = time;
+    this.tell();
+  }
+
+  update(samples, figures, start, end) {
+    Object.assign(this, { start, end, span: end - start, times: samples.map((one) => one.time) });
+    let most = 0;
+    for (const line of this.lines) {
+      line.points = samples.map((one, at) => line.value(one, samples[at - 1], figures));
+      most = Math.max(most, ...line.points.filter(known));
+      line.item.hidden = !line.points.some(known);
+    }
+    this.node.hidden = this.lines.every((line) => line.item.hidden);
+    this.most.textContent = this.top || most ? `top ${this.format(this.top || most)}` : "";
+    const height = this.top || most * 1.05 || 1;
+    for (const line of this.lines) line.path.setAttribute("d", this.course(line.points, height));
+    this.from.textContent = `${seconds(this.span / 1000)} ago`;
+    this.tell();
+  }
+
+  course(points, height) {
+    let course = "";
+    let draws = false;
+    points.forEach((value, at) => {
+      if (known(value)) {
+        const x = ((this.times[at] - this.start) / this.span) * WIDTH;
+        const y = HEIGHT - (value / height) * HEIGHT;
+        const alone = !known(points[at - 1]) && !known(points[at + 1]);
+        course += `${draws ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}${alone ? "h2" : ""}`;
+      }
+      draws = known(value);
+    });
+    return course;
+  }
+
+  /// Says the figures of the chosen time, or the newest ones.
+  tell() {
+    const at = this.chosen === null ? this.times.length - 1 : this.nearest();
+    const said = [];
+    for (const line of this.lines) {
+      const value = line.points[at];
+      line.number.textContent = known(value) ? this.format(value) : "–";
+      if (!line.item.hidden) said.push(`${line.name} ${line.number.textContent}`);
+    }
+    const chosen = this.chosen !== null && at >= 0;
+    const when = chosen ? `${seconds((this.end - this.times[at]) / 1000)} ago` : "now";
+    this.to.textContent = when;
+    this.picture.setAttribute("aria-label", `${this.title}, ${when}: ${said.join(", ")}`);
+    const x = chosen ? ((this.times[at] - this.start) / this.span) * WIDTH : -10;
+    this.cursor.setAttribute("x1", x);
+    this.cursor.setAttribute("x2", x);
+  }
+}
+
+// What is said beside the charts.
+
+/// A share that is drawn as a bar.
+const share = (used, all) => ({ used, all });
+
+function* facts(figures) {
+  const { space, log, data, memory, flush, scrub, store, replica, server, connection } = figures;
+  const volume = figures.volume || {};
+  if (volume.failed) yield ["Has failed", volume.failed, "bad"];
+  if (store && store.held && store.held.reason) yield ["The store", store.held.reason, "bad"];
+  if (connection) {
+    const word = connection.connected ? "connected" : "away";
+    yield ["Its server", word, connection.connected ? "" : "bad"];
+    if (connection.lost_changes) yield ["Lost changes", whole(connection.lost_changes), "bad"];
+  }
+  if (space && space.total) {
+    const free = `${bytes(space.available)} available of ${bytes(space.total)}`;
+    yield ["Space", free, "", share(space.total - space.available, space.total)];
+  }
+  if (log && log.bytes) {
+    const used = log.bytes - log.free_bytes;
+    const waits = log.waiters ? `, ${whole(log.waiters)} wait` : "";
+    const text = `${bytes(used)} of ${bytes(log.bytes)} in use${waits}`;
+    yield ["Log", text, log.waiters ? "bad" : "", share(used, log.bytes)];
+  }
+  if (data && known(data.cache_bytes)) {
+    const text = `${bytes(data.cache_bytes)} of ${bytes(data.cache_limit_bytes)}, ` +
+      `${bytes(data.dirty_bytes)} not on the device yet`;
+    yield ["Cache", text, "", share(data.cache_bytes, data.cache_limit_bytes)];
+  }
+  if (memory) yield ["Memory", `${bytes(memory.used_bytes)} of ${bytes(memory.limit_bytes)}`];
+  if (flush) yield ["Flush of the device", nanos(flush.avg_flush_ns)];
+  if (scrub) {
+    const bad = scrub.damaged_blocks ? `, ${whole(scrub.damaged_blocks)} damaged blocks` : "";
+    const since = scrub.started ? `, begun ${scrub.started.replace("T", " ").replace("Z", " UTC")}` : "";
+    yield ["Scrub", `${scrub.state}${bad}${since}`, bad ? "bad" : ""];
+  }
+  if (data && data.damaged_blocks) yield ["Damaged when read", whole(data.damaged_blocks), "bad"];
+  if (store && known(store.live_bytes)) yield ["In the store", bytes(store.live_bytes)];
+  if (store && known(store.unsent_bytes)) yield ["Not in the store yet", bytes(store.unsent_bytes)];
+  if (replica && known(replica.behind_ns)) yield ["Replica is behind", nanos(replica.behind_ns)];
+  if (server && known(server.leases)) {
+    yield ["Leases", `${whole(server.leases)}, ${whole(server.write_leases)} to write`];
+  }
+  if (figures.inodes) {
+    yield ["Files", `${whole(figures.inodes.used)}, ${whole(figures.inodes.open_files)} open`];
+  }
+}
+
+/// Who waits for what: the waiter, what it waits for, how many, since when.
+function* waits(figures, clients) {
+  const { log, fuse, store, connection } = figures;
+  if (log && log.waiters) yield ["changes", "space in the log", whole(log.waiters), ""];
+  if (fuse && fuse.parked) yield ["requests", "a lock, a client or the device", whole(fuse.parked), ""];
+  if (store && store.held) {
+    const { requests, time_ns, reason } = store.held;
+    yield ["requests", `the store: ${reason}`, whole(requests), nanos(time_ns)];
+  }
+  if (store && store.waiting_objects) {
+    yield ["objects in the local log", "the store", whole(store.waiting_objects), nanos(store.waiting_oldest_ns)];
+  }
+  if (connection && connection.unanswered_changes) {
+    const since = seconds(connection.unanswered_ms / 1000);
+    yield ["changes", "the server's answer", whole(connection.unanswered_changes), since];
+  }
+  for (const client of clients.filter((one) => one.unanswered)) {
+    const since = known(client.oldest_ms) ? seconds(client.oldest_ms / 1000) : "";
+    yield [`client ${client.name}`, "this server's answer", whole(client.unanswered), since];
+  }
+}
+
+function* components(figures) {
+  for (const [path, one] of Object.entries(figures.devices || {})) {
+    const state = ["active", "replaced"].includes(one.state) ? one.state : ["bad", one.state];
+    const errors = one.read_errors + one.write_errors;
+    const built = one.rebuild_bytes ? `${bytes(one.rebuilt_bytes)} of ${bytes(one.rebuild_bytes)}` : "";
+    yield [path, state, errors ? ["bad", whole(errors)] : "0", whole(one.repairs), nanos(one.avg_flush_ns), built];
+  }
+}
+
+function* sessions(clients) {
+  for (const one of clients) {
+    const state = one.connected ? "connected" : ["bad", "away"];
+    const mode = one.read_only ? "read only" : "read and write";
+    yield [one.name, one.certificate || "–", one.address || "–", one.path, state, mode,
+      whole(one.leases), whole(one.unanswered)];
+  }
+}
+
+/// A table that is there while it has lines. A cell is a text, or a class and a text.
+class Table {
+  constructor(title, heads) {
+    this.body = el("tbody");
+    const head = el("tr", {}, ...heads.map((text) => el("th", { scope: "col" }, text)));
+    this.node = el("div", { class: "scroll" },
+      el("table", {}, el("caption", {}, title), el("thead", {}, head), this.body));
+  }
+
+  update(lines) {
+    const cell = (one) => (Array.isArray(one) ? el("td", { class: one[0] }, one[1]) : el("td", {}, one));
+    const made = [...lines].map((line) => el("tr", {}, ...line.map(cell)));
+    this.node.hidden = made.length === 0;
+    this.body.replaceChildren(...made);
+  }
+}
+
+/// A mount or a server.
+class Source {
+  constructor(id) {
+    this.samples = [];
+    this.name = el("h2");
+    this.state = el("span");
+    this.about = el("p", { class: "about" });
+    this.facts = el("dl", { class: "facts" });
+    this.waits = new Table("Waits", ["who", "for what", "how many", "since"]);
+    this.components = new Table("Components", ["path", "state", "errors", "repairs", "flush", "rebuilt"]);
+    this.clients = new Table("Clients",
+      ["name", "certificate", "address", "path", "state", "mode", "leases", "unanswered"]);
+    this.charts = CHARTS.map((chart) => new Chart(chart));
+    this.node = el("article", { id },
+      el("div", { class: "title" }, this.name, this.state), this.about, this.facts,
+      this.waits.node, this.components.node, this.clients.node,
+      el("div", { class: "charts" }, ...this.charts.map((chart) => chart.node)));
+    this.linkState = el("span");
+    this.linkName = el("a", { href: `#${id}` });
+    this.link = el("tr", {}, el("td", {}, this.linkState), el("td", {}, this.linkName), el("td"), el("td"));
+    this.linkName.addEventListener("click", (event) => {
+      // The fragment of the address has the token.
+      event.preventDefault();
+      this.node.scrollIntoView();
+    });
+  }
+
+  update(source, columns, now) {
+    const figures = source.figures || {};
+    for (const [time, ...values] of source.samples) {
+      this.samples.push({ time, ...Object.fromEntries(columns.map((name, at) => [name, values[at]])) });
+    }
+    this.samples = this.samples.filter((one) => one.time > now - HOUR_MS);
+    // Of a server that has never answered only the process is known.
+    const name = source.at === "-" ? `${source.kind}, process ${source.process}` : source.at;
+    this.name.textContent = name;
+    for (const badge of [this.state, this.linkState]) {
+      badge.textContent = source.state;
+      badge.className = `state ${source.level}`;
+    }
+    this.node.className = source.level;
+    const process = source.process ? `, process ${source.process}` : "";
+    this.about.textContent = `${source.kind} of ${source.volume}${process}`;
+    this.linkName.textContent = name;
+    this.link.cells[2].textContent = source.kind;
+    this.link.cells[3].textContent = this.activity();
+    this.facts.replaceChildren(...[...facts(figures)].map(fact));
+    this.waits.update(waits(figures, source.clients));
+    this.components.update(components(figures));
+    this.clients.update(sessions(source.clients));
+    const oldest = this.samples.length ? this.samples[0].time : now;
+    const start = now - Math.max(now - oldest, SPAN_MIN_MS);
+    for (const chart of this.charts) chart.update(this.samples, figures, start, now);
+  }
+
+  /// What it does now, in few words.
+  activity() {
+    const [before, now] = this.samples.slice(-2);
+    const requests = now ? rate("requests")(now, before) : null;
+    const changes = now ? rate("transactions")(now, before) : null;
+    if (requests !== null) return `${digits(requests)} requests/s`;
+    return changes !== null ? `${digits(changes)} transactions/s` : "";
+  }
+}
+
+function fact([name, text, level, bar]) {
+  const node = el("div", { class: level || "" }, el("dt", {}, name), el("dd", {}, text));
+  if (bar && bar.all) {
+    const meter = el("meter", { min: 0, max: 1, low: 0.8, high: 0.9, optimum: 0, "aria-label": name });
+    meter.value = bar.used / bar.all;
+    node.append(meter);
+  }
+  return node;
+}
+
+// The page.
+
+let views = new Map();
+let run = null;
+let tick = 0;
+/// When the newest figures were read, on the page's clock. Null: there are none.
+let readAt = null;
+let trouble = "";
+
+function show(answer) {
+  byId("host").textContent = `on ${answer.host}`;
+  document.title = `FerryFS on ${answer.host}`;
+  const next = new Map();
+  for (const source of answer.sources) {
+    const isServer = source.kind === "server" && known(source.process);
+    let key = JSON.stringify(isServer ? source.process : [source.volume, source.at]);
+    while (next.has(key)) key += "+";
+    const view = views.get(key) || new Source(`source-${Math.random().toString(36).slice(2)}`);
+    view.update(source, answer.columns, answer.now_ms);
+    next.set(key, view);
+  }
+  views = next;
+  inOrder(byId("sources"), [...views.values()].map((view) => view.node));
+  const count = (level) => answer.sources.filter((source) => source.level === level).length;
+  const more = answer.left_out ? `, and ${answer.left_out} more that are not shown` : "";
+  byId("summary").textContent = answer.sources.length
+    ? `${count("bad")} bad, ${count("note")} to look at, ${count("ok")} fine${more}`
+    : "nothing is mounted or served here that answers you";
+  byId("overview").hidden = views.size < 2;
+  inOrder(overview.tBodies[0], [...views.values()].map((view) => view.link));
+}
+
+/// Makes these the children. One that is there already is not moved: it may have the focus.
+function inOrder(parent, nodes) {
+  for (const child of [...parent.children]) if (!nodes.includes(child)) child.remove();
+  nodes.forEach((node, at) => {
+    if (parent.children[at] !== node) parent.insertBefore(node, parent.children[at] || null);
+  });
+}
+
+const overview = el("table", {},
+  el("thead", {}, el("tr", {},
+    ...["state", "at", "kind", "now"].map((text) => el("th", { scope: "col" }, text)))),
+  el("tbody"));
+byId("overview").append(el("div", { class: "scroll" }, overview));
+
+async function load() {
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const signal = AbortSignal.timeout(10000);
+  const response = await fetch(`data.json?since=${tick}`, { headers, signal });
+  if (response.status === 401) {
+    throw new Error("the token is wrong or absent. Open the address that ferry dashboard prints");
+  }
+  if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
+  const answer = await response.json();
+  if (run !== null && answer.run !== run) {
+    // Another process answers: what this page has is not its own.
+    views = new Map();
+    [run, tick] = [null, 0];
+    return load();
+  }
+  run = answer.run;
+  if (answer.tick > tick) {
+    tick = answer.tick;
+    show(answer);
+  }
+  readAt = answer.tick ? performance.now() - answer.age_ms : null;
+  return undefined;
+}
+
+async function refresh() {
+  try {
+    await load();
+    trouble = "";
+  } catch (error) {
+    trouble = error.message;
+  }
+  tell();
+  setTimeout(refresh, 2500);
+}
+
+/// Says how old the figures are.
+function tell() {
+  const age = readAt === null ? null : performance.now() - readAt;
+  byId("fresh").textContent = age === null ? "" : `figures of ${Math.round(age / 1000)} s ago`;
+  const old = age !== null && age > STALE_MS;
+  const lines = [];
+  if (old) lines.push(`These figures are ${seconds(age / 1000)} old: the daemons or ferry dashboard do not answer.`);
+  if (trouble && (old || age === null)) lines.push(`No figures: ${trouble}.`);
+  byId("warning").textContent = lines.join(" ");
+  byId("warning").hidden = lines.length === 0;
+}
+
+setInterval(tell, 1000);
+addEventListener("hashchange", () => location.reload());
+refresh();
