@@ -271,6 +271,11 @@ pub(crate) fn op_len(opcode: u32, setxattr_ext: bool) -> usize {
     }
 }
 
+/// Whether the kernel waits for an answer to such a request.
+pub(crate) fn has_answer(opcode: u32) -> bool {
+    !matches!(opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::NOTIFY_REPLY)
+}
+
 /// The name of an operation, for counters and logs.
 pub(crate) fn op_name(opcode: u32) -> &'static str {
     match opcode {

@@ -25,7 +25,7 @@ use crate::error::CliError;
 use crate::listen::Address;
 use crate::logging;
 use crate::mounts::{self, Mount};
-use crate::{bdi, metrics, trace, uring, utab};
+use crate::{bdi, metrics, traced, uring, utab};
 
 /// What a daemon prints when the mount can be used.
 const READY: &str = "ready";
@@ -147,8 +147,8 @@ pub fn serve(
         .map_err(|e| CliError::Failed(e.to_string()))?;
     bdi::raise(service.mountpoint, writeback);
     let handle = session.handle();
-    let traced = session.handle();
-    service.asked.listen(service.mountpoint, with_trace(traced, traced_fs, Arc::clone(&answers)));
+    let answered = with_trace(session.handle(), traced_fs, Arc::clone(&answers));
+    service.asked.listen(service.mountpoint, answered);
     // Held until the mount has ended.
     let _endpoint = bound
         .map(|(bound, question)| metrics::serve(bound, move || answers(question)))
@@ -178,7 +178,7 @@ pub fn serve(
 
 /// Answers the questions of `ferry trace`, too.
 fn with_trace(handle: MountHandle, fs: Weak<dyn Filesystem>, answers: Answers) -> Answers {
-    Arc::new(move |question| trace::answer(&handle, &fs, question).or_else(|| answers(question)))
+    Arc::new(move |question| traced::answer(&handle, &fs, question).or_else(|| answers(question)))
 }
 
 /// Returns when the mount has ended or must end: a first signal asks for it, a second one or the

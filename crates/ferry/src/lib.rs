@@ -91,6 +91,7 @@ mod sync;
 mod table;
 mod top;
 mod trace;
+mod traced;
 mod umount;
 mod uring;
 mod utab;

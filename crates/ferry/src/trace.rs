@@ -3,13 +3,11 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
-use std::sync::Weak;
 use std::time::Duration;
 
 use ferry_env::{Env, Utc};
-use ferry_fs::{Filesystem, Ino};
-use ferry_fuse::MountHandle;
-use serde_json::{Value, json};
+use ferry_fs::Ino;
+use serde_json::Value;
 
 use crate::asked;
 use crate::cli::TraceArgs;
@@ -18,12 +16,9 @@ use crate::error::CliError;
 use crate::mounts::{self, Mount};
 use crate::size::format_nanos;
 use crate::socket::printable;
+use crate::traced::{NAMES, REQUESTS};
 use crate::waiting::{stop_on_signals, wait};
 
-/// The question for requests; the number of the first that is wanted follows.
-const REQUESTS: &str = "trace:";
-/// The question for names of inodes, which follow as a JSON list.
-const NAMES: &str = "names:";
 /// How often the daemon is asked.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Inodes in one question, at most; what is behind them has no path.
@@ -35,18 +30,6 @@ const KNOWN_MAX: usize = 1 << 20;
 
 const ROOT: Ino = 1;
 
-/// The daemon's answer to a question of this module. `None`: it is none.
-pub fn answer(handle: &MountHandle, fs: &Weak<dyn Filesystem>, question: &str) -> Option<Value> {
-    if let Some(after) = question.strip_prefix(REQUESTS) {
-        return Some(handle.trace(after.parse().ok()));
-    }
-    let inodes: BTreeSet<Ino> = serde_json::from_str(question.strip_prefix(NAMES)?).ok()?;
-    let names = fs.upgrade()?.cached_names(&inodes).into_iter();
-    let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
-    let names: Vec<Value> = names.map(|(ino, dir, name)| json!([ino, dir, text(&name)])).collect();
-    Some(json!({ "names": names }))
-}
-
 /// Runs until a signal stops it, the mount ends, or it has shown enough requests.
 pub fn run(args: &TraceArgs) -> Result<(), CliError> {
     let not_mounted = || CliError::NotMounted(args.target.to_string().into());
@@ -54,7 +37,7 @@ pub fn run(args: &TraceArgs) -> Result<(), CliError> {
     let below = args.path.as_deref().map(|path| wanted(path, &mount)).transpose()?;
     let stop = stop_on_signals()?;
     let clock = Env::real().clock;
-    let (mut names, mut shown) = (Names::default(), 0);
+    let (mut names, mut printed) = (Names::default(), 0);
     let mut answer = ask(&mount, REQUESTS)?;
     loop {
         let next = answer["next"].as_u64().unwrap_or_default();
@@ -88,8 +71,8 @@ pub fn run(args: &TraceArgs) -> Result<(), CliError> {
                 true => as_json(request, begun, path),
                 false => line(request, begun, path),
             };
-            shown += 1;
-            if !is_read(&format!("{line}\n"))? || args.count == Some(shown) {
+            printed += 1;
+            if !is_read(&format!("{line}\n"))? || args.count == Some(printed) {
                 return Ok(());
             }
         }
@@ -159,7 +142,7 @@ impl Names {
             if asked.is_empty() {
                 break;
             }
-            let answer = ask(mount, &format!("{NAMES}{}", json!(asked)))?;
+            let answer = ask(mount, &format!("{NAMES}{asked:?}"))?;
             self.unknown.extend(&asked);
             for name in answer["names"].as_array().into_iter().flatten() {
                 if let (Some(ino), Some(dir), Some(name)) =
@@ -252,8 +235,8 @@ fn as_json(request: &Value, begun: u128, path: Option<String>) -> String {
     let mut request = request.clone();
     if let Some(facts) = request.as_object_mut() {
         facts.remove("age_ns");
-        facts.insert("begun_ns".into(), json!(u64::try_from(begun).unwrap_or(u64::MAX)));
-        facts.insert("path".into(), json!(path));
+        facts.insert("begun_ns".into(), u64::try_from(begun).unwrap_or(u64::MAX).into());
+        facts.insert("path".into(), path.into());
     }
     request.to_string()
 }
@@ -284,7 +267,9 @@ fn line(request: &Value, begun: u128, path: Option<String>) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn a_path_is_put_together_from_what_requests_told() {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::abi;
 
@@ -127,31 +127,42 @@ impl MountCounters {
                 let (mut answered, mut buckets) = (0, Vec::new());
                 for (at, bound) in BOUNDS_NS.iter().enumerate() {
                     answered += sum(&|b| &b.times[i].within[at]);
-                    buckets.push(json!([bound, answered]));
+                    buckets.push(Value::from(vec![*bound, answered]));
                 }
                 answered += sum(&|b| &b.times[i].within[BOUNDS_NS.len()]);
                 let average_ns = total_ns.checked_div(answered).unwrap_or(0);
-                let facts = json!({
-                    "count": count,
-                    "errors": errors,
-                    "average_ns": average_ns,
-                    "times": {"count": answered, "total_ns": total_ns, "buckets": buckets},
-                });
+                let times = object([
+                    ("count", answered.into()),
+                    ("total_ns", total_ns.into()),
+                    ("buckets", buckets.into()),
+                ]);
+                let facts = object([
+                    ("count", count.into()),
+                    ("errors", errors.into()),
+                    ("average_ns", average_ns.into()),
+                    ("times", times),
+                ]);
                 operations.insert(name.into(), facts);
             }
         }
-        let all = [
-            ("daemon".into(), std::process::id().into()),
-            ("requests".into(), requests.into()),
-            ("operations".into(), operations.into()),
-        ];
-        Value::Object(all.into_iter().collect())
+        object([
+            ("daemon", std::process::id().into()),
+            ("requests", requests.into()),
+            ("operations", operations.into()),
+        ])
     }
+}
+
+/// An object with these members.
+pub(crate) fn object<const N: usize>(members: [(&str, Value); N]) -> Value {
+    members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn blocks_are_summed_and_unknown_operations_counted_together() {

@@ -11,7 +11,7 @@ use ferry_fs::{
     Reply, Stop, ToForget, ioctl,
 };
 
-use crate::abi::{InHeader, op};
+use crate::abi::{self, InHeader};
 use crate::decode::{self, FuseOp, RequestArgs, WriteSource};
 use crate::encode::{self, AnswerBody, AnswerForm, DirListing};
 use crate::request::chain::{behind, chain};
@@ -104,7 +104,7 @@ impl Dispatcher {
                 ServeResult::Error(errno)
             }
         };
-        if !has_answer(head.opcode) {
+        if !abi::has_answer(head.opcode) {
             return ServeResult::Nothing;
         }
         let answered = match &outcome {
@@ -415,11 +415,6 @@ impl Dispatcher {
             Err(Stop::Parked)
         })
     }
-}
-
-/// Whether the kernel waits for an answer to such a request.
-pub(crate) fn has_answer(opcode: u32) -> bool {
-    !matches!(opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::NOTIFY_REPLY)
 }
 
 /// For an operation whose answer nobody waits for: its completion is dropped.

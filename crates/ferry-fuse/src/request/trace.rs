@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::abi::{self, InHeader, op};
 use crate::decode::FuseOp;
-use crate::request::dispatch::has_answer;
+use crate::request::counters::object;
 use crate::request::idle_poll::now;
 
 /// The recording ends when nobody has asked for so long.
@@ -101,7 +101,7 @@ impl Tracer {
 
     /// Records that a request begins, if somebody wants to know.
     pub(crate) fn begins(&self, head: &InHeader, op: &FuseOp<'_>, begun: Instant) {
-        if !self.is_on() || !has_answer(head.opcode) {
+        if !self.is_on() || !abi::has_answer(head.opcode) {
             return;
         }
         let mut trace = self.trace.lock();
@@ -168,27 +168,27 @@ impl Tracer {
         trace.before += read as u64;
         let requests = trace.ended.iter().take(ANSWER_MAX);
         let requests: Vec<Value> = requests.map(|one| one.json(asked)).collect();
-        json!({
-            "next": trace.before + requests.len() as u64,
-            "lost": lost,
-            "more": requests.len() < trace.ended.len(),
-            "requests": requests,
-        })
+        object([
+            ("next", (trace.before + requests.len() as u64).into()),
+            ("lost", lost.into()),
+            ("more", (requests.len() < trace.ended.len()).into()),
+            ("requests", requests.into()),
+        ])
     }
 }
 
 impl Traced {
     fn json(&self, asked: Instant) -> Value {
         let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
-        let mut facts = json!({
-            "operation": abi::op_name(self.opcode),
-            "age_ns": nanos(asked.saturating_duration_since(self.begun)),
-            "time_ns": nanos(self.took),
-            "process": self.pid,
-            "caller": self.caller.as_deref(),
-            "user": self.uid,
-            "inode": self.ino,
-        });
+        let mut facts = object([
+            ("operation", abi::op_name(self.opcode).into()),
+            ("age_ns", nanos(asked.saturating_duration_since(self.begun)).into()),
+            ("time_ns", nanos(self.took).into()),
+            ("process", self.pid.into()),
+            ("caller", self.caller.as_deref().into()),
+            ("user", self.uid.into()),
+            ("inode", self.ino.into()),
+        ]);
         let mut add = |key: &str, value: Value| {
             facts.as_object_mut().expect("it is an object").insert(key.into(), value);
         };
@@ -250,7 +250,9 @@ fn facts<'a>(op: &FuseOp<'a>) -> Facts<'a> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
     use super::*;
+    use serde_json::json;
     use zerocopy::FromZeros;
 
     fn head(opcode: u32, unique: u64) -> InHeader {

@@ -45,7 +45,7 @@ impl Trace {
 impl Drop for Trace {
     fn drop(&mut self) {
         // It may have ended with its mount.
-        drop(kill_process(Pid::from_child(&self.0), Signal::TERM));
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         self.0.wait().expect("it is ours");
     }
 }
