@@ -24,8 +24,8 @@ const ENDED_MAX: usize = 1 << 16;
 const CALLER_VALID: Duration = Duration::from_millis(50);
 /// Processes whose names are remembered, at most.
 const CALLERS_MAX: usize = 1 << 12;
-/// Requests in one answer, at most.
-const ANSWER_MAX: usize = 1 << 13;
+/// Requests in one answer, at most: with the longest names it is still one that a socket carries.
+const ANSWER_MAX: usize = 1 << 11;
 
 /// A request that is recorded.
 #[derive(Debug)]
