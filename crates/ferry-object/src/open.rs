@@ -195,7 +195,7 @@ fn open_with(
             ObjectDevice::observe_identified(access, volume, &claimant, limits, env)?
         }
         Opening::Own { .. } => {
-            let mut claimant = claimant()?;
+            let mut claimant = Claimant { tell, ..claimant()? };
             local = locals(&access.store).open(on_disk.local_log.as_deref(), &mut claimant)?;
             if let Some(layer) = &local.layer {
                 access.store = layer.clone();

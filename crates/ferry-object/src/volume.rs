@@ -527,6 +527,8 @@ pub struct Claimant {
     pub force: bool,
     /// It makes a backup there. Nobody else opens one of which no part has ended.
     pub backs_up: bool,
+    /// Is told of a wait that the user would wonder about.
+    pub tell: Option<fn(&str)>,
 }
 
 impl Claimant {
@@ -664,7 +666,14 @@ pub(crate) fn claim(
             Before::Unknown => true,
         };
         if wait {
-            access.executor.pause(term + term / 2);
+            let time = term + term / 2;
+            if let Some(tell) = claimant.tell {
+                let secs = time.as_secs_f64();
+                tell(&format!(
+                    "waits {secs:.1} s: the volume was not closed, and its last owner may still answer reads"
+                ));
+            }
+            access.executor.pause(time);
         }
         refuse_if_claimed(access, volume.epoch + 1)?;
         Ok(chain)

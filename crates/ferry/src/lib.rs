@@ -66,6 +66,7 @@ mod metrics;
 mod mkfs;
 mod mount;
 mod mounts;
+mod named;
 mod object;
 mod open;
 mod options;

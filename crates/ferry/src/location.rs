@@ -1,11 +1,10 @@
 //! [`Location`]: where a volume lies, as the user says it.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use clap::builder::{OsStringValueParser, TypedValueParser, ValueParser, ValueParserFactory};
 use ferry_net::Address;
 use ferry_object::{StoreUrl, check_snapshot_name};
 
@@ -26,7 +25,8 @@ pub enum Location {
 }
 
 impl Location {
-    /// From a word of the command line, of `fstab`, or of the table of mounts.
+    /// From a word of `fstab` or of the table of mounts, or of the command line, where there are
+    /// other names beside (`named`).
     pub fn parse(text: &OsStr) -> Result<Self, String> {
         if let Some((volume, name)) = StoreUrl::split_snapshot(text)
             && let Some(url) = StoreUrl::parse(&volume)
@@ -163,15 +163,6 @@ impl fmt::Display for Location {
 impl<P: AsRef<Path> + ?Sized> From<&P> for Location {
     fn from(path: &P) -> Self {
         Self::Path(path.as_ref().into())
-    }
-}
-
-impl ValueParserFactory for Location {
-    type Parser = ValueParser;
-
-    fn value_parser() -> ValueParser {
-        let parse = |text: OsString| Self::parse(&text);
-        ValueParser::new(OsStringValueParser::new().try_map(parse))
     }
 }
 

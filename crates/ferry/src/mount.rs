@@ -210,7 +210,9 @@ fn serve(
     let fs = LocalFs::open(opened.device.clone(), fs_options, env.clone());
     let fs = fs.map_err(|e| failed(&e))?;
     let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
-    warn_of_small_host(&volume, &fs);
+    if !options.read_only {
+        warn_of_small_host(&volume, &fs);
+    }
     let asked = Asked::new();
     let answering = Arc::downgrade(&fs);
     let shows_snapshots = !options.snapdir_off && volume.snapshot().is_none();

@@ -51,7 +51,7 @@ pub fn named(text: &Path) -> Option<PathBuf> {
 }
 
 /// The volume and the name in `VOLUME@NAME`.
-fn spelled(text: &Path) -> Option<(PathBuf, String)> {
+pub fn spelled(text: &Path) -> Option<(PathBuf, String)> {
     let (volume, name) = text.to_str()?.rsplit_once('@')?;
     check_snapshot_name(name).is_ok().then(|| (volume.into(), name.to_owned()))
 }

@@ -1075,3 +1075,28 @@ fn only_its_user_may_look_into_a_store_that_is_a_directory() {
         }
     }
 }
+
+#[test]
+fn a_snapshot_is_named_by_the_mount_point_of_its_volume_too() {
+    let store = Store::made();
+    store.mount("first");
+    fs::write(store.at("first/file"), "old").expect("it fits");
+    ok(&store.ferry(&["snapshot", "create", "first", "one"]));
+    fs::write(store.at("first/file"), "new").expect("it fits");
+    ok(&store.ferry(&["snapshot", "create", "first", "two"]));
+    let changed = store.ferry(&["diff", "first@one", "first@two"]);
+    assert_eq!(String::from_utf8_lossy(&changed.stdout), "M /file\n");
+    ok(&store.ferry(&["copy", "first@one", "copy.ferry"]));
+    ok(&store.ferry(&["backup", "first@one", &store.url_of("backup")]));
+    ok(&store.ferry(&["clone", "first@one", &store.url_of("clone")]));
+    ok(&store.ferry(&["mount", "first@one", "second"]));
+    assert_eq!(fs::read_to_string(store.at("second/file")).expect("it is there"), "old");
+    ok(&store.ferry(&["umount", "second"]));
+    let none = store.ferry(&["mount", "first@three", "second"]);
+    assert!(said(&none).contains("there is no snapshot \"three\""), "{none:?}");
+    // What has that name is that.
+    fs::create_dir(store.at("first@here")).expect("it is made");
+    let other = store.ferry(&["diff", "first@one", "first@here"]);
+    assert!(!said(&other).contains("no snapshot"), "{other:?}");
+    ok(&store.ferry(&["umount", "first"]));
+}

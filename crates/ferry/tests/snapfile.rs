@@ -407,7 +407,8 @@ fn commands_that_read_a_volume_read_a_snapshot_of_a_file() {
     printed(&host.ferry(&["diff", "host/vol@one", "host/vol@two"]), 1, "M /file\n+ /more\n");
     let in_use = host.ferry(&["diff", "host/vol@one", "host/vol"]);
     fails(&in_use, 2, &["in use, so it changes: name a snapshot", "host/vol NAME"]);
-    ok(&host.ferry(&["copy", "host/vol@one", "copy"]));
+    printed(&host.ferry(&["diff", "first@one", "first@two"]), 1, "M /file\n+ /more\n");
+    ok(&host.ferry(&["copy", "first@one", "copy"]));
     let in_use = host.ferry(&["copy", "host/vol", "other"]);
     fails(&in_use, 1, &["in use by process", "copy VOLUME@NAME"]);
     fails(&host.ferry(&["copy", "copy", "host/vol@one"]), 2, &["never changes"]);

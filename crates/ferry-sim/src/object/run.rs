@@ -582,8 +582,8 @@ impl Run {
                 passphrase: stored::passphrase(self.plan.seed),
                 local: layer.as_ref().and(id),
                 uploaded: id.into_iter().collect(),
-                backs_up: false,
                 force: !self.plan.disks.iter().any(Option::is_some) || self.below(2) == 0,
+                ..Claimant::default()
             };
             let opened = ObjectDevice::open(
                 store,
