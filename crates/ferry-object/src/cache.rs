@@ -19,10 +19,10 @@ use ferry_device::FileLock;
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use quick_cache::{DefaultHashBuilder, Lifecycle, OptionsBuilder, UnitWeighter};
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -191,6 +191,8 @@ impl DiskCache {
             Err(holder) => return Err(ObjectError::CacheInUse { path, pid: holder.pid }),
         };
         let file = File::options().read(true).write(true).open(&path).map_err(failed)?;
+        // It has parts of all users' files.
+        file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
         let warming = Warming::default();
         let parts = Cache::with_options(
             OptionsBuilder::new()

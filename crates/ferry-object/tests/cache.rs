@@ -9,6 +9,7 @@ use ferry_object::{
     open_volume,
 };
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -102,4 +103,16 @@ fn a_part_of_another_object_is_not_taken() {
     let planted = plant_here(Bug::CachedAnother);
     assert_ne!(volume.read().0, right, "the bug is not found");
     drop(planted);
+}
+
+#[test]
+fn only_its_user_may_read_a_cache_also_one_that_others_could_read() {
+    let volume = Volume::new();
+    let path = volume.cache().directory.join(CACHE);
+    let mode = || fs::metadata(&path).expect("it is there").permissions().mode() & 0o777;
+    let (first, _) = volume.read();
+    assert_eq!(mode(), 0o600);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("it is ours");
+    assert_eq!(volume.read().0, first);
+    assert_eq!(mode(), 0o600);
 }
