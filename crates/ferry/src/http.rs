@@ -19,6 +19,7 @@ const CONNECTIONS_MAX: usize = 8;
 const TIME_MAX: Duration = Duration::from_secs(5);
 /// The most bytes of a request, with its headers.
 const REQUEST_MAX: usize = 8 << 10;
+
 /// A request to read something.
 pub struct Request<'a> {
     pub path: &'a str,

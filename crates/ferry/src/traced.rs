@@ -13,6 +13,7 @@ use crate::socket::object;
 pub const REQUESTS: &str = "trace:";
 /// The question for names of inodes, which follow as a JSON list.
 pub const NAMES: &str = "names:";
+
 /// The daemon's answer to a question of this module. `None`: it is none.
 pub fn answer(handle: &MountHandle, fs: &Weak<dyn Filesystem>, question: &str) -> Option<Value> {
     if let Some(after) = question.strip_prefix(REQUESTS) {

@@ -119,13 +119,7 @@ impl DirData {
         Some(())
     }
 
-    /// The name under which `ino` is cached, for messages.
-    pub fn name_of(&self, ino: Ino) -> Option<Box<[u8]>> {
-        let guard = self.entries.lock();
-        guard.as_deref()?.values().find(|e| e.target.ino == ino).map(|e| e.name.clone())
-    }
-
-    /// The names under which these are cached.
+    /// The names under which these are cached, for messages.
     pub fn names_of(&self, inodes: &BTreeSet<Ino>) -> Vec<(Ino, Box<[u8]>)> {
         let guard = self.entries.lock();
         let entries = guard.iter().flat_map(|entries| entries.values());
@@ -184,7 +178,7 @@ mod tests {
         );
         dir.list(4 << 8, 2, &mut out).expect("cached");
         assert_eq!(out.iter().map(|(c, _)| c >> 8).collect::<Vec<_>>(), [5, 6]);
-        assert_eq!(dir.name_of(8).as_deref(), Some(&[8][..]));
+        assert_eq!(dir.names_of(&BTreeSet::from([8])), [(8, [8].into())]);
         assert!(dir.take_used() && !dir.take_used());
     }
 }

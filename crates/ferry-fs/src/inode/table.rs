@@ -377,21 +377,18 @@ impl InodeTable {
     }
 
     /// Of each of these that has a name in a cached directory: it, the directory and the name.
-    pub(crate) fn cached_names(&self, inodes: &BTreeSet<Ino>) -> Vec<CachedName> {
-        let of = |dir: Arc<Inode>| {
+    pub(crate) fn cached_names(&self, inodes: &BTreeSet<Ino>) -> impl Iterator<Item = CachedName> {
+        self.all().into_iter().flat_map(|dir| {
             let names = dir.dir.names_of(inodes).into_iter();
             names.map(move |(ino, name)| (ino, dir.ino, name))
-        };
-        self.all().into_iter().flat_map(of).collect()
+        })
     }
 
     /// The directory in which `ino` has a name, and the name: from caches, else from the journal,
     /// not beyond a limit.
     fn parent_and_name(&self, ino: Ino) -> Option<(Ino, Box<[u8]>)> {
-        for inode in self.all() {
-            if let Some(name) = inode.dir.name_of(ino) {
-                return Some((inode.ino, name));
-            }
+        if let Some((_, dir, name)) = self.cached_names(&BTreeSet::from([ino])).next() {
+            return Some((dir, name));
         }
         let (mut found, mut seen) = (None, 0);
         let scanned =

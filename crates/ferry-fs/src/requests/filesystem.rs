@@ -268,7 +268,7 @@ impl Filesystem for LocalFs {
     }
 
     fn cached_names(&self, inodes: &BTreeSet<Ino>) -> Vec<CachedName> {
-        self.table.cached_names(inodes)
+        self.table.cached_names(inodes).collect()
     }
 
     fn open_for_writing(&self) -> Vec<Ino> {
