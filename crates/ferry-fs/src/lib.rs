@@ -85,6 +85,7 @@ pub use inprocess::InProcess;
 pub use local::local_fs::{AccessTimes, CacheMode, FsOptions, LocalFs};
 pub use replica::{Lag, Replica, ReplicaOptions, Version, Versions};
 pub use requests::contents::OpenFile;
+pub use requests::session_records::Given;
 pub use scrub::{ScrubOptions, scrub};
 pub use session_store::{Reservation, SessionStore};
 pub use snapdir::WithSnapshots;

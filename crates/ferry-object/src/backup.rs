@@ -397,13 +397,25 @@ fn refuse_own(
     volume: &Volume,
     shards: impl Iterator<Item = ObjectRef>,
 ) -> Result<(), BackupError> {
+    match claimed_epoch(access, shards).map_err(BackupError::Target)? {
+        Some(epoch) => Err(own_volume(access, volume, epoch)),
+        None => Ok(()),
+    }
+}
+
+/// An epoch of one of these shards that was claimed in this store. None: they were copied from the
+/// stores of other volumes, with all that they have.
+pub(crate) fn claimed_epoch(
+    access: &Access,
+    shards: impl Iterator<Item = ObjectRef>,
+) -> Result<Option<u64>, ObjectError> {
     let epochs: BTreeSet<u64> = shards.map(|at| at.epoch).collect();
     for epoch in epochs {
-        if access.exists(&claim_name(epoch)).map_err(BackupError::Target)? {
-            return Err(own_volume(access, volume, epoch));
+        if access.exists(&claim_name(epoch))? {
+            return Ok(Some(epoch));
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 fn own_volume(access: &Access, volume: &Volume, epoch: u64) -> BackupError {

@@ -6,10 +6,10 @@ use crate::store::Store;
 use ferry_env::Env;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const LOST_AND_FOUND: &str = "lost+found";
 /// Where objects are written before they have their names.
 const TEMPORARY: &str = "tmp";
+/// The mode of an object that only its user may read.
+const PRIVATE: u32 = 0o600;
 /// Digits of the number that ends the name of such a file.
 const NUMBER_LEN: usize = 16;
 
@@ -32,6 +34,8 @@ pub struct DirStore {
     env: Env,
     /// A volume is here: where its first object is missing, its disk or share is not mounted.
     has_super: AtomicBool,
+    /// Who may read and write each object: those who may do so with the volume's first object.
+    mode: u32,
 }
 
 impl DirStore {
@@ -46,8 +50,11 @@ impl DirStore {
         match fs::metadata(root) {
             Ok(found) if !found.is_dir() => Err(ObjectError::NoStore(root.into())),
             Ok(_) => {
-                let has_super = AtomicBool::new(root.join(SUPER).exists());
-                Ok(Self { root: root.into(), env, has_super })
+                let first = fs::metadata(root.join(SUPER)).map(|meta| meta.permissions().mode());
+                let has_super = AtomicBool::new(first.is_ok());
+                // A volume has files of all users.
+                let mode = PRIVATE | first.unwrap_or(0) & 0o666;
+                Ok(Self { root: root.into(), env, has_super, mode })
             }
             Err(error)
                 if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
@@ -124,16 +131,16 @@ impl DirStore {
         let number = self.env.entropy.next_u64();
         let path =
             self.root.join(TEMPORARY).join(format!("{}{number:0NUMBER_LEN$x}", host_prefix()));
-        // A volume has files of all users.
-        let create = || File::options().write(true).create_new(true).mode(0o600).open(&path);
+        let create = || File::options().write(true).create_new(true).mode(PRIVATE).open(&path);
         let mut file = match create() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                make_directories(&self.root, Path::new(TEMPORARY))?;
+                self.make_directories(Path::new(TEMPORARY))?;
                 create()?
             }
             other => other?,
         };
-        let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        let shared = || self.share(|mode| file.set_permissions(Permissions::from_mode(mode)));
+        let written = shared().and_then(|()| file.write_all(bytes)).and_then(|()| file.sync_all());
         if let Err(error) = written {
             remove_temporary(&path);
             return Err(error);
@@ -147,12 +154,42 @@ impl DirStore {
         let parent = Path::new(name).parent().unwrap_or(Path::new(""));
         match fs::hard_link(temporary, &target) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                make_directories(&self.root, parent)?;
+                self.make_directories(parent)?;
                 fs::hard_link(temporary, &target)?;
             }
             other => other?,
         }
         sync_directory(&self.root.join(parent))
+    }
+
+    /// Makes the directories of `path` below the store's own, durably.
+    fn make_directories(&self, path: &Path) -> io::Result<()> {
+        let mut at = self.root.clone();
+        for name in path.components() {
+            let parent = at.clone();
+            at.push(name);
+            match make_directory(&at, directory_mode(self.mode)) {
+                Ok(()) => self.share_directory(&at)?,
+                // Another thread may have made it and not have made it durable yet.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+            sync_directory(&parent)?;
+        }
+        Ok(())
+    }
+
+    fn share_directory(&self, path: &Path) -> io::Result<()> {
+        self.share(|mode| {
+            let gives_group = fs::metadata(path)?.permissions().mode() & libc::S_ISGID;
+            let mode = gives_group | directory_mode(mode);
+            fs::set_permissions(path, Permissions::from_mode(mode))
+        })
+    }
+
+    /// Calls `set` if others may use the store, too. The umask does not count then.
+    fn share(&self, set: impl FnOnce(u32) -> io::Result<()>) -> io::Result<()> {
+        if self.mode == PRIVATE { Ok(()) } else { set(self.mode) }
     }
 }
 
@@ -171,25 +208,18 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Makes a directory that only its user may look into.
-pub(crate) fn make_private(path: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().mode(0o700).create(path)
+/// The mode of a directory of objects that have this mode. Who may read them may come there.
+fn directory_mode(mode: u32) -> u32 {
+    mode | (mode & 0o444) >> 2
 }
 
-/// Makes the directories of `path` below `root`, durably.
-fn make_directories(root: &Path, path: &Path) -> io::Result<()> {
-    let mut at = root.to_path_buf();
-    for name in path.components() {
-        let parent = at.clone();
-        at.push(name);
-        match make_private(&at) {
-            Ok(()) => sync_directory(&parent)?,
-            // Another thread may have made it and not have made it durable yet.
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => sync_directory(&parent)?,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
+/// Makes a directory that only its user may look into.
+pub(crate) fn make_private(path: &Path) -> io::Result<()> {
+    make_directory(path, directory_mode(PRIVATE))
+}
+
+fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
+    fs::DirBuilder::new().mode(mode).create(path)
 }
 
 /// The error of a call that failed. What another try may mend is [`ObjectError::Unavailable`].

@@ -9,6 +9,7 @@
 //! its own map, and what only the snapshot needed was retained, swept around and not repacked. The
 //! next owner reads the root as any other, and its sweep deletes what is needed no more.
 
+use crate::backup::claimed_epoch;
 use crate::device::ObjectDevice;
 use crate::error::ObjectError;
 use crate::format::{Pin, Root};
@@ -32,6 +33,8 @@ pub struct RolledBack {
     pub made_secs: u64,
     /// The snapshot of what the volume was until then.
     pub before: Option<String>,
+    /// The snapshot came from another volume, which may have changed since.
+    pub is_copied: bool,
 }
 
 /// The name of the snapshot of what was replaced; later ones have a number behind it.
@@ -49,6 +52,8 @@ impl ObjectDevice {
         let pin = pin.ok_or_else(|| no_snapshot(name, &pins))?;
         let to = self.whole_root(pin);
         let to = to.map_err(|error| explained(&self.access, &self.volume, error))?;
+        let shards = to.shards.iter().map(|(_, at)| *at);
+        let is_copied = claimed_epoch(&self.access, shards)?.is_none();
         let is_pinned = |name: &str| pins.iter().any(|pin| pin.name == name);
         let before = match replaced {
             Replaced::Discarded => None,
@@ -58,7 +63,7 @@ impl ObjectDevice {
         self.end(RootChange::RollBack { pin, to: &to })?;
         // An owner that slept may have taken the name of a root that later owners deleted.
         self.look()?;
-        Ok(RolledBack { made_secs: pin.made_secs, before })
+        Ok(RolledBack { made_secs: pin.made_secs, before, is_copied })
     }
 
     /// The root of a snapshot, if all its shards can be read: otherwise nobody could open the

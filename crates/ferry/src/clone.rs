@@ -6,6 +6,7 @@ use std::cell::OnceCell;
 use std::path::Path;
 
 use ferry_env::{Env, Utc};
+use ferry_fs::Given;
 use ferry_object::{Cloned, ObjectError, StoreUrl, is_encrypted, prepare_clone};
 
 use crate::cli::CloneArgs;
@@ -61,7 +62,7 @@ pub fn run(args: &CloneArgs) -> Result<(), CliError> {
         Failure::Store(error) => failed(error),
         Failure::NotPinned(error) => error,
     })?;
-    begin_timeline_in_store(&args.new, None, &passphrase, &env).map_err(|error| {
+    begin_timeline_in_store(&args.new, Given::Also(0), &passphrase, &env).map_err(|error| {
         CliError::Failed(format!(
             "{error}: the clone is made, but a server of it may believe clients of {volume} what those were told there: remove the clone, and make it anew"
         ))

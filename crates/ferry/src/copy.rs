@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use ferry_check::copy::{Checked, Copied, CopyError, CopyOptions, Copying, copy_checked};
 use ferry_device::{BlockDevice, CompositeError, CompositeVolume, DeviceError, FileDevice};
 use ferry_env::Env;
+use ferry_fs::Given;
 use ferry_fs::volume::{Superblock, VolumeError, read_copy_mark, read_superblock};
 use ferry_object::{
     Compression, Made, ObjectError, Opening, StoreUrl, VolumeOptions, compression_of, is_encrypted,
@@ -76,16 +77,21 @@ pub fn run(args: &CopyArgs) -> Result<(), CliError> {
         return copied.map(drop);
     }
     let Copied { bytes, bytes_total, zeroed } = copied?;
-    if args.volume.snapshot().is_some() {
-        begin_timeline(&args.other, opened, None, &env)?;
-    } else {
-        opened.close().map_err(|error| explain(&args.other, &error.into()))?;
-    }
     if zeroed > 0 {
         tracing::warn!(
             "{}: {zeroed} blocks that no file uses cannot be read: the copy has zeros there",
             args.volume
         );
+    }
+    if args.volume.snapshot().is_some() {
+        begin_timeline(&args.other, opened, Given::Also(0), &env).map_err(|error| {
+            CliError::Failed(format!(
+                "{error}: the copy is whole, but a server of it may believe clients of {} what those were told there: remove the copy, and make it anew",
+                args.volume
+            ))
+        })?;
+    } else {
+        opened.close().map_err(|error| explain(&args.other, &error.into()))?;
     }
     let time = env.clock.monotonic().saturating_sub(begun);
     let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);

@@ -10,7 +10,7 @@ use ferry_device::{
     OpenMode,
 };
 use ferry_env::Env;
-use ferry_fs::{Ino, LocalFs};
+use ferry_fs::{Given, LocalFs};
 use ferry_object::{
     BackupSource, CacheOptions, Follower, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase,
     Snapshot, SnapshotSizes, StoreUrl, backup_source, follow_volume, open_to_copy, open_volume,
@@ -177,10 +177,10 @@ pub fn open_with_passphrase(
 }
 
 /// A volume in a store that was rolled back, or is a clone, goes on in a timeline of its own.
-/// `given`: the limit of the inode numbers of what it was, or of its source, if it is known.
+/// `given`: the inode numbers of what it was, or of its source.
 pub fn begin_timeline_in_store(
     volume: &Location,
-    given: Option<Ino>,
+    given: Given,
     passphrase: &OnceCell<Passphrase>,
     env: &Env,
 ) -> Result<(), CliError> {
@@ -192,7 +192,7 @@ pub fn begin_timeline_in_store(
 pub fn begin_timeline(
     volume: &Location,
     opened: Opened,
-    given: Option<Ino>,
+    given: Given,
     env: &Env,
 ) -> Result<(), CliError> {
     let failed = |error: &dyn std::fmt::Display| CliError::Failed(format!("{volume}: {error}"));

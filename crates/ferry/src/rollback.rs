@@ -4,8 +4,8 @@
 use std::cell::OnceCell;
 
 use ferry_env::{Env, Utc};
-use ferry_fs::LocalFs;
 use ferry_fs::volume::read_superblock;
+use ferry_fs::{Given, LocalFs};
 use ferry_object::{ObjectError, Replaced, RolledBack};
 
 use crate::cli::RollbackArgs;
@@ -25,7 +25,11 @@ pub fn run(args: &RollbackArgs) -> Result<(), CliError> {
     let (env, passphrase) = (Env::real(), OnceCell::new());
     let opened = open_with_passphrase(&volume, how, &passphrase, &env);
     let opened = opened.map_err(|error| explain(&volume, &error))?;
-    let given = LocalFs::limit_of_numbers(&opened.device, &env).ok();
+    let limit = LocalFs::limit_of_numbers(&opened.device, &env).ok();
+    let given = |is_copied: bool| match limit {
+        Some(limit) if !is_copied => Given::Below(limit),
+        _ => Given::Also(limit.unwrap_or(0)),
+    };
     let rolled_back = match (opened.store(), volume.path()) {
         (Some(device), _) => {
             let rolled_back = device.roll_back(&name, replaced).map_err(|error| match error {
@@ -36,6 +40,7 @@ pub fn run(args: &RollbackArgs) -> Result<(), CliError> {
             })?;
             drop(opened);
             // This process does not own it any more.
+            let given = given(rolled_back.is_copied);
             begin_timeline_in_store(&volume, given, &passphrase, &env).map_err(|error| {
                 CliError::Failed(format!(
                     "{error}: the volume is what it was in {name}, but clients that have it mounted may take new files for old ones: unmount it on all of them"
@@ -45,11 +50,11 @@ pub fn run(args: &RollbackArgs) -> Result<(), CliError> {
         }
         (None, Some(path)) => {
             let id = read_superblock(&opened.device).ok().map(|superblock| superblock.volume_id);
-            snapfile::roll_back(path, (id, given), &name, replaced)?
+            snapfile::roll_back(path, (id, given(false)), &name, replaced)?
         }
         (None, None) => return Err(volume.no_snapshots()),
     };
-    let RolledBack { made_secs, before } = rolled_back;
+    let RolledBack { made_secs, before, is_copied: _ } = rolled_back;
     let before = before.map_or_else(
         || "what it was before is discarded".into(),
         |before| format!("what it was before is in the snapshot {before}"),

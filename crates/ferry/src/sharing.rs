@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use ferry_device::{BlockDevice, CompositeVolume, FileDevice, OpenMode};
 use ferry_env::Env;
-use ferry_fs::{FsOptions, Ino, LocalFs};
+use ferry_fs::{FsOptions, Given, LocalFs};
 use rustix::fs::{Mode, OFlags, XattrFlags, fgetxattr, fsetxattr, fstatfs, ioctl_ficlone, openat};
 use rustix::io::Errno;
 
@@ -85,9 +85,9 @@ impl Shared {
         Ok(Self { file, volume_id, device })
     }
 
-    /// It is to be written from now on, beside its source or in its place. `given`: the limit of
-    /// the source's inode numbers, if it is known. `path`: where it is to be.
-    pub fn begin_timeline(&self, given: Option<Ino>, path: &Path) -> Result<(), CliError> {
+    /// It is to be written from now on, beside its source or in its place. `given`: the source's
+    /// inode numbers. `path`: where it is to be.
+    pub fn begin_timeline(&self, given: Given, path: &Path) -> Result<(), CliError> {
         LocalFs::begin_timeline(&self.device, given, &Env::real()).map_err(|error| {
             CliError::Failed(format!("{}: cannot make it: {error}", path.display()))
         })

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use ferry_device::{CompositeError, FileDevice, OpenMode};
 use ferry_env::Env;
-use ferry_fs::Ino;
+use ferry_fs::Given;
 use ferry_object::{
     ObjectError, Replaced, RolledBack, Snapshot, check_snapshot_name, name_before_rollback,
 };
@@ -91,7 +91,7 @@ pub fn clone(volume: &Path, name: Option<&str>, new: &Path) -> Result<(), CliErr
     let parent = parent.unwrap_or(Path::new("."));
     let directory = File::open(parent).map_err(CliError::path(parent, "cannot open"))?;
     let copy = Shared::new(&at, (source, &like), (&directory, new))?;
-    copy.begin_timeline(None, new)?;
+    copy.begin_timeline(Given::Also(0), new)?;
     link(&copy.file, &directory, file_name).map_err(|error| match error {
         Errno::EXIST => exists(),
         error => CliError::path(new, "cannot give the clone its name")(error.into()),
@@ -100,11 +100,11 @@ pub fn clone(volume: &Path, name: Option<&str>, new: &Path) -> Result<(), CliErr
 }
 
 /// Makes a volume, which this process owns, what it was when a snapshot was made. What it is until
-/// then becomes a snapshot first, unless it is discarded. The volume's id, and the limit of its
-/// inode numbers, unless they cannot be read.
+/// then becomes a snapshot first, unless it is discarded. `id`: the volume's, unless it cannot be
+/// read. `given`: its inode numbers.
 pub fn roll_back(
     volume: &Path,
-    (id, given): (Option<[u8; 16]>, Option<Ino>),
+    (id, given): (Option<[u8; 16]>, Given),
     name: &str,
     replaced: Replaced,
 ) -> Result<RolledBack, CliError> {
@@ -141,7 +141,7 @@ pub fn roll_back(
         return Err(failed("cannot replace")(error));
     }
     parent.sync_all().map_err(failed("cannot sync the directory of"))?;
-    Ok(RolledBack { made_secs, before })
+    Ok(RolledBack { made_secs, before, is_copied: false })
 }
 
 /// Opens a snapshot, and the directory that it is in. `write`: also to own it alone.

@@ -1077,6 +1077,29 @@ fn only_its_user_may_look_into_a_store_that_is_a_directory() {
 }
 
 #[test]
+fn a_store_that_others_may_use_stays_open_to_them() {
+    let store = Store::made();
+    let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode();
+    let set = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is the user's");
+    };
+    set(&store.at("store"), 0o2770);
+    set(&store.at("store/super"), 0o640);
+    // As in a store that was not used since it was made.
+    fs::remove_dir(store.at("store/tmp")).expect("it is empty");
+    store.mount("first");
+    fs::write(store.at("first/file"), "of a group").expect("it fits");
+    ok(&store.ferry(&["umount", "first"]));
+    assert_eq!(mode(&store.at("store/tmp")) & 0o7777, 0o2750);
+    let claims = fs::read_dir(store.at("store/c")).expect("it is there").map(|entry| {
+        let path = entry.expect("it can be read").path();
+        (mode(&path), path)
+    });
+    let claims: Vec<_> = claims.collect();
+    assert!(claims.iter().any(|(mode, _)| mode & 0o777 == 0o640), "{claims:?}");
+}
+
+#[test]
 fn a_snapshot_is_named_by_the_mount_point_of_its_volume_too() {
     let store = Store::made();
     store.mount("first");

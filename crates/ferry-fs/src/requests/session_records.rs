@@ -322,9 +322,17 @@ impl LocalFs {
     }
 }
 
-/// A volume that was rolled back, cloned or restored gives numbers so far behind those that are
-/// known: nobody may know which ones were given in the other timeline.
+/// More numbers than a volume gives before somebody notices that it is another one.
 const NUMBERS_SKIPPED: u64 = 1 << 32;
+
+/// The inode numbers that a volume has given in other timelines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Given {
+    /// None but those below this limit.
+    Below(Ino),
+    /// Those below this limit, and others, which nobody knows.
+    Also(Ino),
+}
 
 impl LocalFs {
     /// The limit of the inode numbers that the volume on `dev`, which is only read, has given.
@@ -338,11 +346,11 @@ impl LocalFs {
 
     /// The volume on `dev`, which nobody has open, was rolled back, or is a clone or the copy of a
     /// snapshot: it goes on in a timeline of its own. Nothing is believed of what clients were told
-    /// before, they replay nothing, and no inode number is given that is below `given`, or far
-    /// behind it: another file may have it there.
+    /// before, they replay nothing, and no inode number is given that was `given`: another file may
+    /// have it there.
     pub fn begin_timeline(
         dev: &Arc<dyn BlockDevice>,
-        given: Option<Ino>,
+        given: Given,
         env: &Env,
     ) -> Result<(), VolumeError> {
         let options = FsOptions { background: false, ..FsOptions::default() };
@@ -355,11 +363,15 @@ impl LocalFs {
     }
 
     /// Opening the volume has raised its limit, so no server's handing over counts any more.
-    fn leave_timeline(&self, given: Option<Ino>) -> Result<(), FsError> {
+    fn leave_timeline(&self, given: Given) -> Result<(), FsError> {
         self.do_revoke_sessions(&self.do_sessions()?)?;
         self.do_remove_lock_holders(&self.do_lock_holders()?)?;
-        let known = self.counters.limit().max(given.unwrap_or(0));
-        self.counters.skip_to(known + NUMBERS_SKIPPED);
+        let limit = self.counters.limit();
+        // The second sum is the same for each return to one snapshot.
+        self.counters.skip_to(match given {
+            Given::Below(given) => limit.max(given),
+            Given::Also(given) => (limit + NUMBERS_SKIPPED).max(given),
+        });
         self.counters.raise(|commit| self.limit_made_durable(commit))
     }
 }

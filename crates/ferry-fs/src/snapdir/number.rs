@@ -3,7 +3,7 @@
 use crate::api::{Errno, Ino, ROOT};
 
 /// A tree has so many bits of numbers. At a million new files a second a volume needs half a year
-/// for as many. Each rollback leaves out 2^32 (`LocalFs::begin_timeline`).
+/// for as many.
 const INO_BITS: u32 = 44;
 /// The volume itself has numbers below this one. A volume that has a higher one when it is mounted
 /// shows no snapshots: the rest would not last for the mount.
