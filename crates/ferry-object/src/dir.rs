@@ -131,7 +131,7 @@ impl DirStore {
         let number = self.env.entropy.next_u64();
         let path =
             self.root.join(TEMPORARY).join(format!("{}{number:0NUMBER_LEN$x}", host_prefix()));
-        let create = || File::options().write(true).create_new(true).mode(PRIVATE).open(&path);
+        let create = || File::options().write(true).create_new(true).mode(self.mode).open(&path);
         let mut file = match create() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.make_directories(Path::new(TEMPORARY))?;
@@ -139,8 +139,8 @@ impl DirStore {
             }
             other => other?,
         };
-        let shared = || self.share(|mode| file.set_permissions(Permissions::from_mode(mode)));
-        let written = shared().and_then(|()| file.write_all(bytes)).and_then(|()| file.sync_all());
+        self.share(|mode| file.set_permissions(Permissions::from_mode(mode)));
+        let written = file.write_all(bytes).and_then(|()| file.sync_all());
         if let Err(error) = written {
             remove_temporary(&path);
             return Err(error);
@@ -169,7 +169,7 @@ impl DirStore {
             let parent = at.clone();
             at.push(name);
             match make_directory(&at, directory_mode(self.mode)) {
-                Ok(()) => self.share_directory(&at)?,
+                Ok(()) => self.share_directory(&at),
                 // Another thread may have made it and not have made it durable yet.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
@@ -179,17 +179,22 @@ impl DirStore {
         Ok(())
     }
 
-    fn share_directory(&self, path: &Path) -> io::Result<()> {
+    fn share_directory(&self, path: &Path) {
         self.share(|mode| {
             let gives_group = fs::metadata(path)?.permissions().mode() & libc::S_ISGID;
             let mode = gives_group | directory_mode(mode);
             fs::set_permissions(path, Permissions::from_mode(mode))
-        })
+        });
     }
 
-    /// Calls `set` if others may use the store, too. The umask does not count then.
-    fn share(&self, set: impl FnOnce(u32) -> io::Result<()>) -> io::Result<()> {
-        if self.mode == PRIVATE { Ok(()) } else { set(self.mode) }
+    /// If others may use the store, too, the umask does not count. The host may have modes of its
+    /// own, and refuse others.
+    fn share(&self, set: impl FnOnce(u32) -> io::Result<()>) {
+        if self.mode != PRIVATE
+            && let Err(error) = set(self.mode)
+        {
+            tracing::debug!(%error, "the mode is the host's");
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use crate::keys::Passphrase;
 use crate::runs::Run;
 use crate::store::Store;
 use crate::volume::{
-    Chain, FoundRoot, Shards, Volume, is_newest_root, load_shards, newest_root, read_root,
+    Chain, FoundRoot, Shards, Volume, is_newest_root, load_shards, newest_whole_root, read_root,
     read_super,
 };
 use ferry_env::Env;
@@ -127,7 +127,7 @@ impl Follower {
                 let what = "there is another volume in this store now".into();
                 return Err(ObjectError::Setup(what));
             }
-            let root = newest_root(&self.access, &self.volume)?;
+            let root = newest_whole_root(&self.access, &self.volume)?;
             let read = self.read_behind(root.clone());
             tries += 1;
             let took = self.env.clock.monotonic_with_sleep() - begun;

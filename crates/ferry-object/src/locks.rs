@@ -13,8 +13,9 @@ use ferry_env::Env;
 use parking_lot::Mutex;
 use ring::digest;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Locks of this machine, one for each epoch of a volume.
@@ -58,6 +59,17 @@ impl DirLocks {
         }
     }
 
+    /// Who may make locks here may take this one, too, whatever the umask says.
+    fn share(&self, path: &Path) {
+        let shared = fs::metadata(&self.directory).and_then(|directory| {
+            let mode = directory.permissions().mode() & 0o666;
+            fs::set_permissions(path, Permissions::from_mode(mode))
+        });
+        if let Err(error) = shared {
+            tracing::debug!(%error, "another user has made the lock, or the host has its own modes");
+        }
+    }
+
     /// The process that holds the newest lock that one holds alone.
     pub fn owner(&self) -> Option<u32> {
         let mut epochs = self.epochs();
@@ -89,6 +101,7 @@ impl Locks for DirLocks {
         let path = self.path(epoch);
         match self.take(&path, alone) {
             Ok(Ok(lock)) => {
+                self.share(&path);
                 self.held.lock().push(lock);
                 if alone {
                     self.clear(epoch);

@@ -16,7 +16,7 @@ use crate::format::{LOGS, ObjectRef, ROOTS, Root, SHARDS, root_name, shard_name}
 use crate::keys::Passphrase;
 use crate::pins::for_people;
 use crate::store::Store;
-use crate::volume::{FoundRoot, Volume, load_shard, newest_root, read_root};
+use crate::volume::{FoundRoot, Volume, load_shard, newest_root, newest_whole_root, read_root};
 use ferry_device::Snapshot;
 use ferry_env::Env;
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,7 +49,7 @@ impl SnapshotSizes {
     /// The same of one that was identified.
     pub(crate) fn read(access: &Access, volume: &Volume) -> Result<Self, ObjectError> {
         for _ in 0..TRIES_MAX {
-            let newest = newest_root(access, volume)?;
+            let newest = newest_whole_root(access, volume)?;
             let measured = Self::of_root(access, volume, &newest);
             let now = newest_root(access, volume)?;
             match measured {

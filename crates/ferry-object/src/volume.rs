@@ -322,6 +322,18 @@ pub(crate) fn newest_root(access: &Access, volume: &Volume) -> Result<FoundRoot,
     Err(ObjectError::Damaged { name: ROOTS.into(), what: "no root is there that can be used" })
 }
 
+/// The newest root, if it is one of a volume: a backup of which no part has ended is none.
+pub(crate) fn newest_whole_root(
+    access: &Access,
+    volume: &Volume,
+) -> Result<FoundRoot, ObjectError> {
+    let found = newest_root(access, volume)?;
+    if found.root.is_of_unfinished_backup() {
+        return Err(ObjectError::UnfinishedBackup);
+    }
+    Ok(found)
+}
+
 /// Whether this is the newest root. No clock tells that: a machine may have been asleep since the
 /// root was read. Roots are deleted in ascending order, but for those of snapshots.
 pub(crate) fn is_newest_root(
@@ -804,7 +816,7 @@ pub(crate) fn observe_snapshot(
     name: &str,
 ) -> Result<(Volume, Chain, Shards), ObjectError> {
     loop {
-        let newest = newest_root(access, &volume)?;
+        let newest = newest_whole_root(access, &volume)?;
         let Some(pin) = newest.root.pins.iter().find(|pin| pin.name == name) else {
             return Err(no_snapshot(name, &newest.root.pins));
         };
@@ -840,7 +852,7 @@ pub(crate) fn list_snapshots(
     access: &Access,
     volume: &Volume,
 ) -> Result<Vec<Snapshot>, ObjectError> {
-    Ok(for_people(&newest_root(access, volume)?.root.pins))
+    Ok(for_people(&newest_whole_root(access, volume)?.root.pins))
 }
 
 #[cfg(test)]

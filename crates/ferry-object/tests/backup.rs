@@ -4,7 +4,7 @@ use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_env::Env;
 use ferry_object::{
     BackedUp, BackupError, BackupSource, Claimant, Copying, Encryption, Kdf, Limits, ObjectDevice,
-    ObjectError, Passphrase, Store, ThreadExecutor, VolumeOptions,
+    ObjectError, Passphrase, SnapshotSizes, Store, ThreadExecutor, VolumeOptions,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{ControlFlow, Range};
@@ -240,7 +240,13 @@ fn contents(store: &Arc<Memory>) -> Option<Contents> {
     let (env, claimant) = (Env::real(), claimant());
     let now = ObjectDevice::open_read_only(store.clone(), threads(), &claimant, limits(), &env);
     let now = match now {
-        Err(ObjectError::NoVolume | ObjectError::UnfinishedBackup) => return None,
+        Err(ObjectError::NoVolume) => return None,
+        Err(ObjectError::UnfinishedBackup) => {
+            let pass = claimant.passphrase.as_ref();
+            let sizes = SnapshotSizes::measure(store.clone(), threads(), pass, &env);
+            assert_eq!(sizes.map(drop), Err(ObjectError::UnfinishedBackup), "no snapshot counts");
+            return None;
+        }
         now => now.expect("it can be opened"),
     };
     let mut snapshots = BTreeMap::new();
