@@ -55,10 +55,30 @@ completes() {
   fish --no-execute "$target/package/ferry.fish"
 }
 
+# The paths of crates in the program's messages are in no list that cargo makes.
+lists_components() {
+  local shown=$scratch/shown listed=$scratch/listed
+  grep -aoE 'registry/src/[^/]+/[A-Za-z0-9_-]+-[0-9]+\.[^/]*' "$ferry" | sed 's,.*/,,' | sort -u >"$shown"
+  python3 -c 'import json, sys
+for one in json.load(open(sys.argv[1]))["components"]:
+    print(one["name"] + "-" + one["version"])' "$target"/packages/*.cdx.json | sort -u >"$listed"
+  [ "$(wc -l <"$shown")" -ge 20 ] || { say "the program shows $(wc -l <"$shown") crates only"; return 1; }
+  say "$(wc -l <"$listed") components, of which the program shows $(wc -l <"$shown")"
+  [ -z "$(comm -23 "$shown" "$listed")" ] || { say "missing: $(comm -23 "$shown" "$listed" | xargs)"; return 1; }
+}
+
+has_sources() {
+  local sources
+  sources=$(tar tzf "$(echo "$target"/packages/ferryfs-*.tar.gz)" | grep -v '/$' | sed 's,^[^/]*/,,' | sort)
+  [ "$sources" = "$(git -C "$repo" ls-tree -r --name-only HEAD | sort)" ]
+}
+
 suite_package() {
   say "--- package"
-  check "the packages are made" 900 "$repo/scripts/package" --programs-as-they-are
+  check "a release is made" 900 "$repo/scripts/release" --programs-as-they-are
   check "their checksums are right" 60 sh -c 'cd "$1" && sha256sum --check --quiet SHA256SUMS' check "$target/packages"
+  check "the list of components has all that the program shows" 60 lists_components
+  check "the sources are whole" 60 has_sources
   check "lintian finds no error" 120 lintian --fail-on error,warning --allow-root "$target"/packages/*.deb
   check "the rpm has the program" 30 sh -c 'rpm -qlp "$1" | grep -qx /usr/bin/ferry' check "$target"/packages/*.rpm
   check "the manual pages are well-formed" 60 mandoc -Tlint -W warning "$target"/package/man/*.1

@@ -44,19 +44,16 @@ fn ask(name: &str, question: &str) -> Option<Value> {
         .ok()
 }
 
-/// The servers of this machine by the names of their sockets, with their clients; `None`: it has
-/// ended, or belongs to another user.
-pub fn servers() -> Result<Vec<(String, Option<Value>)>, CliError> {
-    let asked = |name: String| {
-        let answer = ask(&name, "clients");
-        (name, answer)
-    };
-    Ok(socket::names(PREFIX)?.into_iter().map(asked).collect())
+/// The servers of this machine: what `of` makes of the name of its socket, and of its clients;
+/// `None`: it has ended, or belongs to another user.
+pub fn servers<T: Send>(of: impl Fn(&str, Option<Value>) -> T + Sync) -> Result<Vec<T>, CliError> {
+    let names: Vec<String> = socket::names(PREFIX)?.into_iter().collect();
+    Ok(socket::ask_each(&names, |name| of(name, ask(name, "clients"))))
 }
 
 /// Runs `ferry clients`.
 pub fn show(args: &ClientsArgs) -> Result<(), CliError> {
-    let answers: Vec<Value> = servers()?.into_iter().filter_map(|(_, answer)| answer).collect();
+    let answers: Vec<Value> = servers(|_, answer| answer)?.into_iter().flatten().collect();
     let mut text = String::new();
     if args.json {
         text = format!("{:#}\n", Value::from(answers));

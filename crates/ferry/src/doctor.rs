@@ -14,6 +14,7 @@ mod space;
 
 use std::process::ExitCode;
 
+use ferry_env::Env;
 use serde_json::Value;
 
 use crate::cli::DoctorArgs;
@@ -34,11 +35,12 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
 }
 
 fn look(args: &DoctorArgs) -> Result<ExitCode, CliError> {
+    let now = Env::real().clock.wall();
     let daemons: Vec<Daemon> = list::found()?.into_iter().map(Daemon::of).collect();
     let checks: Vec<Check> = [
         machine::checks(&daemons),
         space::checks(daemons.iter().flat_map(|daemon| &daemon.holds)),
-        daemons.iter().flat_map(Daemon::checks).collect(),
+        daemons.iter().flat_map(|daemon| daemon.checks(now)).collect(),
     ]
     .concat();
     if let Some(path) = &args.bundle {

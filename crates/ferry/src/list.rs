@@ -107,9 +107,9 @@ pub fn run(args: &ListArgs) -> Result<(), CliError> {
 /// The mounts and servers of this machine.
 pub fn found() -> Result<Vec<Found>, CliError> {
     let mounts = mounts::list().map_err(CliError::path("/proc", "cannot read the mounts of"))?;
-    let ferry = mounts.iter().filter(|mount| mount.is_ferry());
-    let mut all: Vec<Found> = ferry.map(|mount| of_mount(mount, &mounts)).collect();
-    all.extend(clients::servers()?.into_iter().map(|(name, answer)| of_server(&name, &answer)));
+    let ferry: Vec<&Mount> = mounts.iter().filter(|mount| mount.is_ferry()).collect();
+    let mut all = socket::ask_each(&ferry, |mount| of_mount(mount, &mounts));
+    all.extend(clients::servers(|name, answer| of_server(name, &answer))?);
     Ok(all)
 }
 

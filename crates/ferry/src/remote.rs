@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ferry_env::Env;
 use ferry_fs::{CacheMode, Filesystem};
-use ferry_net::{Address, ClientOptions, ClientTls, RemoteFs, TcpConnector};
+use ferry_net::{Address, ClientOptions, ClientTls, RemoteFs, TcpConnector, ends_soon};
 use serde_json::Value;
 
 use crate::asked::{self, Answers, Asked};
@@ -78,7 +78,8 @@ pub fn serve(
     let failed = |e: ferry_net::NetError| CliError::Failed(e.to_string());
     let tls = options.tls.as_deref().map(ClientTls::load).transpose().map_err(failed)?;
     let env = Env::real();
-    if let Some(ending) = tls.as_ref().and_then(|tls| tls.ending(env.clock.wall())) {
+    let until = tls.as_ref().and_then(ClientTls::until);
+    if let Some(ending) = until.and_then(|until| ends_soon(until, env.clock.wall())) {
         // The user who mounts sees it, and the mount's log records it.
         eprintln!(
             "ferry: warning: this client's certificate {ending}: `ferry cert issue` at the server makes a new one"
@@ -101,7 +102,7 @@ pub fn serve(
     fuse.read_only |= fs.is_read_only();
     let log = options.log_path()?;
     let asked = Asked::new();
-    let answers = answers(&fs);
+    let answers = answers(&fs, until);
     let listed = async_word(fs.is_asynchronous());
     let served = daemon::serve(
         fs as Arc<dyn Filesystem>,
@@ -130,12 +131,17 @@ const ASYNC: &str = "async";
 /// The message that the mount's end is forced.
 const ABANDON: &str = "abandon";
 
-fn answers(fs: &Arc<RemoteFs>) -> Answers {
+/// `until`: the second of Unix time up to which the client's certificate is good.
+fn answers(fs: &Arc<RemoteFs>, until: Option<u64>) -> Answers {
     let fs = Arc::downgrade(fs);
     Arc::new(move |question| {
         let fs = fs.upgrade()?;
         match question {
-            FIGURES => Some(fs.figures()),
+            FIGURES => {
+                let mut figures = fs.figures();
+                figures["connection"]["certificate_until_secs"] = until.into();
+                Some(figures)
+            }
             ASYNC_ON | ASYNC_OFF => {
                 let switched = fs.set_asynchronous(question == ASYNC_ON);
                 if switched {

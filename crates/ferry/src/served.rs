@@ -138,6 +138,7 @@ fn add_server(stats: &mut Value, server: &Control) {
     stats["server"]["leases"] = leases.into();
     stats["server"]["write_leases"] = write_leases.into();
     stats["server"]["refused"] = server.refused();
+    stats["server"]["certificate_until_secs"] = server.certificate_until().into();
 }
 
 fn prefix(volume: &Path) -> String {

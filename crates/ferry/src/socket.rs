@@ -9,6 +9,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use ferry_env::Env;
@@ -25,6 +26,8 @@ const QUESTION_MAX: usize = 64 << 10;
 const ANSWER_MAX: usize = 8 << 20;
 /// The most questions answered at a time, if each has a thread.
 const ASKING_MAX: usize = 16;
+/// The most daemons that this process asks at a time.
+const ASKED_AT_ONCE: usize = 16;
 
 /// Answers questions under that name from now on, in a thread that lives as long as the process.
 /// `answer` returns `None` for an unknown question.
@@ -116,6 +119,21 @@ pub fn names(prefix: &str) -> Result<BTreeSet<String>, CliError> {
     let table = String::from_utf8_lossy(&table);
     let names = table.lines().filter_map(|line| line.rsplit_once(" @").map(|(_, name)| name));
     Ok(names.filter(|name| name.starts_with(prefix)).map(str::to_owned).collect())
+}
+
+/// Asks about each item what `ask` asks, of many at the same time: one that hangs does not hold up
+/// the others. The answers are in the order of the items.
+pub fn ask_each<T: Sync, A: Send>(items: &[T], ask: impl Fn(&T) -> A + Sync) -> Vec<A> {
+    let ask_some = |some: &[T]| {
+        thread::scope(|scope| {
+            let asked: Vec<_> = some.iter().map(|item| scope.spawn(|| ask(item))).collect();
+            let answer = |thread: ScopedJoinHandle<'_, A>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            asked.into_iter().map(answer).collect::<Vec<A>>()
+        })
+    };
+    items.chunks(ASKED_AT_ONCE).flat_map(ask_some).collect()
 }
 
 /// Asks the process that listens under that name, if it belongs to this user or to root.
@@ -258,6 +276,20 @@ fn is_trusted(stream: &UnixStream) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Barrier;
+
+    #[test]
+    fn many_are_asked_at_the_same_time_and_answer_in_their_order() {
+        let barrier = Barrier::new(ASKED_AT_ONCE);
+        let items: Vec<usize> = (0..2 * ASKED_AT_ONCE).collect();
+        // One of them alone would wait for ever.
+        let answers = ask_each(&items, |item| {
+            barrier.wait();
+            item + 1
+        });
+        assert_eq!(answers, (1..=2 * ASKED_AT_ONCE).collect::<Vec<_>>());
+        assert_eq!(ask_each(&[], |_: &u8| ()), []);
+    }
 
     #[test]
     fn control_characters_are_escaped() {

@@ -2,7 +2,7 @@
 //! daemon records requests while somebody asks for them, and is asked over its socket (`asked`).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::path::Path;
+use std::path::{Component, Path};
 use std::time::Duration;
 
 use ferry_env::{Env, Utc};
@@ -56,6 +56,11 @@ pub fn run(args: &TraceArgs) -> Result<(), CliError> {
         if let Some(lost @ 1..) = answer["lost"].as_u64() {
             eprintln!("ferry: {lost} requests are not shown: they came faster than they are read");
         }
+        if answer["paused"] == true {
+            eprintln!(
+                "ferry: some requests are not shown: this command did not run meanwhile, or nobody read what it shows"
+            );
+        }
         let now = clock.wall().as_nanos();
         let requests = answer["requests"].as_array().map(Vec::as_slice).unwrap_or_default();
         names.learn(&mount, requests)?;
@@ -98,6 +103,9 @@ fn ask(mount: &Mount, question: &str) -> Result<Value, CliError> {
 
 /// The path that is wanted, as requests have it: from the root of the mount.
 fn wanted(path: &Path, mount: &Mount) -> Result<String, CliError> {
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Err(CliError::Usage(format!("--path: {}: give it without ..", path.display())));
+    }
     let absolute = std::path::absolute(path).map_err(CliError::path(path, "cannot find"))?;
     let inside = absolute.strip_prefix(&mount.target).map_err(|_| {
         CliError::Usage(format!(
@@ -129,7 +137,7 @@ struct Names {
 impl Names {
     /// Learns what requests tell, and asks the daemon for what they do not.
     fn learn(&mut self, mount: &Mount, requests: &[Value]) -> Result<(), CliError> {
-        if self.of.len() > KNOWN_MAX || self.unknown.len() > KNOWN_MAX {
+        if self.of.len().max(self.at.len()).max(self.unknown.len()) > KNOWN_MAX {
             *self = Self::default();
         }
         requests.iter().for_each(|request| self.note(request));
@@ -168,7 +176,13 @@ impl Names {
             (request["to_inode"].as_u64(), request["to_name"].as_str())
             && let Some(moved) = self.at.remove(&(dir, name.to_owned()))
         {
+            let other = self.at.get(&(to, to_name.to_owned())).copied();
             self.set(moved, to, to_name);
+            if request["exchanges"] == true
+                && let Some(other) = other
+            {
+                self.set(other, dir, name);
+            }
         }
     }
 
@@ -284,6 +298,12 @@ mod tests {
         assert_eq!(names.path_in(&write).as_deref(), Some("/d"));
         names.note(&json!({"inode": 1, "name": "d", "to_inode": 2, "to_name": "e", "errno": 2}));
         assert_eq!(names.path_in(&write).as_deref(), Some("/d"), "that one failed");
+        names.note(&found(1, "f", 5));
+        let exchange = |exchanges: bool| json!({"inode": 1, "name": "d", "to_inode": 1, "to_name": "f", "exchanges": exchanges});
+        names.note(&exchange(true));
+        let other = json!({"operation": "write", "inode": 5});
+        assert_eq!(names.path_in(&write).as_deref(), Some("/f"));
+        assert_eq!(names.path_in(&other).as_deref(), Some("/d"));
         assert_eq!(names.path(9), None);
         assert_eq!(names.path(ROOT).as_deref(), Some("/"));
     }

@@ -141,8 +141,8 @@ pub trait Filesystem: Send + Sync + 'static {
     fn keeps_pages(&self, _ino: Ino, _fh: u64) -> bool {
         false
     }
-    /// Of each of these that has a name in a cached directory: it, the directory and the name. For
-    /// messages.
+    /// Of each of these that has names in cached directories: it, one such directory and its name
+    /// there. For messages.
     fn cached_names(&self, _inodes: &BTreeSet<Ino>) -> Vec<CachedName> {
         Vec::new()
     }

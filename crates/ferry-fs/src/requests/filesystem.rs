@@ -15,7 +15,7 @@ use crate::requests::durable::Until;
 use crate::requests::trim::fitrim_answer;
 use crate::store::data_store::{At, Busy};
 use ferry_journal::Caller;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -268,7 +268,9 @@ impl Filesystem for LocalFs {
     }
 
     fn cached_names(&self, inodes: &BTreeSet<Ino>) -> Vec<CachedName> {
-        self.table.cached_names(inodes).collect()
+        // A file may have a million names.
+        let one_of_each = self.table.cached_names(inodes).map(|name| (name.0, name));
+        one_of_each.collect::<BTreeMap<_, _>>().into_values().collect()
     }
 
     fn open_for_writing(&self) -> Vec<Ino> {

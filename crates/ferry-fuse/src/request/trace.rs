@@ -41,6 +41,8 @@ struct Traced {
     name: Option<Box<[u8]>>,
     /// Of a rename: the new directory and the new name.
     to: Option<(u64, Box<[u8]>)>,
+    /// It exchanges the two names.
+    exchanges: bool,
     /// Of a read or a write: the offset and the length.
     range: Option<(u64, u64)>,
     /// The inode that it has found or made.
@@ -121,6 +123,7 @@ impl Tracer {
             ino: head.nodeid,
             name: name.map(Into::into),
             to: to.map(|(dir, name)| (dir, name.into())),
+            exchanges: matches!(*op, FuseOp::Rename { flags: libc::RENAME_EXCHANGE, .. }),
             range,
             found: None,
             errno: 0,
@@ -152,26 +155,28 @@ impl Tracer {
     }
 
     /// The requests that have ended behind the first `after`, as far as they are still held and one
-    /// answer may have them, and how many were lost. Recording goes on for some seconds. Without
-    /// `after`: none yet.
+    /// answer may have them, how many were lost, and whether the recording had ended meanwhile. It
+    /// goes on for some seconds. Without `after`: none yet.
     pub(crate) fn ask(&self, after: Option<u64>) -> Value {
         let asked = now();
         let mut trace = self.trace.lock();
-        trace.asked = Some(asked);
+        let before = trace.asked.replace(asked);
+        let goes_on = before.is_some_and(|at| asked.saturating_duration_since(at) <= ASKED_WITHIN);
         self.on.store(true, Ordering::Relaxed);
         let end = trace.before + trace.ended.len() as u64;
+        let asks_on = after.is_some();
         let after = after.map_or(end, |after| after.min(end));
         let lost = trace.before.saturating_sub(after);
+        // Another caller may ask for them, too: they are held until others need their place.
         let read = usize::try_from(after.saturating_sub(trace.before)).unwrap_or(usize::MAX);
-        // They are not asked for again.
-        trace.ended.drain(..read);
-        trace.before += read as u64;
-        let requests = trace.ended.iter().take(ANSWER_MAX);
+        let requests = trace.ended.iter().skip(read).take(ANSWER_MAX);
         let requests: Vec<Value> = requests.map(|one| one.json(asked)).collect();
+        let next = after.max(trace.before) + requests.len() as u64;
         object([
-            ("next", (trace.before + requests.len() as u64).into()),
+            ("next", next.into()),
             ("lost", lost.into()),
-            ("more", (requests.len() < trace.ended.len()).into()),
+            ("paused", (asks_on && !goes_on).into()),
+            ("more", (next < end).into()),
             ("requests", requests.into()),
         ])
     }
@@ -198,6 +203,9 @@ impl Traced {
         if let Some((dir, name)) = &self.to {
             add("to_inode", (*dir).into());
             add("to_name", text(name).into());
+        }
+        if self.exchanges {
+            add("exchanges", true.into());
         }
         if let Some((offset, bytes)) = self.range {
             add("offset", offset.into());
@@ -291,6 +299,30 @@ mod tests {
         lookup(&tracer, 2, now() + ASKED_WITHIN + Duration::from_secs(1));
         assert!(!tracer.is_on() && tracer.trace.lock().open.is_empty());
         assert_eq!(tracer.ask(next)["requests"], json!([]));
+    }
+
+    #[test]
+    fn a_question_that_comes_too_late_is_told_that_the_recording_had_ended() {
+        let tracer = Tracer::default();
+        let first = tracer.ask(None);
+        assert_eq!(first["paused"], false, "it begins");
+        assert_eq!(tracer.ask(first["next"].as_u64())["paused"], false);
+        let asked = tracer.trace.lock().asked.expect("it was asked");
+        tracer.trace.lock().asked = asked.checked_sub(ASKED_WITHIN + Duration::from_secs(1));
+        assert_eq!(tracer.ask(first["next"].as_u64())["paused"], true);
+    }
+
+    #[test]
+    fn two_that_ask_are_told_the_same_requests() {
+        let tracer = Tracer::default();
+        let next = tracer.ask(None)["next"].as_u64();
+        lookup(&tracer, 2, now());
+        for _ in 0..2 {
+            let answer = tracer.ask(next);
+            assert_eq!(answer["requests"].as_array().expect("requests").len(), 1, "{answer}");
+            assert_eq!((&answer["next"], &answer["more"]), (&json!(1), &json!(false)));
+        }
+        assert_eq!(tracer.ask(Some(1))["requests"], json!([]));
     }
 
     #[test]

@@ -37,6 +37,11 @@ impl Control {
         held.fold((0, 0), |(all, writes), (more, more_writes)| (all + more, writes + more_writes))
     }
 
+    /// The second of Unix time up to which the server's certificate is good. `None`: it has none.
+    pub fn certificate_until(&self) -> Option<u64> {
+        *self.0.certificate_until.lock()
+    }
+
     /// How many clients were refused since the server's start, by cause.
     pub fn refused(&self) -> serde_json::Value {
         self.0.refusals.json()

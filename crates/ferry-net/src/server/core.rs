@@ -65,6 +65,8 @@ pub(super) struct Core {
     pub(super) entering: Mutex<()>,
     /// Certificates that are revoked.
     pub(super) revocations: Revocations,
+    /// The second of Unix time up to which the server's own certificate is good.
+    pub(super) certificate_until: Mutex<Option<u64>>,
     pub(super) refusals: Refusals,
     /// The number of sessions so far.
     pub(super) numbers: AtomicU64,

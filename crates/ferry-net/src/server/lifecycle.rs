@@ -28,7 +28,7 @@ use crate::error::NetError;
 use crate::frame::Stream;
 use crate::limits::{Export, Peer};
 use crate::message::ToClient;
-use crate::tls::{Revocations, ServerTls};
+use crate::tls::{Revocations, ServerTls, ends_soon};
 
 /// Threads that may wait for the device or the log on behalf of clients.
 const THREADS_MAX: usize = 32;
@@ -130,6 +130,7 @@ impl Server {
             sessions: Mutex::new(HashMap::default()),
             admission: Arc::default(),
             revocations: Revocations::default(),
+            certificate_until: Mutex::default(),
             refusals: Refusals::default(),
             numbers: AtomicU64::new(0),
             moves: AtomicU64::new(0),
@@ -242,10 +243,11 @@ impl Server {
         let bound = listener.local_addr().map_err(failed)?;
         if let Some(tls) = &tls {
             self.core.revocations.add(tls.revoked().to_owned());
-            let (tls, clock) = (tls.clone(), Arc::clone(&self.core.env.clock));
+            *self.core.certificate_until.lock() = tls.until();
+            let (until, clock) = (tls.until(), Arc::clone(&self.core.env.clock));
             self.runtime().spawn(async move {
                 loop {
-                    if let Some(ending) = tls.ending(clock.wall()) {
+                    if let Some(ending) = until.and_then(|until| ends_soon(until, clock.wall())) {
                         tracing::warn!("the server's certificate {ending}: move server.pem and server.key away, and `ferry cert init` makes new ones");
                     }
                     crate::rt::time::sleep(CERTIFICATE_INTERVAL).await;

@@ -10,7 +10,6 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use ferry_env::Env;
 use tokio::net::TcpStream;
@@ -30,7 +29,7 @@ use crate::error::NetError;
 use crate::frame::Stream;
 use crate::limits::Peer;
 pub(crate) use revoked::Revocations;
-pub(crate) use validity::ends_soon;
+pub use validity::ends_soon;
 
 /// The authority's certificate, in every directory.
 const CA: &str = "ca.pem";
@@ -85,10 +84,9 @@ impl ServerTls {
         &self.revoked
     }
 
-    /// What is to be said of the server's own certificate at this time of day: that it ends soon,
-    /// or has ended.
-    pub(crate) fn ending(&self, wall: Duration) -> Option<String> {
-        ends_soon(self.until?, wall)
+    /// The second of Unix time up to which the server's own certificate is good.
+    pub(crate) fn until(&self) -> Option<u64> {
+        self.until
     }
 
     /// Greets a client; says who it is, too. If that comes to nothing the connection is given back:
@@ -189,9 +187,9 @@ impl ClientTls {
         Ok(Self { connector: TlsConnector::from(Arc::new(config)), until })
     }
 
-    /// What is to be said of the certificate at this time of day: that it ends soon.
-    pub fn ending(&self, wall: Duration) -> Option<String> {
-        ends_soon(self.until?, wall)
+    /// The second of Unix time up to which the certificate is good.
+    pub fn until(&self) -> Option<u64> {
+        self.until
     }
 }
 

@@ -248,6 +248,12 @@ function* facts(figures) {
   if (server && known(server.leases)) {
     yield ["Leases", `${whole(server.leases)}, ${whole(server.write_leases)} to write`];
   }
+  const until = (server || connection || {}).certificate_until_secs;
+  if (known(until)) {
+    const left = until - Date.now() / 1000;
+    const day = new Date(until * 1000).toISOString().slice(0, 10);
+    yield ["Certificate", `until ${day}`, left < 30 * 86400 ? "bad" : ""];
+  }
   if (figures.inodes) {
     yield ["Files", `${whole(figures.inodes.used)}, ${whole(figures.inodes.open_files)} open`];
   }
@@ -273,6 +279,24 @@ function* waits(figures, clients) {
     const since = known(client.oldest_ms) ? seconds(client.oldest_ms / 1000) : "";
     yield [`client ${client.name}`, "this server's answer", whole(client.unanswered), since];
   }
+}
+
+const OPERATIONS_MAX = 12;
+
+/// The operations since the mount, the slowest on average first.
+function* operations(figures) {
+  const all = Object.entries((figures.fuse || {}).operations || {});
+  const timed = all.filter(([, one]) => one.times && one.times.count);
+  timed.sort(([, one], [, other]) => other.average_ns - one.average_ns);
+  for (const [name, one] of timed.slice(0, OPERATIONS_MAX)) {
+    yield [name, whole(one.count), whole(one.errors), nanos(one.average_ns), within(one.times, 0.99), within(one.times, 1)];
+  }
+}
+
+/// The time in which this share of the operations has ended. Each bucket counts those before, too.
+function within(times, share) {
+  const bucket = times.buckets.find(([, count]) => count >= times.count * share);
+  return bucket ? `< ${nanos(bucket[0])}` : `> ${nanos(times.buckets[times.buckets.length - 1][0])}`;
 }
 
 function* components(figures) {
@@ -319,13 +343,15 @@ class Source {
     this.about = el("p", { class: "about" });
     this.facts = el("dl", { class: "facts" });
     this.waits = new Table("Waits", ["who", "for what", "how many", "since"]);
+    this.operations = new Table(`Requests of the kernel since the mount, the slowest ${OPERATIONS_MAX}`,
+      ["operation", "how many", "errors", "average", "99 % of them", "all of them"]);
     this.components = new Table("Components", ["path", "state", "errors", "repairs", "flush", "rebuilt"]);
     this.clients = new Table("Clients",
       ["name", "certificate", "address", "path", "state", "mode", "leases", "unanswered"]);
     this.charts = CHARTS.map((chart) => new Chart(chart));
     this.node = el("article", { id },
       el("div", { class: "title" }, this.name, this.state), this.about, this.facts,
-      this.waits.node, this.components.node, this.clients.node,
+      this.waits.node, this.components.node, this.clients.node, this.operations.node,
       el("div", { class: "charts" }, ...this.charts.map((chart) => chart.node)));
     this.linkState = el("span");
     this.linkName = el("a", { href: `#${id}` });
@@ -359,10 +385,19 @@ class Source {
     this.facts.replaceChildren(...[...facts(figures)].map(fact));
     this.waits.update(waits(figures, source.clients));
     this.components.update(components(figures));
+    this.operations.update(operations(figures));
     this.clients.update(sessions(source.clients));
     const oldest = this.samples.length ? this.samples[0].time : now;
     const start = now - Math.max(now - oldest, SPAN_MIN_MS);
     for (const chart of this.charts) chart.update(this.samples, figures, start, now);
+  }
+
+  cannotShow(error) {
+    for (const badge of [this.state, this.linkState]) {
+      badge.textContent = `its figures cannot be drawn: ${error.message}`;
+      badge.className = "state bad";
+    }
+    this.node.className = "bad";
   }
 
   /// What it does now, in few words.
@@ -403,7 +438,12 @@ function show(answer) {
     let key = JSON.stringify(isServer ? source.process : [source.volume, source.at]);
     while (next.has(key)) key += "+";
     const view = views.get(key) || new Source(`source-${Math.random().toString(36).slice(2)}`);
-    view.update(source, answer.columns, answer.now_ms);
+    try {
+      view.update(source, answer.columns, answer.now_ms);
+    } catch (error) {
+      // A daemon of another user may answer anything. The others are drawn.
+      view.cannotShow(error);
+    }
     next.set(key, view);
   }
   views = next;

@@ -5,8 +5,10 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Parser;
+use ferry_net::ends_soon;
 use serde_json::Value;
 
 use crate::cli::{Cli, Command};
@@ -54,18 +56,18 @@ impl Daemon {
     }
 
     /// How it is, and what it has counted that is bad in any state.
-    pub fn checks(&self) -> Vec<Check> {
+    pub fn checks(&self, now: Duration) -> Vec<Check> {
         let (title, state) = (self.title(), self.found.state.to_string());
         let how = match self.advice() {
             (Outcome::Ok, _) => Check::ok(title, state),
             (Outcome::Note, advice) => Check::note(title, state, advice),
             (Outcome::Bad, advice) => Check::bad(title, state, advice),
         };
-        [vec![how], self.losses()].concat()
+        [vec![how], self.losses(now)].concat()
     }
 
-    /// Damage, losses, and a replica that does not follow.
-    fn losses(&self) -> Vec<Check> {
+    /// Damage, losses, a replica that does not follow, and a certificate that ends soon.
+    fn losses(&self, now: Duration) -> Vec<Check> {
         let Some(figures) = &self.found.figures else { return Vec::new() };
         let at = quoted(&self.found.at);
         let count = |at: &str| figures.pointer(at).and_then(Value::as_u64).unwrap_or_default();
@@ -87,6 +89,19 @@ impl Daemon {
         if let Some(error) = figures.pointer("/replica/error").and_then(Value::as_str) {
             let advice = "it shows an older state: see that this machine reaches the store, and that the volume is there".into();
             found.push(("replica", format!("does not follow: {error}"), advice));
+        }
+        let until = figures.pointer("/server/certificate_until_secs");
+        let until = until.or_else(|| figures.pointer("/connection/certificate_until_secs"));
+        if let Some(ending) = until.and_then(Value::as_u64).and_then(|until| ends_soon(until, now))
+        {
+            let advice = match self.found.kind {
+                Kind::Mount => "`ferry cert issue` at the server makes a new one".into(),
+                Kind::Server => {
+                    "move server.pem and server.key away, and `ferry cert init` makes new ones"
+                        .into()
+                }
+            };
+            found.push(("certificate", ending, advice));
         }
         let title = self.title();
         let check = |(what, found, advice)| Check::bad(format!("{what}, {title}"), found, advice);
@@ -234,7 +249,7 @@ mod tests {
     fn a_server_that_does_not_say_how_its_volume_is_is_a_note() {
         let mut server = daemon(Kind::Server, State::Clients(1, 1));
         let outcomes = |server: &Daemon| -> Vec<Outcome> {
-            server.checks().iter().map(|check| check.outcome).collect()
+            server.checks(Duration::ZERO).iter().map(|check| check.outcome).collect()
         };
         assert_eq!(outcomes(&server), [Outcome::Note]);
         server.found.figures = Some(Value::Null);
@@ -242,17 +257,23 @@ mod tests {
     }
 
     #[test]
-    fn damage_losses_and_a_replica_that_does_not_follow_are_bad_in_any_state() {
+    fn damage_losses_an_end_of_a_certificate_and_a_replica_that_does_not_follow_are_bad() {
         let mut mount = daemon(Kind::Mount, State::Fine);
         let of = |text: &str| serde_json::from_str(text).expect("JSON");
-        let fine = r#"{"data": {"damaged_blocks": 0}, "connection": {"lost_changes": 0}, "replica": {"error": null}}"#;
+        let fine = r#"{"data": {"damaged_blocks": 0}, "connection": {"lost_changes": 0, "certificate_until_secs": 9000000}, "replica": {"error": null}}"#;
         mount.found.figures = Some(of(fine));
-        assert_eq!(mount.checks().len(), 1);
-        mount.found.figures = Some(of(&fine.replace('0', "2").replace("null", "\"away\"")));
-        let checks = mount.checks();
+        let now = Duration::from_secs(1_000_000);
+        assert_eq!(mount.checks(now).len(), 1);
+        mount.found.figures = Some(of(&fine
+            .replace("9000000", "1800000")
+            .replace(": 0", ": 2")
+            .replace("null", "\"away\"")));
+        let checks = mount.checks(now);
         assert!(checks[1..].iter().all(|check| check.outcome == Outcome::Bad));
         let whats: Vec<&str> = checks.iter().map(|check| &*check.what).collect();
-        assert_eq!(whats[1..], ["damage, mount /mnt", "losses, mount /mnt", "replica, mount /mnt"]);
+        let each = ["damage", "losses", "replica", "certificate"]
+            .map(|what| format!("{what}, mount /mnt"));
+        assert_eq!(whats[1..], each);
     }
 
     #[test]

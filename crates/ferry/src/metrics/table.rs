@@ -152,9 +152,11 @@ const METRICS: &[Metric] = &[
     metric(Gauge, "server_leases", "Leases that they have", "/server/leases", Plain),
     metric(Gauge, "server_write_leases", "Write leases among them", "/server/write_leases", Plain),
     each(Counter, "server_refused_clients", "Clients that were refused, by cause", ("/server/refused/*", "cause"), Plain),
+    metric(Gauge, "server_certificate_end_timestamp_seconds", "The Unix time up to which the server's certificate is good", "/server/certificate_until_secs", Plain),
     // A mount of a server.
     metric(Gauge, "client_connected", "1 while the server is connected", "/connection/connected", Plain),
     metric(Counter, "client_reconnects", "Connections after the first", "/connection/reconnects", Plain),
+    metric(Gauge, "client_certificate_end_timestamp_seconds", "The Unix time up to which the client's certificate is good", "/connection/certificate_until_secs", Plain),
     metric(Gauge, "client_unanswered_changes", "Changes that the server has not answered yet", "/connection/unanswered_changes", Plain),
     metric(Gauge, "client_unanswered_seconds", "Age of the oldest of them", "/connection/unanswered_ms", MILLIS),
     metric(Counter, "client_lost_changes", "Changes that were acknowledged and lost", "/connection/lost_changes", Plain),

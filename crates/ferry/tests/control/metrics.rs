@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use ferry_env::Env;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{FERRY, TestVolume, fails, ferry, ok, path};
@@ -212,9 +213,13 @@ impl Drop for Server {
 fn a_server_and_its_client_give_their_figures() {
     let (fixture, of_server, of_client) = (TestVolume::new(), free_address(), free_address());
     let volume = fixture.volume();
-    let listen = ["serve", path(&volume), "--listen", "127.0.0.1:0", "--insecure", "--grace", "0s"];
+    let tls = volume.with_file_name("tls");
+    ok(&ferry(&["cert", "init", path(&tls), "--host", "127.0.0.1", "--days", "100"]));
+    ok(&ferry(&["cert", "issue", path(&tls), "laptop", "--days", "200"]));
+    let listen = ["serve", path(&volume), "--listen", "127.0.0.1:0", "--grace", "0s", "--tls"];
     let server = Command::new(FERRY)
         .args(listen)
+        .arg(&tls)
         .args(["--metrics", &of_server])
         .stderr(Stdio::piped())
         .spawn();
@@ -229,7 +234,8 @@ fn a_server_and_its_client_give_their_figures() {
     };
     // Its log must go on somewhere.
     std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
-    let options = format!("insecure,{},metrics={of_client}", fixture.log());
+    let client_tls = tls.join("laptop");
+    let options = format!("tls={},{},metrics={of_client}", path(&client_tls), fixture.log());
     let source = format!("ferry://{address}/");
     ok(&ferry(&["mount", &source, path(&fixture.mnt()), "-o", &options]));
     write_files(&fixture, 0, 3);
@@ -240,6 +246,12 @@ fn a_server_and_its_client_give_their_figures() {
     assert_eq!(served["ferryfs_server_refused_clients_total{cause=\"version\"}"], 0.0);
     assert_eq!(mounted["ferryfs_client_connected"], 1.0);
     assert!(mounted["ferryfs_operations_total{operation=\"create\"}"] >= 3.0, "{mounted:?}");
+    let now = Env::real().clock.wall().as_secs_f64();
+    let days = |figures: &BTreeMap<String, f64>, of: &str| {
+        let end = figures[&format!("ferryfs_{of}_certificate_end_timestamp_seconds")];
+        ((end - now) / 86400.0).round()
+    };
+    assert_eq!((days(&served, "server"), days(&mounted, "client")), (100.0, 200.0));
     // The mount answers without its server.
     let process = Pid::from_child(&server.0);
     kill_process(process, Signal::STOP).expect("it is ours");

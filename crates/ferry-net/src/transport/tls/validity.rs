@@ -19,7 +19,7 @@ pub(crate) fn date(secs: u64) -> String {
 
 /// What is to be said at this time of day of a certificate that ends at `until`; `None`: nothing
 /// yet.
-pub(crate) fn ends_soon(until: u64, wall: Duration) -> Option<String> {
+pub fn ends_soon(until: u64, wall: Duration) -> Option<String> {
     let now = wall.as_secs();
     if now > until {
         return Some(format!("has expired on {}", date(until)));
