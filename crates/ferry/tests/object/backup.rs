@@ -179,7 +179,10 @@ fn a_backup_whose_target_is_full_or_that_was_killed_goes_on_when_it_is_run_again
     assert_eq!(full.status.code(), Some(1));
     for command in [vec!["snapshot", "list", &to], vec!["mount", &to, "second"]] {
         let refused = store.ferry(&command);
-        assert!(said(&refused).contains("a backup was begun here that has not ended"), "{refused:?}");
+        assert!(
+            said(&refused).contains("a backup was begun here that has not ended"),
+            "{refused:?}"
+        );
     }
     small.resize(256 << 20);
     // Killed wherever it is, its owner is known to be dead.
