@@ -440,16 +440,14 @@ pub fn xattr_name(n: u8) -> Vec<u8> {
 /// for long.
 pub fn pattern(n: usize, len: u64) -> Vec<u8> {
     let mut x = (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (0..len)
-        .map(|i| {
-            if i % 8 == 0 {
-                x = x
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407);
-            }
-            ((x >> (8 * (i % 8))) % 255) as u8 + 1
-        })
-        .collect()
+    let mut bytes = vec![0; len as usize];
+    for part in bytes.chunks_mut(8) {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        for (byte, drawn) in part.iter_mut().zip(x.to_le_bytes()) {
+            *byte = drawn.max(1);
+        }
+    }
+    bytes
 }
 
 /// The target of the symbolic link that operation number `n` makes.

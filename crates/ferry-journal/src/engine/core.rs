@@ -20,7 +20,7 @@ use crate::{Credits, JournalClient, JournalError, Seq, Value};
 use ferry_env::Env;
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 /// The state that the threads of a journal share.
 ///
@@ -64,9 +64,13 @@ pub fn payload_max(blocks: u64) -> u64 {
     (blocks / 8).min(CONTEXT_MAX / LOG_BLOCK as u64) * BLOCK_PAYLOAD as u64 - RECORD_HEADER as u64
 }
 
-/// So many running transactions can keep all processors busy.
+/// So many running transactions can keep all processors busy. The kernel is asked once: it answers
+/// from several files.
 fn crowd() -> u64 {
-    std::thread::available_parallelism().map_or(1, |processors| processors.get() as u64)
+    static PROCESSORS: LazyLock<u64> = LazyLock::new(|| {
+        std::thread::available_parallelism().map_or(1, |processors| processors.get() as u64)
+    });
+    *PROCESSORS
 }
 
 /// Bytes of a record that a transaction may take.
