@@ -58,6 +58,17 @@ pub(crate) fn read_at_once(
 pub trait BlockDevice: Send + Sync {
     /// Size in bytes, a multiple of [`BLOCK_SIZE`].
     fn capacity(&self) -> u64;
+    /// How long it may become, in bytes: a block device, as long as it is now. `EOPNOTSUPP`: its
+    /// length stays as it is.
+    fn capacity_max(&self) -> io::Result<u64> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
+    /// Makes it at least `bytes` long, and a file exactly so long, durably. What lay behind that is
+    /// lost, and what is new reads as zeros in a file. Nobody uses what lies behind the shorter of
+    /// both lengths meanwhile. Errors as [`BlockDevice::capacity_max`]; `ENOSPC`: it is not so long.
+    fn resize(&self, _bytes: u64) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
     /// Reads `buf.len()` bytes at `offset`; both are multiples of [`BLOCK_SIZE`]. Waits.
     /// A never written range of a sparse device reads as zeros.
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()>;

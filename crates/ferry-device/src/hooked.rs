@@ -107,7 +107,8 @@ struct Holding {
 /// A device around another one. Without a hook, faults and rules it does what that one does.
 pub struct HookedDevice {
     inner: Arc<dyn BlockDevice>,
-    capacity: u64,
+    /// Where it ends, if the rest was cut off.
+    cut: Option<u64>,
     host_free: Option<u64>,
     keeps_what_is_dead: bool,
     read_ahead_bytes: u64,
@@ -127,10 +128,9 @@ pub struct HookedDevice {
 impl HookedDevice {
     /// A device around `inner`.
     pub fn new(inner: Arc<dyn BlockDevice>) -> Self {
-        let capacity = inner.capacity();
         Self {
             inner,
-            capacity,
+            cut: None,
             host_free: None,
             keeps_what_is_dead: false,
             read_ahead_bytes: 0,
@@ -151,7 +151,7 @@ impl HookedDevice {
     #[must_use]
     pub fn with_capacity(self, capacity: u64) -> Self {
         assert!(capacity <= self.inner.capacity(), "a device can be cut, not made longer");
-        Self { capacity, ..self }
+        Self { cut: Some(capacity), ..self }
     }
 
     /// The host says that it has so many bytes free.
@@ -359,7 +359,7 @@ impl HookedDevice {
     /// The error of a request that must fail.
     fn fail(&self, request: &Request) -> io::Result<()> {
         let eio = || io::Error::from_raw_os_error(libc::EIO);
-        check_range(self.capacity, request.offset, request.len)?;
+        check_range(self.capacity(), request.offset, request.len)?;
         let mut fails = false;
         for fault in self.faults.lock().iter_mut().filter(|fault| fault.ops.contains(&request.op)) {
             fails |= fault.left == 0;
@@ -420,7 +420,15 @@ impl Answer {
 
 impl BlockDevice for HookedDevice {
     fn capacity(&self) -> u64 {
-        self.capacity
+        self.cut.unwrap_or_else(|| self.inner.capacity())
+    }
+
+    fn capacity_max(&self) -> io::Result<u64> {
+        self.inner.capacity_max()
+    }
+
+    fn resize(&self, bytes: u64) -> io::Result<()> {
+        self.inner.resize(bytes)
     }
 
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
@@ -534,7 +542,7 @@ impl BlockDevice for HookedDevice {
 
     /// A block that cannot be read counts as data.
     fn next_data(&self, offset: u64) -> u64 {
-        let mut next = self.capacity;
+        let mut next = self.capacity();
         let asked = self.serve(&Request::new(Op::NextData, offset, 0), &mut || {
             next = next.min(self.inner.next_data(offset));
             Ok(())

@@ -1,6 +1,6 @@
 //! The caller's side of FerryFS's own requests, which `ferry sync`, `ferry stats`, `ferry scrub`,
-//! `ferry replace`, `ferry trim`, `ferry tune` and `ferry snapshot` send to the process that has a
-//! volume open.
+//! `ferry replace`, `ferry resize`, `ferry trim`, `ferry tune` and `ferry snapshot` send to the
+//! process that has a volume open.
 //! [`ferry_fs::Filesystem::ioctl`] answers them all; [`Ask`] is the way there.
 
 #![expect(unsafe_code, reason = "ioctl(2) has no safe wrapper")]
@@ -16,7 +16,7 @@ use std::time::Duration;
 pub use ferry_device::Warmed;
 use ferry_fs::FlushPolicy;
 use ferry_fs::ioctl::{
-    GROW_LOG, REPLACE, REPLACE_LEN, SCRUB_DAMAGE, SCRUB_START, SCRUB_STATUS, SCRUB_STOP,
+    GROW_LOG, REPLACE, REPLACE_LEN, RESIZE, ResizeAnswer, SCRUB_DAMAGE, SCRUB_START, SCRUB_STATUS, SCRUB_STOP,
     SNAPSHOT_CREATE, SNAPSHOT_DELETE, SNAPSHOT_LIST, STATS, SYNC, TRIM, TUNE, TUNE_FAST_FLUSH,
     TUNE_FLUSH, TUNE_LEN, TUNE_RESET_FLUSH_TIME, WAIT, WAIT_FILE, WARM, WARM_BEGINS, message_len,
 };
@@ -149,6 +149,13 @@ pub fn tune(volume: &impl Ask, asked: &TuneRequest) -> io::Result<()> {
 /// [`ferry_fs::ioctl::GROW_LOG`].
 pub fn grow_log(volume: &impl Ask, bytes: u64) -> io::Result<()> {
     volume.ask(GROW_LOG, &bytes.to_ne_bytes()).map(drop)
+}
+
+/// Gives the volume `bytes`, or all that its device has if that is 0; or does a part of the work for
+/// it. Errors: [`ferry_fs::ioctl::RESIZE`].
+pub fn resize(volume: &impl Ask, bytes: u64) -> io::Result<ResizeAnswer> {
+    let answer = volume.ask(RESIZE, &bytes.to_ne_bytes())?;
+    ResizeAnswer::decode(&answer).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Returns the space of free segments to the host; gives the number of bytes. `EPERM`: as [`tune`].

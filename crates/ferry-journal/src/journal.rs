@@ -265,6 +265,14 @@ impl Journal {
         Ok(true)
     }
 
+    /// Moves the home store out of the segments from `end` on; the owner gives it none of those.
+    /// `NoSpace`: there are not enough others. It may take another call until the owner has them all,
+    /// because somebody may still read in them.
+    pub fn vacate(&self, end: u32) -> Result<(), JournalError> {
+        self.force_all()?;
+        self.core.checkpoint(Checkpoint::Vacate(end))
+    }
+
     /// Newest context that the home store has.
     pub fn home_seq(&self) -> Seq {
         self.core.head.read().view.home.point.seq
@@ -293,18 +301,19 @@ impl Journal {
         self.core.payload_max()
     }
 
-    /// Goes on in a longer log of `len` bytes at `offset`, where there is nothing that anybody
-    /// needs. `persist` is called when both logs are empty; it must make durable which of them
-    /// counts, so that each crash leaves one of the two.
-    pub fn grow_log(
+    /// Goes on with the log, the slots of the home map and the number of segments that `to` says.
+    /// Nobody needs anything that lies in new places, the home store has no segment that is none any
+    /// more, and the log becomes no shorter. `persist` is called when the log is empty and both sets
+    /// of places are right; it must make durable which of them counts, so that each crash leaves one
+    /// of the two.
+    pub fn relocate(
         &self,
-        offset: u64,
-        len: u64,
+        to: &Geometry,
         persist: &mut dyn FnMut() -> Result<(), JournalError>,
     ) -> Result<(), JournalError> {
-        match self.core.refuses_growth() {
+        match self.core.refuses_relocation() {
             Some(error) => Err(error),
-            None => self.core.grow(offset, len, persist),
+            None => self.core.relocate(to, persist),
         }
     }
 

@@ -10,7 +10,7 @@
 //! ```text
 //! inspect  rebuild  verify    an unmounted volume record by record; a new home store; scrubbing
 //! journal  transaction        what the owner calls
-//! engine/                     the running journal: group commit, checkpoints, growth, scans
+//! engine/                     the running journal: group commit, checkpoints, relocation, scans
 //! commit/                     the open context, the flush policy, the pipeline's state, statistics
 //! view/                       layers of changes above the home store, snapshots, damage
 //! home/                       the home store: redb on segments, every block in two copies

@@ -56,6 +56,12 @@ pub enum Command {
     Mount(MountArgs),
     /// Change the passphrase of an encrypted volume in a store, mounted or not
     Passphrase(PassphraseArgs),
+    /// Give a volume in a file or on a block device another size, mounted or not
+    ///
+    /// A volume that becomes smaller is emptied behind its new end first, while programs use it. If
+    /// the command is stopped or killed, or the machine crashes, the volume has the old size or the
+    /// new one, and all of its files.
+    Resize(ResizeArgs),
     /// Build a mirror's side anew on another file or block device, while it is mounted or not
     Replace(ReplaceArgs),
     /// Let other machines mount a volume: `ferry mount ferry://HOST/ MOUNTPOINT`
@@ -863,6 +869,35 @@ pub struct WarmArgs {
     pub paths: Vec<PathBuf>,
 }
 
+/// The arguments of `ferry resize`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  ferry resize /srv/data.ferry 2T
+  ferry resize /mnt 100G
+  ferry resize /dev/vg0/data max")]
+pub struct ResizeArgs {
+    /// The volume, mounted, served or not; or its mount point, or any directory in it
+    #[arg(value_name = "VOLUME|MOUNTPOINT")]
+    pub target: Location,
+    /// The size that it is to have; max: on a block device, all of it
+    #[arg(value_parser = parse_new_size)]
+    pub size: NewSize,
+}
+
+/// A size that a volume is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewSize {
+    /// All that its device has.
+    Max,
+    /// So many bytes.
+    Bytes(u64),
+}
+
+fn parse_new_size(text: &str) -> Result<NewSize, String> {
+    if text == "max" { Ok(NewSize::Max) } else { parse_bytes(text).map(NewSize::Bytes) }
+}
+
 /// The arguments of `ferry trim`.
 #[derive(Args, Debug)]
 pub struct TrimArgs {
@@ -971,6 +1006,8 @@ mod tests {
             "ferry mkfs v --size 64G --log-size 64M --force",
             "ferry mkfs v --device mirror a b --size 1G",
             "ferry replace v a c",
+            "ferry resize v 64G",
+            "ferry resize /dev/sdb max",
             "ferry mount v /mnt --create -o ro,cache=strict -o allow_other --foreground",
             "ferry umount /mnt --force --lazy",
             "ferry mkfs dir:///srv/store --size 2T",
@@ -1038,6 +1075,8 @@ mod tests {
             "ferry rollback dir:///srv/store@before --force",
             "ferry fsck s3://bucket/a?secret=b",
             "ferry mkfs v a b",
+            "ferry resize v",
+            "ferry resize v +1G",
             "ferry mkfs v --device mirror",
             "ferry mkfs v --device raid6 a",
             "ferry sync",

@@ -76,6 +76,7 @@ mod rekey;
 mod remote;
 mod replace;
 mod replica;
+mod resize;
 mod rollback;
 mod schedule;
 mod scrub;

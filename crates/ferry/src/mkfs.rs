@@ -1,5 +1,6 @@
 //! `ferry mkfs`: makes a new volume.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -211,7 +212,25 @@ fn gets_its_size(args: &MkfsArgs, volume: &Path) -> bool {
 /// Warns if the host has less space than the volume may come to need. That is often intended, so it
 /// is said once; a mount warns again only if the host is nearly full.
 fn warn_of_small_host(volume: &Location, size: u64, device: &dyn BlockDevice) {
-    let Some(has) = device.host_free().filter(|has| *has < size) else { return };
+    if let Some(has) = device.host_free() {
+        warn_if_short(volume, size, size, has);
+    }
+}
+
+/// The same for a volume that has got another size, and has taken some of its space. `file` may be a
+/// block device: it has all of its space.
+pub fn warn_of_full_host(volume: &Location, file: &Path, size: u64) {
+    let Ok(found) = std::fs::metadata(file) else { return };
+    if let (true, Ok(host)) = (found.is_file(), rustix::fs::statvfs(file)) {
+        let needs = size.saturating_sub(found.blocks() * 512);
+        warn_if_short(volume, size, needs, host.f_bavail.saturating_mul(host.f_frsize));
+    }
+}
+
+fn warn_if_short(volume: &Location, size: u64, needs: u64, has: u64) {
+    if has >= needs {
+        return;
+    }
     tracing::warn!(
         "{volume}: the volume takes space as it fills, up to {}, and the file system on which it lies has {} left",
         format_bytes(size),

@@ -33,7 +33,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 /// Largest size of a volume in bytes: what `off_t` and the offset of the ownership lock allow.
@@ -59,7 +59,7 @@ pub struct FileDevice {
     /// only.
     engine: Option<Engine>,
     host: Arc<HostFile>,
-    capacity: u64,
+    capacity: AtomicU64,
     path: PathBuf,
     warned_no_allocate: AtomicBool,
 }
@@ -145,8 +145,7 @@ impl FileDevice {
             (true, OpenMode::ReadWrite) => Some(claim(path)?),
             _ => None,
         };
-        let end = file.seek(SeekFrom::End(0)).map_err(|e| failed("find the size of", path, e))?;
-        let capacity = end - end % BLOCK_SIZE as u64;
+        let capacity = whole_blocks(&mut file).map_err(|e| failed("find the size of", path, e))?;
         let direct = bypass_page_cache(&file).map_err(|e| failed("read", path, e))?;
         if !direct {
             tracing::warn!(path = %path.display(), "no O_DIRECT here: transfers go through the host's page cache");
@@ -169,7 +168,7 @@ impl FileDevice {
         Ok(Self {
             engine,
             host,
-            capacity,
+            capacity: AtomicU64::new(capacity),
             path: path.into(),
             warned_no_allocate: AtomicBool::new(false),
         })
@@ -182,7 +181,7 @@ impl FileDevice {
     /// What is wrong with a request, found before it is queued.
     fn check_request(&self, io: &Io) -> io::Result<()> {
         match io {
-            Io::Write { offset, buf, .. } => check_range(self.capacity, *offset, buf.len() as u64),
+            Io::Write { offset, buf, .. } => check_range(self.capacity(), *offset, buf.len() as u64),
             Io::Flush { .. } => Ok(()),
         }
     }
@@ -195,11 +194,34 @@ impl FileDevice {
 
 impl BlockDevice for FileDevice {
     fn capacity(&self) -> u64 {
-        self.capacity
+        self.capacity.load(Ordering::Acquire)
+    }
+
+    fn capacity_max(&self) -> io::Result<u64> {
+        self.check_writable()?;
+        if self.host.block_device { whole_blocks(&mut &self.host.file) } else { Ok(SIZE_MAX) }
+    }
+
+    fn resize(&self, bytes: u64) -> io::Result<()> {
+        let most = self.capacity_max()?;
+        if bytes > most {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        if self.host.block_device {
+            self.capacity.store(most, Ordering::Release);
+            return Ok(());
+        }
+        if bytes < self.capacity() {
+            self.capacity.store(bytes, Ordering::Release);
+        }
+        self.host.file.set_len(bytes)?;
+        self.host.file.sync_all()?;
+        self.capacity.store(bytes, Ordering::Release);
+        Ok(())
     }
 
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        check_range(self.capacity, offset, buf.len() as u64)?;
+        check_range(self.capacity(), offset, buf.len() as u64)?;
         let mut at = 0;
         while at < buf.len() {
             match self.host.file.read_at(&mut buf[at..], offset + at as u64) {
@@ -217,7 +239,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn start_read(&self, ring: &dyn ReadRing, offset: u64, buf: Arc<AlignedBuf>, done: ReadDone) {
-        match check_range(self.capacity, offset, buf.len() as u64) {
+        match check_range(self.capacity(), offset, buf.len() as u64) {
             Ok(()) => ring.start(FileRead::new(Arc::clone(&self.host) as _, offset, buf, done)),
             Err(error) => done(Err(error)),
         }
@@ -245,7 +267,7 @@ impl BlockDevice for FileDevice {
 
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
         self.check_writable()?;
-        check_range(self.capacity, offset, buf.len() as u64)?;
+        check_range(self.capacity(), offset, buf.len() as u64)?;
         write_all(&self.host.file, offset, buf)
     }
 
@@ -269,7 +291,7 @@ impl BlockDevice for FileDevice {
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_writable()?;
-        check_range(self.capacity, offset, len)?;
+        check_range(self.capacity(), offset, len)?;
         if len == 0 {
             return Ok(());
         }
@@ -283,7 +305,7 @@ impl BlockDevice for FileDevice {
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_writable()?;
-        check_range(self.capacity, offset, len)?;
+        check_range(self.capacity(), offset, len)?;
         if self.host.block_device || len == 0 {
             return Ok(());
         }
@@ -320,7 +342,7 @@ impl BlockDevice for FileDevice {
         // This moves the file's position, which nobody uses.
         match rustix::fs::seek(&self.host.file, rustix::fs::SeekFrom::Data(offset)) {
             Ok(data) => data,
-            Err(Errno::NXIO) => self.capacity,
+            Err(Errno::NXIO) => self.capacity(),
             // A host that cannot tell says that all is data.
             Err(_) => offset,
         }
@@ -329,6 +351,13 @@ impl BlockDevice for FileDevice {
     fn reset_flush_timing(&self) {
         self.host.timer.reset();
     }
+}
+
+/// Bytes of a file or block device, in whole blocks. This moves the file's position, which nobody
+/// uses.
+fn whole_blocks(file: &mut impl Seek) -> io::Result<u64> {
+    let end = file.seek(SeekFrom::End(0))?;
+    Ok(end - end % BLOCK_SIZE as u64)
 }
 
 /// A flush of a reader is done at once; a write is refused.

@@ -65,6 +65,73 @@ pub const TUNE: u32 = ioc(1, 24, TUNE_LEN);
 /// or the log is as long already; `ENOSPC`: the end of the volume is in use. `_IOW('F', 25,
 /// char[8])`.
 pub const GROW_LOG: u32 = ioc(1, 25, 8);
+/// Gives a mounted volume another size, or does a part of the work for it: `u64` bytes, 0 for all that
+/// its device has. Answered with a [`ResizeAnswer`]: the caller asks again while something is left.
+/// For those who may [`TUNE`]. Parks. `EOPNOTSUPP`: the device has one length for good.
+/// `_IOWR('F', 33, char[16])`.
+pub const RESIZE: u32 = ioc(3, 33, RESIZE_LEN);
+/// Bytes of a [`RESIZE`] answer.
+pub const RESIZE_LEN: u32 = 16;
+
+/// The answer to [`RESIZE`]: two words, which of these it is, and its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResizeAnswer {
+    /// The volume has so many bytes.
+    Done(u64),
+    /// So many segments have to be emptied; until the caller asks again all is as before.
+    Left(u64),
+    /// What is used needs a volume of so many bytes.
+    TooSmall(u64),
+    /// The volume can have so many bytes, or more.
+    AtLeast(u64),
+    /// The volume can have so many bytes, or less.
+    AtMost(u64),
+    /// What lies in this segment cannot be read, so it cannot move.
+    Stuck(u64),
+    /// There is no room for what would move.
+    NoRoom,
+    /// What the volume lies on is full.
+    HostFull,
+    /// The volume lies in a file, which can have any size.
+    SizeWanted,
+}
+
+impl ResizeAnswer {
+    /// As it is answered.
+    pub fn encode(self) -> Vec<u8> {
+        let (kind, number) = match self {
+            Self::Done(bytes) => (0, bytes),
+            Self::Left(segments) => (1, segments),
+            Self::TooSmall(bytes) => (2, bytes),
+            Self::AtLeast(bytes) => (3, bytes),
+            Self::AtMost(bytes) => (4, bytes),
+            Self::Stuck(segment) => (5, segment),
+            Self::NoRoom => (6, 0),
+            Self::HostFull => (7, 0),
+            Self::SizeWanted => (8, 0),
+        };
+        [kind, number].into_iter().flat_map(u64::to_ne_bytes).collect()
+    }
+
+    /// What these bytes say.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
+        let number = word(8)?;
+        Some(match word(0)? {
+            0 => Self::Done(number),
+            1 => Self::Left(number),
+            2 => Self::TooSmall(number),
+            3 => Self::AtLeast(number),
+            4 => Self::AtMost(number),
+            5 => Self::Stuck(number),
+            6 => Self::NoRoom,
+            7 => Self::HostFull,
+            8 => Self::SizeWanted,
+            _ => return None,
+        })
+    }
+}
+
 /// Gives the space of free segments back to the host; answers with the bytes, `u64`. For those
 /// who may [`TUNE`]. Parks. `_IOR('F', 26, char[8])`.
 pub const TRIM: u32 = ioc(2, 26, 8);

@@ -135,7 +135,10 @@ impl Default for FsOptions {
 
 /// A mounted volume.
 pub struct LocalFs {
+    /// As it was when the volume was opened.
     pub(crate) sb: Superblock,
+    /// Bytes of the volume now.
+    pub(crate) size: AtomicU64,
     /// What messages call the volume.
     pub(crate) name: String,
     pub(crate) options: FsOptions,
@@ -171,7 +174,7 @@ pub struct LocalFs {
     /// Held while marks of sessions are removed, or what is said beside them, behind the
     /// reservation.
     pub(crate) marking: Mutex<()>,
-    /// Held while the log grows.
+    /// Held while the log grows, or the volume gets another size.
     pub(crate) growing: Arc<Mutex<()>>,
     pub(crate) blocking_fsyncs: Arc<Pool<LocalFs, BlockingFsync<LocalFs>>>,
     pub(crate) blocking_drops: Arc<Pool<LocalFs, BlockingDrop<LocalFs>>>,
@@ -188,7 +191,7 @@ impl LocalFs {
         read_superblock(dev)
     }
 
-    /// The volume's superblock.
+    /// The volume's superblock, as it was when the volume was opened.
     pub fn superblock(&self) -> &Superblock {
         &self.sb
     }

@@ -473,6 +473,7 @@ impl Filesystem for LocalFs {
             ioctl::SCRUB_STATUS => self.answer("scrub", ino, self.scrub_status_bytes(out_max)),
             ioctl::TUNE => self.answer("tune", ino, self.do_tune(cx, input)),
             ioctl::GROW_LOG => self.do_grow_log(cx, input),
+            ioctl::RESIZE => self.do_resize(cx, input),
             ioctl::TRIM => self.do_trim(cx, |bytes| bytes.to_ne_bytes().to_vec()),
             ioctl::WARM => self.do_warm(cx, input),
             ioctl::SNAPSHOT_CREATE | ioctl::SNAPSHOT_DELETE => {

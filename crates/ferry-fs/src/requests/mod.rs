@@ -9,6 +9,7 @@ pub(crate) mod devices;
 pub(crate) mod durable;
 pub(crate) mod filesystem;
 pub(crate) mod grow_log;
+pub(crate) mod resize;
 pub(crate) mod memory;
 pub(crate) mod mount;
 pub(crate) mod scrub;

@@ -117,6 +117,7 @@ impl LocalFs {
         let fs = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             hash: NameHash::new(&sb.hash_key),
+            size: AtomicU64::new(sb.size),
             sb,
             name,
             env,

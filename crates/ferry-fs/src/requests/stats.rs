@@ -7,6 +7,7 @@ use crate::requests::devices::{Device, shorten_names};
 use crate::requests::memory::Memory;
 use crate::scrub::live::ScrubState;
 use crate::store::data_store::DataStats;
+use std::sync::atomic::Ordering;
 use ferry_journal::{JournalStats, TimesStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -307,7 +308,7 @@ impl LocalFs {
             volume: Volume {
                 id: self.sb.id(),
                 label: self.sb.label.clone(),
-                size: self.sb.size,
+                size: self.size.load(Ordering::Relaxed),
                 read_only: self.options.read_only,
                 failed: self.failure(),
             },

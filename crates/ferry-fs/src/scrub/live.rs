@@ -84,7 +84,7 @@ struct Now {
 pub(crate) struct Mounted {
     pub(crate) journal: Arc<Journal>,
     pub(crate) data: Arc<DataStore>,
-    /// Held while the log grows.
+    /// Held while the log grows, or the volume gets another size.
     pub(crate) growing: Arc<Mutex<()>>,
     pub(crate) env: Env,
 }

@@ -123,7 +123,7 @@ impl Space {
 
     /// The same for all that is free at the mount: a crash may have lost what the device was told.
     pub(crate) fn discard_left(&self, pool: &Pool) {
-        let segments = self.geometry.segment_count;
+        let segments = pool.geometry.segment_count;
         let mut at = self.dev.next_data(self.segment_offset(0));
         while at < self.segment_offset(segments) {
             let segment = ((at - self.geometry.segments_offset) / self.geometry.segment_len) as u32;
@@ -181,51 +181,50 @@ impl Space {
         Some((bare * self.geometry.segment_len, self.dev.host_free()?))
     }
 
-    /// Takes the last `count` segments for a longer log. `false`, and nothing is taken: one of them
-    /// is in use, the host has no space, or what is reserved needs them.
-    pub fn take_last(&self, count: u32) -> bool {
+    /// Takes the last `count` segments for a longer log, which is then where `new` says. `false`, and
+    /// nothing is taken: one of them is in use, the host has no space, or what is reserved needs them.
+    pub fn take_last(&self, count: u32, new: &Geometry) -> bool {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);
-        let end = self.geometry.segment_count - pool.lost;
-        let Some(first) = end.checked_sub(count) else { return false };
-        let wanted = first..end;
+        let before = pool.geometry;
+        let Some(first) = before.segment_count.checked_sub(count) else { return false };
+        let wanted = first..before.segment_count;
         if !wanted.clone().all(|s| pool.backed.contains(&s) || pool.bare.contains(&s)) {
             return false;
         }
-        let (offset, len) =
-            (self.segment_offset(first), u64::from(count) * self.geometry.segment_len);
-        if !self.host_has_room(len) || self.dev.allocate(offset, len).is_err() {
+        if !self.host_has_room(new.log_len)
+            || self.dev.allocate(new.log_offset, new.log_len).is_err()
+        {
             return false;
         }
-        for segment in wanted {
-            if pool.backed.remove(&segment) {
-                pool.backed_total -= 1;
-            }
-            pool.bare.remove(&segment);
-            pool.stale.remove(&segment);
-            pool.given.remove(&segment);
-        }
-        let before = (pool.log, pool.lost);
-        pool.log = (offset, len);
-        pool.lost += count;
+        wanted.for_each(|segment| self.forget(&mut pool, segment));
+        pool.geometry = *new;
         self.rebase(&mut pool);
         if self.free.get() >= 0 || self.back_enough(&mut pool) {
             return true;
         }
-        self.restore(&mut pool, before);
+        self.restore(&mut pool, &before);
         false
+    }
+
+    /// A free segment is none any more.
+    fn forget(&self, pool: &mut Pool, segment: u32) {
+        if pool.backed.remove(&segment) {
+            pool.backed_total -= 1;
+        }
+        pool.bare.remove(&segment);
+        pool.stale.remove(&segment);
+        pool.given.remove(&segment);
     }
 
     /// The log did not move after all.
     pub fn give_last_back(&self, before: &Geometry) {
-        let lost = self.geometry.segment_count - before.segment_count;
-        self.restore(&mut self.pool.lock(), ((before.log_offset, before.log_len), lost));
+        self.restore(&mut self.pool.lock(), before);
     }
 
-    pub(crate) fn restore(&self, pool: &mut Pool, (log, lost): ((u64, u64), u32)) {
-        let count = self.geometry.segment_count;
-        pool.bare.extend(count - pool.lost..count - lost);
-        (pool.log, pool.lost) = (log, lost);
+    fn restore(&self, pool: &mut Pool, before: &Geometry) {
+        pool.bare.extend(pool.geometry.segment_count..before.segment_count);
+        pool.geometry = *before;
         self.rebase(pool);
     }
 

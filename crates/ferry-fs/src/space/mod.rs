@@ -5,5 +5,6 @@ pub(crate) mod free_blocks;
 pub(crate) mod host;
 pub(crate) mod pool;
 pub(crate) mod reservation;
+pub(crate) mod resize;
 pub(crate) mod segments;
 pub mod summary;

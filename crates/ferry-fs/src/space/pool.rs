@@ -56,7 +56,7 @@ pub(crate) struct Pool {
     /// being closed.
     pub(crate) keep_bytes: u64,
     /// The home store's.
-    home: BTreeSet<u32>,
+    pub(crate) home: BTreeSet<u32>,
     /// Segments that the host has given since the mount (or that a live block proves).
     pub(crate) given: BTreeSet<u32>,
     /// Segments with space of the host that are not the home store's, in use or free.
@@ -65,14 +65,26 @@ pub(crate) struct Pool {
     pub(crate) capacity: i64,
     /// Segments taken since the mount, but for the cleaner.
     taken: u64,
-    /// Where the log is, and how many segments it has taken from the end since the mount.
-    pub(crate) log: (u64, u64),
-    pub(crate) lost: u32,
+    /// Where the volume's parts are now.
+    pub(crate) geometry: Geometry,
+    /// While the volume is made smaller: the first segment that is to be given up. None from here on
+    /// is taken, and none counts.
+    pub(crate) limit: Option<u32>,
+    /// Those of them that are free.
+    pub(crate) withdrawn: BTreeSet<u32>,
+}
+
+impl Pool {
+    /// Segments that may be used.
+    pub(crate) fn segments(&self) -> u32 {
+        self.limit.unwrap_or(self.geometry.segment_count)
+    }
 }
 
 /// Space of a volume.
 pub struct Space {
     pub(crate) dev: Arc<dyn BlockDevice>,
+    /// Where the volume's parts were when it was opened: of use for what never changes.
     pub(crate) geometry: Geometry,
     /// Blocks that may still be reserved, and the threads that wait for some.
     pub(crate) free: Free,
@@ -117,8 +129,9 @@ impl Space {
             backed_total: 0,
             capacity: 0,
             taken: 0,
-            log: (geometry.log_offset, geometry.log_len),
-            lost: 0,
+            geometry,
+            limit: None,
+            withdrawn: BTreeSet::new(),
         };
         Self {
             dev,
@@ -164,15 +177,15 @@ impl Space {
     /// to copy what it has; and so many of them, with what it has already, that large files can be
     /// overwritten until each of their blocks has an extent of its own.
     pub(crate) fn home_reserve(&self, pool: &Pool, total: u32) -> u32 {
-        self.reserve_beside(pool.home.len() as u32, total, pool.log.1)
+        self.reserve_beside(pool.home.len() as u32, total, pool.segments(), pool)
     }
 
-    /// The same where the home store has `home` segments.
-    fn reserve_beside(&self, home: u32, total: u32, log_len: u64) -> u32 {
-        let log = (log_len / home_unit_bytes(self.geometry.segment_len)) as u32;
+    /// The same where the home store has `home` segments of `segments`.
+    fn reserve_beside(&self, home: u32, total: u32, segments: u32, pool: &Pool) -> u32 {
+        let log = (pool.geometry.log_len / home_unit_bytes(self.geometry.segment_len)) as u32;
         let share = (total / HOME_SHARE).saturating_sub(home);
         let wanted = (log + copying(home)).max(share);
-        wanted.clamp(2, (self.geometry.segment_count / 4).max(2))
+        wanted.clamp(2, (segments / 4).max(2))
     }
 
     /// Free segments that must remain when one is taken for `need`.
@@ -197,12 +210,12 @@ impl Space {
 
     /// Blocks that `total` segments can give.
     pub(crate) fn capacity(&self, total: u32, pool: &Pool) -> i64 {
-        self.capacity_beside(pool.home.len() as u32, total, pool.log.1)
+        self.capacity_beside(pool.home.len() as u32, total, pool.segments(), pool)
     }
 
-    /// The same where the home store has `home` segments.
-    fn capacity_beside(&self, home: u32, total: u32, log_len: u64) -> i64 {
-        let reserve = self.reserve_beside(home, total, log_len)
+    /// The same where the home store has `home` segments of `segments`.
+    pub(crate) fn capacity_beside(&self, home: u32, total: u32, segments: u32, pool: &Pool) -> i64 {
+        let reserve = self.reserve_beside(home, total, segments, pool)
             + CLEANER_RESERVE
             + (total / SLACK_SHARE).max(SLACK_MIN);
         (i64::from(total) - i64::from(reserve)) * usable_blocks(&self.geometry)
@@ -321,7 +334,19 @@ impl Space {
 
     /// What was taken for data is not needed.
     pub fn give_back(&self, segment: u32) {
-        self.pool.lock().backed.insert(segment);
+        let mut pool = self.pool.lock();
+        if !self.withdraw(&mut pool, segment) {
+            pool.backed.insert(segment);
+        }
+    }
+
+    /// Keeps a segment that has become free from being used if it lies behind the limit.
+    fn withdraw(&self, pool: &mut Pool, segment: u32) -> bool {
+        let behind = pool.limit.is_some_and(|end| segment >= end);
+        if behind {
+            pool.withdrawn.insert(segment);
+        }
+        behind
     }
 
     /// The home store gave these back.
@@ -330,8 +355,10 @@ impl Space {
         for segment in segments {
             if pool.home.remove(segment) {
                 self.discard_freed(*segment);
-                pool.backed_total += 1;
-                pool.backed.insert(*segment);
+                if !self.withdraw(&mut pool, *segment) {
+                    pool.backed_total += 1;
+                    pool.backed.insert(*segment);
+                }
             }
         }
         self.rebase(&mut pool);
@@ -376,6 +403,9 @@ impl Space {
         while let Some(segment) = self.next_durable(durable_point) {
             any = true;
             self.discard_freed(segment);
+            if self.withdraw(pool, segment) {
+                continue;
+            }
             // Of a segment from an earlier mount parts may be holes of the host by now: ask for all
             // of it again.
             let (offset, len) = (self.segment_offset(segment), self.geometry.segment_len);
@@ -399,11 +429,14 @@ impl Space {
         self.pool.lock().taken
     }
 
-    /// The places of the volume, as they are since the log has grown.
+    /// Where the volume's parts are now.
     pub fn geometry(&self) -> Geometry {
-        let pool = self.pool.lock();
-        let segment_count = self.geometry.segment_count - pool.lost;
-        Geometry { log_offset: pool.log.0, log_len: pool.log.1, segment_count, ..self.geometry }
+        self.pool.lock().geometry
+    }
+
+    /// Blocks that data has, dirty and reserved included.
+    pub(crate) fn held(&self, pool: &Pool) -> i64 {
+        pool.capacity - self.free.get()
     }
 
     /// For statfs, in bytes: total, free, available, what data has. `removed` blocks are on their
@@ -411,15 +444,14 @@ impl Space {
     /// the others.
     pub fn totals(&self, removed: u64, home_wanted: u32) -> (u64, u64, u64, u64) {
         let pool = self.pool.lock();
-        let (segments, usable) =
-            (self.geometry.segment_count - pool.lost, usable_blocks(&self.geometry));
+        let (segments, usable) = (pool.segments(), usable_blocks(&self.geometry));
         let home_now = pool.home.len() as u32;
         let home = home_now.min(home_wanted);
         // What data has, dirty and reserved included, when all is back that is on its way.
-        let held = (pool.capacity - self.free.get() - removed as i64).max(0);
+        let held = (self.held(&pool) - removed as i64).max(0);
         let total = i64::from(segments) * usable;
         let free = (total - i64::from(home) * usable - held).max(0) as u64 * BLOCK;
-        let most = self.capacity_beside(home, segments - home, pool.log.1);
+        let most = self.capacity_beside(home, segments.saturating_sub(home), segments, &pool);
         let available = (most - held).max(0) as u64 * BLOCK;
         let backed =
             (pool.capacity - held + i64::from(home_now - home) * usable).max(0) as u64 * BLOCK;

@@ -15,6 +15,7 @@ use ferry_device::AlignedBuf;
 use ferry_journal::{Geometry, Journal, Seq, Transaction};
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Segments that one commit frees beside its own.
 pub const CLOSED_PER_COMMIT: usize = 4;
@@ -107,6 +108,8 @@ impl State {
 pub struct Table {
     geometry: Geometry,
     blocks: u32,
+    /// Number of segments now. The table's vectors have as many, or more.
+    count: AtomicU32,
     state: Mutex<State>,
     /// Somebody is done with a chunk.
     done: Condvar,
@@ -142,6 +145,7 @@ impl Table {
         Self {
             geometry,
             blocks: (geometry.segment_len / BLOCK) as u32,
+            count: AtomicU32::new(geometry.segment_count),
             state: Mutex::new(state),
             done: Condvar::new(),
         }
@@ -197,6 +201,15 @@ impl Table {
         Ok((used, state.live + state.reserved))
     }
 
+    /// The volume has so many segments from now on. Nothing is in those that it has no more.
+    pub fn set_count(&self, count: u32) {
+        let mut state = self.state.lock();
+        let len = state.segments.len().max(count as usize);
+        state.segments.resize(len, Segment { filled: 0, live: 0 });
+        state.lives.resize(len, 0);
+        self.count.store(count, Ordering::Release);
+    }
+
     /// Blocks in a segment.
     pub fn blocks(&self) -> u32 {
         self.blocks
@@ -211,7 +224,7 @@ impl Table {
     pub fn locate(&self, dev: u64) -> Option<(u32, u32)> {
         let at = dev.checked_sub(self.geometry.segments_offset / BLOCK)?;
         let segment = u32::try_from(at / u64::from(self.blocks)).ok()?;
-        (segment < self.geometry.segment_count)
+        (segment < self.count.load(Ordering::Acquire))
             .then_some((segment, (at % u64::from(self.blocks)) as u32))
     }
 
@@ -482,6 +495,33 @@ impl Table {
             })
     }
 
+    /// A segment from `end` on with something in it that can be moved.
+    pub fn victim_behind(&self, end: u32, not: &BTreeSet<(u32, u64)>) -> Option<Victim> {
+        let state = self.state.lock();
+        let life = |segment: u32| state.lives[segment as usize];
+        (end..self.count.load(Ordering::Acquire))
+            .map(|segment| (segment, state.segments[segment as usize]))
+            .find(|(segment, record)| {
+                record.live > 0
+                    && !state.in_use.contains(segment)
+                    && !not.contains(&(*segment, life(*segment)))
+            })
+            .map(|(segment, record)| Victim { segment, record, life: life(segment) })
+    }
+
+    /// The first segment from `end` on in which something is live.
+    pub fn live_behind(&self, end: u32) -> Option<u32> {
+        let state = self.state.lock();
+        let count = self.count.load(Ordering::Acquire);
+        (end..count).find(|segment| state.segments[*segment as usize].live > 0)
+    }
+
+    /// No segment from `end` on is filled on.
+    pub fn close_behind(&self, end: u32) {
+        let open = self.open_segments();
+        open.into_iter().filter(|segment| *segment >= end).for_each(|s| self.close_segment(s));
+    }
+
     /// What is left of a segment that was to be emptied; `None`: it was free meanwhile, and is what
     /// it was no more.
     pub fn left(&self, victim: &Victim) -> Option<u32> {
@@ -559,7 +599,7 @@ impl Table {
     #[cfg(test)]
     pub fn segments_in_use(&self) -> BTreeSet<u32> {
         let state = self.state.lock();
-        (0..self.geometry.segment_count).filter(|segment| state.has(*segment)).collect()
+        (0..state.lives.len() as u32).filter(|segment| state.has(*segment)).collect()
     }
 
     /// Live blocks, and blocks of unwritten extents.

@@ -350,14 +350,29 @@ impl DataStore {
         self.space.geometry()
     }
 
-    /// Takes segments from the end of the volume for the log; `false`: they are in use, or needed.
-    pub(crate) fn take_last_segments(&self, count: u32) -> bool {
-        self.space.take_last(count)
+    /// Takes segments from the end of the volume for the log, which is then where `new` says;
+    /// `false`: they are in use, or needed.
+    pub(crate) fn take_last_segments(&self, count: u32, new: &Geometry) -> bool {
+        self.space.take_last(count, new)
     }
 
     /// The log stays where it was when the places were these.
     pub(crate) fn give_last_segments_back(&self, before: &Geometry) {
         self.space.give_last_back(before);
+    }
+
+    /// The volume has become longer.
+    pub(crate) fn extend(&self, new: &Geometry) {
+        self.table.set_count(new.segment_count);
+        self.space.extend(new);
+    }
+
+    /// The volume has become shorter, as [`Space::cut`].
+    ///
+    /// [`Space::cut`]: crate::space::pool::Space::cut
+    pub(crate) fn cut(&self, new: &Geometry) {
+        self.table.set_count(new.segment_count);
+        self.space.cut(new);
     }
 
     /// Waits while device block `block` is being written.

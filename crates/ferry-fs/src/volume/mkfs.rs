@@ -4,6 +4,7 @@ use crate::api::{ROOT, Timestamp};
 use crate::credits::LARGEST_TRANSACTION;
 use crate::keys::{self, Counters, InodeRecord};
 use crate::volume::error::VolumeError;
+use crate::volume::resize::SEGMENTS_MIN;
 use crate::volume::superblock::{
     LAST_COPY, LOG_MAX, SEGMENT_SIZES, SUPERBLOCK_OFFSETS, Superblock, clear_superblocks,
     random_16, read_superblock, write_superblock,
@@ -136,7 +137,7 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
     let segments_offset = (second_map + home_map_len).next_multiple_of(64 << 10);
     // The last block is the superblock's.
     let segment_count = size.saturating_sub(segments_offset + BLOCK_SIZE as u64) / segment_len;
-    if segment_count < 16 {
+    if segment_count < u64::from(SEGMENTS_MIN) {
         return bad(format!(
             "{size} bytes are too few for segments of {segment_len} and a log of {log_len}"
         ));
@@ -154,6 +155,7 @@ fn plan(capacity: u64, options: &MkfsOptions, env: &Env) -> Result<Superblock, V
         created_secs: env.clock.wall().as_secs(),
         label: options.label.clone(),
         timeline: [0; 16],
+        layout: 0,
         log_offset,
         log_len,
         home_map_offsets: [first_map, second_map],

@@ -3,6 +3,7 @@
 mod error;
 mod mark;
 mod mkfs;
+mod resize;
 mod superblock;
 #[cfg(test)]
 mod tests;
@@ -12,8 +13,9 @@ mod version;
 pub use crate::volume::error::VolumeError;
 pub use crate::volume::mark::{CopyMark, SourceState};
 pub use crate::volume::mkfs::{LOG_MIN, MkfsOptions, SIZE_MIN, check_options, mkfs, segments_of};
+pub(crate) use crate::volume::resize::{SEGMENTS_MIN, Unfit};
 pub(crate) use crate::volume::superblock::{
-    LOG_MAX, settle_copies, write_superblock, write_timeline,
+    LOG_MAX, settle_copies, write_resized, write_superblock, write_timeline,
 };
 pub use crate::volume::superblock::{
     SUPERBLOCK_OFFSETS, Superblock, find_superblock, may_be_torn, read_superblock,

@@ -28,11 +28,14 @@ const LOOKED_AT: u64 = 256 << 20;
 const SEARCHED: u64 = 1 << 30;
 /// Bytes read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
-const BLOCK: u64 = BLOCK_SIZE as u64;
+pub(super) const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Incompatible feature: the log lies behind the segments, because it has grown.
 pub(super) const LOG_BEHIND: u64 = 1;
+/// Incompatible feature: the slots of the home map lie behind the segments, because the volume has
+/// grown beyond those in front.
+pub(super) const MAP_BEHIND: u64 = 2;
 /// Incompatible features that this code knows.
-const KNOWN_INCOMPATIBLE: u64 = LOG_BEHIND;
+const KNOWN_INCOMPATIBLE: u64 = LOG_BEHIND | MAP_BEHIND;
 /// Bytes that a segment may have: a power of two.
 pub(super) const SEGMENT_SIZES: RangeInclusive<u64> = 256 << 10..=1 << 30;
 /// A smallest log, in bytes. Volumes that are made now have [`crate::volume::LOG_MIN`] at least.
@@ -43,14 +46,15 @@ pub(crate) const LOG_MAX: u64 = 1 << 39;
 /// A longest label, in bytes.
 const LABEL_MAX: usize = 64;
 /// Where the fields end and the reserved zeros begin.
-const FIELDS_LEN: usize = 224;
+const FIELDS_LEN: usize = 232;
 /// Where the label is, and where the timeline.
 const LABEL_AT: usize = 144;
 const TIMELINE_AT: usize = LABEL_AT + LABEL_MAX;
 /// Where the CRC32C of everything before it is.
 const CRC_AT: usize = BLOCK_SIZE - 4;
 const _: () = assert!(8 + 4 + 4 + 8 * 2 + 16 * 2 + 8 + 4 * 2 + 8 * 7 + 8 == LABEL_AT);
-const _: () = assert!(TIMELINE_AT + 16 == FIELDS_LEN);
+const LAYOUT_AT: usize = TIMELINE_AT + 16;
+const _: () = assert!(LAYOUT_AT + 8 == FIELDS_LEN);
 const _: () = assert!(FIELDS_LEN <= CRC_AT);
 
 /// What a volume says of itself.
@@ -74,6 +78,8 @@ pub struct Superblock {
     pub label: String,
     /// Random since a rollback or a clone began a timeline of its own; zeros before.
     pub timeline: [u8; 16],
+    /// How often the log, the slots or the end of the volume have moved.
+    pub layout: u64,
     /// Log offset, in bytes.
     pub log_offset: u64,
     /// Log length, in bytes.
@@ -180,6 +186,7 @@ impl Superblock {
         out.extend_from_slice(self.label.as_bytes());
         out.resize(TIMELINE_AT, 0);
         out.extend_from_slice(&self.timeline);
+        out.extend_from_slice(&self.layout.to_le_bytes());
         let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
         block[..out.len()].copy_from_slice(&out);
         let crc = crc32c::crc32c(&block[..CRC_AT]);
@@ -235,6 +242,7 @@ impl Superblock {
             created_secs: u64_at(136),
             label: String::from_utf8_lossy(label).into_owned(),
             timeline: sixteen(TIMELINE_AT),
+            layout: u64_at(LAYOUT_AT),
         };
         if u32_at(72) != BLOCK_SIZE as u32 {
             return Err(Bad::Damaged(format!("block size {}", u32_at(72))));
@@ -246,11 +254,7 @@ impl Superblock {
     /// No matter who wrote the block, its offsets must not overlap or lie outside: the bytes may
     /// come from a stranger.
     fn check(&self) -> Result<(), String> {
-        let end = |offset: u64, len: u64| offset.checked_add(len);
-        let map_ends = self.home_map_offsets.map(|offset| end(offset, self.home_map_len));
         let [first_map, second_map] = self.home_map_offsets;
-        let segments = self.segment_len.checked_mul(u64::from(self.segment_count));
-        let segments_end = segments.and_then(|len| end(self.segments_offset, len));
         let map_need = BLOCK_SIZE as u64 + 4 * u64::from(self.segment_count);
         let aligned = [
             self.size,
@@ -264,24 +268,29 @@ impl Superblock {
         ]
         .iter()
         .all(|v| v.is_multiple_of(BLOCK_SIZE as u64));
-        let log_end = end(self.log_offset, self.log_len);
         let room =
             self.size.saturating_sub(if self.compatible & LAST_COPY == 0 { 0 } else { BLOCK });
-        let log_in_place = match self.incompatible & LOG_BEHIND {
-            0 => {
-                map_ends[0].is_some_and(|e| e <= self.log_offset)
-                    && log_end.is_some_and(|e| e <= second_map)
-            }
-            _ => {
-                segments_end.is_some_and(|e| e <= self.log_offset)
-                    && log_end.is_some_and(|e| e <= room)
-            }
-        };
-        let ordered = first_map >= SUPERBLOCK_OFFSETS[1] + BLOCK_SIZE as u64
-            && map_ends[0].is_some_and(|e| e <= second_map)
-            && map_ends[1].is_some_and(|e| e <= self.segments_offset)
-            && log_in_place
-            && segments_end.is_some_and(|e| e <= room);
+        // Everything in the order of the device: what is in front, the segments, what is behind.
+        let log = (self.log_offset, self.log_len);
+        let maps = self.home_map_offsets.map(|offset| (offset, self.home_map_len));
+        let (log_behind, map_behind) =
+            (self.incompatible & LOG_BEHIND != 0, self.incompatible & MAP_BEHIND != 0);
+        let mut parts = vec![(0, SUPERBLOCK_OFFSETS[1] + BLOCK)];
+        parts.extend((!map_behind).then_some(maps[0]));
+        parts.extend((!log_behind).then_some(log));
+        parts.extend((!map_behind).then_some(maps[1]));
+        let segments = self.segment_len.checked_mul(u64::from(self.segment_count));
+        parts.push((self.segments_offset, segments.unwrap_or(u64::MAX)));
+        let mut behind = Vec::new();
+        behind.extend(log_behind.then_some(log));
+        behind.extend(if map_behind { maps.to_vec() } else { Vec::new() });
+        behind.sort_unstable();
+        parts.extend(behind);
+        parts.push((room, 0));
+        let ordered = first_map < second_map
+            && parts.windows(2).all(|pair| {
+                pair[0].0.checked_add(pair[0].1).is_some_and(|end| end <= pair[1].0)
+            });
         if !aligned || !ordered || self.home_map_len < map_need || self.segment_count == 0 {
             return Err("its places contradict each other".into());
         }
@@ -339,16 +348,22 @@ pub fn read_superblock_copies(dev: &dyn BlockDevice) -> Vec<(u64, Result<Superbl
     copies.collect()
 }
 
-/// Which copy counts: the first that is whole; or another, where its log has grown and that of the
-/// first has not. Then the first was written before, and the device has lost that.
+/// Which copy counts: the first that is whole; or another of those in front, of a later layout. Then
+/// the first was written before, and the device has lost that. Programs that know no layouts make a
+/// log longer, too: of one layout that with fewer segments is the later one. They may leave the last
+/// copy as it is.
 fn counting(copies: &[(u64, Result<Superblock, Bad>)]) -> Option<usize> {
     let whole = |at: &usize| copies[*at].1.as_ref().ok();
     let first = (0..copies.len()).find(|at| whole(at).is_some())?;
-    let grown = |best: usize, at: usize| match (whole(&best), whole(&at)) {
-        (Some(a), Some(b)) if a.volume_id == b.volume_id && b.segment_count < a.segment_count => at,
+    let later = |best: usize, at: usize| match (whole(&best), whole(&at)) {
+        (Some(a), Some(b)) if a.volume_id == b.volume_id => {
+            let longer_log = b.segment_count < a.segment_count && b.layout >= a.layout;
+            let in_front = SUPERBLOCK_OFFSETS.contains(&copies[at].0);
+            if longer_log || in_front && b.layout > a.layout { at } else { best }
+        }
         _ => best,
     };
-    Some((first..copies.len()).fold(first, grown))
+    Some((first..copies.len()).fold(first, later))
 }
 
 /// Reads the volume's superblock: the copy that counts. If another could not take its place, that
@@ -449,15 +464,35 @@ pub fn may_be_torn(block: &[u8], sb: &Superblock) -> bool {
 /// Writes all copies, one after the other: a crash leaves the old ones, or the new one first. Those
 /// in front must be written; without the last one the volume works.
 pub(crate) fn write_superblock(dev: &dyn BlockDevice, sb: &Superblock) -> std::io::Result<()> {
-    for offset in sb.offsets() {
-        match dev.write(offset, &sb.encode()).and_then(|()| dev.flush()) {
-            Err(error) if !SUPERBLOCK_OFFSETS.contains(&offset) => {
+    write_copies(dev, sb, &sb.offsets())
+}
+
+fn write_copies(dev: &dyn BlockDevice, sb: &Superblock, offsets: &[u64]) -> std::io::Result<()> {
+    for offset in offsets {
+        match dev.write(*offset, &sb.encode()).and_then(|()| dev.flush()) {
+            Err(error) if !SUPERBLOCK_OFFSETS.contains(offset) => {
                 tracing::warn!(offset, %error, "the last copy of the superblock cannot be written");
             }
             written => written?,
         }
     }
     Ok(())
+}
+
+/// The same where the volume's end moves. A crash leaves the old size or the new one: the new last
+/// copy is written first, and the old one becomes a copy of the new superblock, which is none where
+/// it lies. So no copy is left that says the old size, on a device that stays longer than the volume.
+pub(crate) fn write_resized(
+    dev: &dyn BlockDevice,
+    old: &Superblock,
+    new: &Superblock,
+) -> std::io::Result<()> {
+    let mut offsets: Vec<u64> =
+        new.offsets().into_iter().chain(old.offsets()).collect();
+    offsets.retain(|offset| !SUPERBLOCK_OFFSETS.contains(offset));
+    offsets.dedup();
+    offsets.extend(SUPERBLOCK_OFFSETS);
+    write_copies(dev, new, &offsets)
 }
 
 /// The volume, which nobody has open, is in a timeline of its own from now on.
@@ -487,7 +522,7 @@ pub(super) fn clear_superblocks(dev: &dyn BlockDevice, sb: &Superblock) -> std::
     dev.flush()
 }
 
-/// Ends a growth of the log that a crash has interrupted: one copy counts, and nothing else may be
+/// Ends a move of the log or of the volume's end that a crash has interrupted: one copy counts, and nothing else may be
 /// written before the other in front says the same. Also mends a copy that is damaged for another
 /// reason.
 pub(crate) fn settle_copies(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeError> {
@@ -518,6 +553,7 @@ impl Superblock {
         let segment_count = self.segment_count - segments;
         Self {
             incompatible: self.incompatible | LOG_BEHIND,
+            layout: self.layout + 1,
             log_offset: self.segments_offset + u64::from(segment_count) * self.segment_len,
             log_len: u64::from(segments) * self.segment_len,
             segment_count,

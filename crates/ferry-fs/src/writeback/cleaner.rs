@@ -45,7 +45,7 @@ const SEGMENTS_AT_ONCE: u32 = 16;
 /// What the cleaner does about a file that is being removed. Its blocks are never moved: they go
 /// with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Going {
+pub(crate) enum Going {
     /// Waits until it is removed: a writer waits for the space.
     Wait,
     /// Leaves the segment for another time.
@@ -130,7 +130,7 @@ impl DataStore {
 
     /// Frees segments that were closed with nothing live in them, and that no other commit has come
     /// by to free.
-    fn free_closed(&self, journal: &Journal) -> Result<bool, FsError> {
+    pub(crate) fn free_closed(&self, journal: &Journal) -> Result<bool, FsError> {
         let any = self.table.has_closed();
         while self.table.has_closed() {
             let txn = journal.begin(Credits { keys: 8, bytes: 256, urgent: true })?;
@@ -197,7 +197,7 @@ impl DataStore {
     /// Moves everything live out of a segment. A damaged record of one file keeps that file's
     /// blocks where they are, and nobody else's. `false`: it was left, for a file in it is being
     /// removed.
-    fn clean(
+    pub(crate) fn clean(
         &self,
         victim: Victim,
         progress: &mut Progress,

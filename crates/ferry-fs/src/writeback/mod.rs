@@ -19,4 +19,5 @@ pub(crate) mod map;
 pub(crate) mod pressure;
 pub(crate) mod send;
 pub(crate) mod trim;
+pub(crate) mod vacate;
 pub(crate) mod write_back;

@@ -30,6 +30,8 @@ pub enum Checkpoint {
     Calm,
     /// The volume is short of space.
     Volume,
+    /// The owner wants the segments from this one on: the home store moves to others.
+    Vacate(u32),
     /// The journal is being closed, and the store then marked clean.
     Close,
 }
@@ -52,7 +54,7 @@ impl Core {
             let layers = head.view.layers.iter().filter(|l| l.last <= pipe.end.seq).cloned();
             (pipe.end, pipe.tail, layers.collect::<Vec<_>>())
         };
-        if end.position == tail && !closing {
+        if end.position == tail && !closing && !matches!(why, Checkpoint::Vacate(_)) {
             return Ok(());
         }
         if !closing && starved.is_some_and(|retry_at| self.still_starved(end.position, retry_at)) {
@@ -133,13 +135,20 @@ impl Core {
         }
     }
 
-    /// Compacts a home store that is mostly free, if there is time. After an error nothing more can
+    /// Compacts a home store that is mostly free, if there is time, or moves it. After an error nothing more can
     /// be written.
     fn shrink_home(self: &Arc<Self>, why: Checkpoint) -> Result<(), JournalError> {
         if why == Checkpoint::Log {
             return Ok(());
         }
-        let Some(need) = self.home.worth_renewing(SPARE_RETAINED) else { return Ok(()) };
+        let need = match why {
+            Checkpoint::Vacate(end) => {
+                let behind = self.home.file().segments().iter().any(|segment| *segment >= end);
+                behind.then(|| self.home.renewal_need(SPARE_RETAINED))
+            }
+            _ => self.home.worth_renewing(SPARE_RETAINED),
+        };
+        let Some(need) = need else { return Ok(()) };
         let mut segments = Vec::with_capacity(need);
         while segments.len() < need {
             let Some(segment) = self.client.take_home_segment() else { break };
@@ -147,7 +156,10 @@ impl Core {
         }
         if segments.len() < need {
             self.client.release_home_segments(&segments);
-            return Ok(());
+            return match why {
+                Checkpoint::Vacate(_) => Err(JournalError::NoSpace),
+                _ => Ok(()),
+            };
         }
         let view = self.head.read().view.home.clone();
         let closing = why == Checkpoint::Close;

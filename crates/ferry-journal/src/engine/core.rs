@@ -28,7 +28,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 /// `checkpointing`.
 pub struct Core {
     pub disk: Arc<Disk>,
-    /// Where the log is; changed by `Core::grow` alone, while nothing is in it.
+    /// Where the log is; changed by `Core::relocate` alone, while nothing is in it.
     pub area: RwLock<LogArea>,
     /// Most bytes of a record's body: [`payload_max`] of the log.
     pub payload_max: AtomicU64,

@@ -5,7 +5,7 @@ mod background;
 pub mod checkpoint;
 pub mod core;
 mod group_commit;
-mod grow;
+mod relocate;
 mod hold;
 pub mod options;
 mod scan;

@@ -43,11 +43,19 @@ impl Home {
 
     /// The same, without spare ones, if so many bytes of keys and values were removed.
     fn worth_renewing_without(&self, less: u64) -> Option<u64> {
-        let file = self.file();
-        let live = self.live_bytes().saturating_sub(less);
-        let need = UNITS_BASE + (live * HALVES_PER_BYTE / 2).div_ceil(file.unit_bytes());
-        let worth = file.attached() as u64 >= FACTOR * need + UNITS_MIN;
+        let need = self.units_of(self.live_bytes().saturating_sub(less));
+        let worth = self.file().attached() as u64 >= FACTOR * need + UNITS_MIN;
         (worth && !self.renewals.failed.load(Ordering::Relaxed)).then_some(need)
+    }
+
+    /// How many segments a new file must be given, `spare` ones among them.
+    pub fn renewal_need(&self, spare: usize) -> usize {
+        self.units_of(self.live_bytes()) as usize + spare
+    }
+
+    /// Units of a new file for so many bytes of keys and values.
+    fn units_of(&self, live: u64) -> u64 {
+        UNITS_BASE + (live * HALVES_PER_BYTE / 2).div_ceil(self.file().unit_bytes())
     }
 
     /// How many segments there will be at most when the store has been renewed, `spare` ones among

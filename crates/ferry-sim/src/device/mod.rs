@@ -19,6 +19,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use trace::{Change, FlushEffect, Trace};
 
@@ -35,6 +36,8 @@ pub enum Op {
     Discard,
     /// Allocations of one range.
     Allocate,
+    /// Changes of the device's length.
+    Resize,
 }
 
 /// An error to come.
@@ -58,6 +61,8 @@ enum Held {
 
 #[derive(Default)]
 struct State {
+    /// Earlier lengths, and the number of events at which each ended.
+    earlier: Vec<(usize, u64)>,
     /// Contents before the trace.
     base: Image,
     /// Contents as reads see them.
@@ -65,7 +70,7 @@ struct State {
     trace: Trace,
     faults: Vec<Fault>,
     /// Operations asked for, by [`Op`].
-    asked: [u64; 5],
+    asked: [u64; 6],
     struck: u64,
     hold: bool,
     held: VecDeque<Held>,
@@ -76,7 +81,8 @@ struct State {
 
 /// The simulated device. Requests complete before the call returns, unless they are held.
 pub struct SimDevice {
-    capacity: u64,
+    /// Its length now, in bytes. Changed with the state locked.
+    capacity: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -90,7 +96,7 @@ impl SimDevice {
             capacity.is_multiple_of(BLOCK_SIZE as u64),
             "capacity {capacity} is not whole blocks"
         );
-        Self { capacity, state: Mutex::default() }
+        Self { capacity: AtomicU64::new(capacity), state: Mutex::default() }
     }
 
     /// Puts random bytes where an earlier life of the medium left some. Not traced: they survive
@@ -118,6 +124,7 @@ impl SimDevice {
         state.base = state.now.settled();
         state.now = state.base.clone();
         state.trace = Trace::default();
+        state.earlier.clear();
     }
 
     /// Events so far. A crash may come at any number from 0 to this.
@@ -139,13 +146,15 @@ impl SimDevice {
         let state = self.state.lock();
         let mut image = state.base.clone();
         state.trace.crash(point, &mut image, rng);
+        let earlier = state.earlier.iter().find(|(end, _)| point < *end);
+        let capacity = earlier.map_or_else(|| self.capacity(), |(_, capacity)| *capacity);
         let state = State {
             base: image.clone(),
             now: image,
             host_free: state.host_free,
             ..State::default()
         };
-        Self { capacity: self.capacity, state: Mutex::new(state) }
+        Self { capacity: AtomicU64::new(capacity), state: Mutex::new(state) }
     }
 
     /// A device with the same contents, without faults and with an empty trace.
@@ -154,7 +163,7 @@ impl SimDevice {
         let now = state.now.clone();
         let state =
             State { base: now.clone(), now, host_free: state.host_free, ..State::default() };
-        Self { capacity: self.capacity, state: Mutex::new(state) }
+        Self { capacity: AtomicU64::new(self.capacity()), state: Mutex::new(state) }
     }
 
     /// Adds a fault. Of several that fit one operation the first added decides, but all count it.
@@ -233,7 +242,7 @@ impl SimDevice {
     fn blocks(&self, offset: u64, len: u64) -> io::Result<Range<u64>> {
         let block = BLOCK_SIZE as u64;
         let whole = offset.is_multiple_of(block) && len.is_multiple_of(block);
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.capacity);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.capacity());
         if whole && inside {
             Ok(offset / block..(offset + len) / block)
         } else {
@@ -328,7 +337,27 @@ impl State {
 
 impl BlockDevice for SimDevice {
     fn capacity(&self) -> u64 {
-        self.capacity
+        self.capacity.load(Ordering::SeqCst)
+    }
+
+    fn capacity_max(&self) -> io::Result<u64> {
+        Ok(u64::MAX / 2)
+    }
+
+    /// As that of a file, it is durable when this returns. What is cut off is zeros from then on.
+    fn resize(&self, bytes: u64) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.strike(Op::Resize)?;
+        let block = BLOCK_SIZE as u64;
+        let before = (state.trace.len(), self.capacity());
+        state.earlier.push(before);
+        if bytes < before.1 {
+            let blocks = bytes / block..before.1 / block;
+            let change = state.trace.issue(Change::Discard { blocks });
+            state.finish_write(change, Ok(()))?;
+        }
+        self.capacity.store(bytes, Ordering::SeqCst);
+        Ok(())
     }
 
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {

@@ -39,7 +39,8 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 /// The file that the database lives in.
 pub struct HomeFile {
     disk: Arc<Disk>,
-    geo: Geometry,
+    /// Changed by [`HomeFile::adopt`] alone, while nobody writes the map.
+    geo: RwLock<Geometry>,
     state: RwLock<FileState>,
     pages: Pages,
     /// Written, and not yet handed to the device.
@@ -122,13 +123,18 @@ impl HomeFile {
     /// The same file as of its newest map, for reading past damage: nothing reaches the device.
     pub fn salvage(&self) -> Arc<Self> {
         let map = self.state.read().map.clone();
-        let file = Self::with_map(&self.disk, &self.geo, map, true, None);
+        let file = Self::with_map(&self.disk, &self.geo(), map, true, None);
         Arc::new(Self { in_order: AtomicBool::new(true), ..file })
     }
 
     /// The volume's secret.
     pub fn hash_key(&self) -> HashKey {
-        self.geo.hash_key
+        self.geo.read().hash_key
+    }
+
+    /// Where the volume's parts are.
+    fn geo(&self) -> Geometry {
+        *self.geo.read()
     }
 
     /// The database's header, if there is one.
@@ -170,7 +176,7 @@ impl HomeFile {
 
     /// An empty file in `segments` that is to take this one's place.
     pub fn successor(&self, segments: &[u32]) -> Arc<Self> {
-        let new = Self::unpublished(&self.disk, &self.geo, segments, Some(self));
+        let new = Self::unpublished(&self.disk, &self.geo(), segments, Some(self));
         new.read_in_order(self.in_order.load(Ordering::Relaxed));
         new
     }
@@ -236,7 +242,7 @@ impl HomeFile {
         };
         Self {
             disk: disk.clone(),
-            geo: *geo,
+            geo: RwLock::new(*geo),
             pages,
             state: RwLock::new(state),
             buffer: WriteBuffer::default(),
@@ -265,7 +271,7 @@ impl HomeFile {
     pub fn reload(&self, read_only: bool) -> Result<(), JournalError> {
         self.buffer.clear();
         self.links.clear();
-        let Slots { map, behind, .. } = HomeMap::read(&self.disk, &self.geo)?;
+        let Slots { map, behind, .. } = HomeMap::read(&self.disk, &self.geo())?;
         let mut state = self.state.write();
         let named: HashSet<u32> = map.segments().chain(state.dropped.iter().copied()).collect();
         let floating = std::mem::take(&mut state.floating);
@@ -329,7 +335,30 @@ impl HomeFile {
         }
         // What the mark says is durable before it.
         self.disk.flush_wait().map_err(io_error("home map"))?;
-        HomeMap::mark(&self.disk, &self.geo, true)
+        HomeMap::mark(&self.disk, &self.geo(), true)
+    }
+
+    /// Sees to it that the volume's parts may be where `to` says, or where they are: slots that stay
+    /// say that there are as many segments as in either case, slots that move are written in their
+    /// new places, too. No map may be written until [`HomeFile::adopt`].
+    pub fn prepare(&self, to: &Geometry) -> Result<(), JournalError> {
+        self.settle()?;
+        let from = self.geo();
+        if (from.home_map_offsets, from.home_map_len) == (to.home_map_offsets, to.home_map_len) {
+            self.geo.write().segment_count = from.segment_count.max(to.segment_count);
+            self.state.write().changed = true;
+            return self.settle();
+        }
+        let buf = self.state.read().map.encode(to);
+        for slot in 0..2 {
+            self.disk.write(HomeMap::slot_offset(to, slot), &buf).map_err(io_error("home map"))?;
+        }
+        self.disk.flush_wait().map_err(io_error("home map"))
+    }
+
+    /// From now on the volume's parts are where `to` says.
+    pub fn adopt(&self, to: &Geometry) {
+        *self.geo.write() = *to;
     }
 
     /// Nothing was written to it since it came to rest, as the map said when it was read: both
@@ -344,7 +373,7 @@ impl HomeFile {
         self.drain(Some(&units))?;
         let Some(write) = self.next_map_write() else { return Ok(()) };
         if let Some((slot, buf)) = &write {
-            self.disk.write(HomeMap::slot_offset(&self.geo, *slot), buf)?;
+            self.disk.write(HomeMap::slot_offset(&self.geo(), *slot), buf)?;
         }
         if is_planted(Bug::UnflushedRenewal) && self.state.read().unpublished {
             return Ok(());
@@ -386,7 +415,7 @@ impl HomeFile {
         }
         // After a change the other slot is behind; after bringing it up to date, none is.
         state.other_behind = std::mem::take(&mut state.changed);
-        Some(Some((state.next_slot, state.map.encode(&self.geo))))
+        Some(Some((state.next_slot, state.map.encode(&self.geo()))))
     }
 }
 

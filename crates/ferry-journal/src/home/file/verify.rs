@@ -31,7 +31,7 @@ impl HomeFile {
     ) -> bool {
         for slot in 0..2 {
             self.verify_slot(slot, found);
-            if !step(self.geo.home_map_len) {
+            if !step(self.geo().home_map_len) {
                 return false;
             }
         }
@@ -92,14 +92,15 @@ impl HomeFile {
     }
 
     fn verify_slot(&self, slot: u64, found: &mut dyn FnMut(BadRange)) {
-        let (offset, len) = (HomeMap::slot_offset(&self.geo, slot), self.geo.home_map_len);
-        let mut buf = AlignedBuf::zeroed(len as usize);
         // No slot is being written now.
         let _one_at_a_time = self.syncing.lock();
+        let geo = self.geo();
+        let (offset, len) = (HomeMap::slot_offset(&geo, slot), geo.home_map_len);
+        let mut buf = AlignedBuf::zeroed(len as usize);
         match self.disk.read(offset, &mut buf) {
             Err(error) => found(BadRange::unreadable("home map", offset, len, &error)),
             Ok(()) => {
-                if let Err(detail) = HomeMap::decode(&buf, &self.geo) {
+                if let Err(detail) = HomeMap::decode(&buf, &geo) {
                     found(BadRange { what: "home map", offset, len, detail: detail.into() });
                 }
             }

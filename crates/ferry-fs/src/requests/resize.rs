@@ -1,0 +1,167 @@
+//! Another size for a volume in use.
+//!
+//! A longer volume gets its bytes from the device first, then the superblock says so. A shorter one
+//! is emptied behind its new end first; then the superblock says so; then the device is cut. Work
+//! that takes long is done in turns: after one, everything is as if nobody had asked, and the caller
+//! asks again. So a caller that is killed leaves nothing behind.
+
+use crate::api::ioctl::ResizeAnswer;
+use crate::api::{Answer, Cx, Errno, ROOT, Stop};
+use crate::error::FsError;
+use crate::local::jobs::BlockingFsync;
+use crate::local::local_fs::{LocalFs, errno};
+use crate::requests::grow_log::superblock_error;
+use crate::space::free_blocks::Want;
+use crate::space::resize::NoLimit;
+use crate::volume::{SEGMENTS_MIN, SIZE_MIN, Superblock, Unfit, write_resized};
+use crate::writeback::vacate::Vacated;
+use ferry_device::BLOCK_SIZE;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// A turn ends after this time.
+const TURN: Duration = Duration::from_millis(500);
+
+impl LocalFs {
+    /// The answer to [`crate::ioctl::RESIZE`], from a thread that may wait.
+    pub(crate) fn do_resize(&self, cx: &Cx, input: &[u8]) -> Answer<Vec<u8>> {
+        self.only_owner(cx)?;
+        self.writable()?;
+        let asked = input.first_chunk().ok_or(Errno(libc::EINVAL))?;
+        let size = u64::from_ne_bytes(*asked);
+        if !self.options.background {
+            return Ok(self.resize_volume(size).map(|answer| answer.encode())?);
+        }
+        let parked = cx.park::<Vec<u8>>(None);
+        let then = move |fs: &Self| {
+            let done = fs.resize_volume(size).map_err(|error| fs.report("resize", ROOT, error));
+            parked.complete(done.map(|answer| answer.encode()));
+        };
+        self.blocking_fsyncs.push(BlockingFsync { files: Vec::new(), then: Box::new(then) });
+        Err(Stop::Parked)
+    }
+
+    /// Gives the volume `asked` bytes, or all that its device has if that is 0; or does a turn of the
+    /// work for it.
+    pub(crate) fn resize_volume(&self, asked: u64) -> Result<ResizeAnswer, FsError> {
+        let _one_at_a_time = self.growing.lock();
+        let old = self.current_superblock()?;
+        let most = self.dev.capacity_max().map_err(io_errno)?;
+        if asked == 0 && self.dev.host_free().is_some() {
+            return Ok(ResizeAnswer::SizeWanted);
+        }
+        let size = if asked == 0 { most } else { asked } / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
+        if size > most {
+            return Ok(ResizeAnswer::AtMost(most));
+        }
+        if size == old.size {
+            // A crash may have left the device longer.
+            self.dev.resize(size).map_err(io_errno)?;
+            return Ok(ResizeAnswer::Done(size));
+        }
+        let new = match old.resized(size.max(SIZE_MIN)) {
+            Ok(new) => new,
+            Err(Unfit::AtLeast(bytes)) => return Ok(ResizeAnswer::AtLeast(bytes)),
+            Err(Unfit::AtMost(bytes)) => return Ok(ResizeAnswer::AtMost(bytes)),
+            Err(Unfit::Segments) if size > old.size => {
+                return Ok(ResizeAnswer::AtMost(old.size_with(u32::MAX)));
+            }
+            Err(Unfit::Segments) => return Ok(self.too_small(&old, SEGMENTS_MIN)),
+        };
+        if size < SIZE_MIN {
+            return Ok(self.too_small(&old, SEGMENTS_MIN));
+        }
+        if size > old.size { self.enlarge(&old, &new) } else { self.reduce(&old, &new) }
+    }
+
+    fn too_small(&self, old: &Superblock, segments: u32) -> ResizeAnswer {
+        ResizeAnswer::TooSmall(old.size_with(segments).max(SIZE_MIN).min(old.size))
+    }
+
+    /// Grows the volume.
+    fn enlarge(&self, old: &Superblock, new: &Superblock) -> Result<ResizeAnswer, FsError> {
+        self.dev.resize(new.size).map_err(io_errno)?;
+        if let Err(error) = self.allocate_moved(old, new) {
+            tracing::warn!(volume = self.name, %error, "the volume cannot be made longer");
+            self.dev.resize(old.size).map_err(io_errno)?;
+            return Ok(ResizeAnswer::HostFull);
+        }
+        self.switch(old, new)?;
+        self.data.extend(&new.geometry());
+        Ok(self.resized(new))
+    }
+
+    /// Makes it smaller, or does some of the work for that.
+    fn reduce(&self, old: &Superblock, new: &Superblock) -> Result<ResizeAnswer, FsError> {
+        let end = new.segment_count;
+        let set_limit = || self.data.space.set_limit(end);
+        let limited = set_limit().or_else(|_| {
+            // What was removed a moment ago is on its way back.
+            self.data.await_removed(Want::new(u64::MAX >> 1));
+            set_limit()
+        });
+        match limited {
+            Ok(()) => {}
+            Err(NoLimit::Needs(segments)) => return Ok(self.too_small(old, segments)),
+            Err(NoLimit::HostFull) => return Ok(ResizeAnswer::HostFull),
+        }
+        let done = self.empty_and_cut(old, new);
+        if !matches!(done, Ok(ResizeAnswer::Done(_))) {
+            self.data.space.lift_limit();
+        }
+        done
+    }
+
+    /// Everything behind the limit moves; then the volume ends there.
+    fn empty_and_cut(&self, old: &Superblock, new: &Superblock) -> Result<ResizeAnswer, FsError> {
+        let began = self.env.clock.monotonic();
+        let go_on = || self.env.clock.monotonic().saturating_sub(began) < TURN;
+        match self.data.vacate(new.segment_count, &go_on)? {
+            Vacated::All => {}
+            Vacated::Left(segments) => return Ok(ResizeAnswer::Left(segments.into())),
+            Vacated::Stuck(segment) => return Ok(ResizeAnswer::Stuck(segment.into())),
+            Vacated::NoRoom => return Ok(ResizeAnswer::NoRoom),
+        }
+        if let Err(error) = self.allocate_moved(old, new) {
+            tracing::warn!(volume = self.name, %error, "the volume cannot be made shorter");
+            return Ok(ResizeAnswer::HostFull);
+        }
+        self.switch(old, new)?;
+        self.data.cut(&new.geometry());
+        let cut = self.dev.discard(new.size, old.size - new.size);
+        if let Err(error) = cut.and_then(|()| self.dev.resize(new.size)) {
+            tracing::warn!(volume = self.name, %error, "what lies behind the volume stays there");
+        }
+        Ok(self.resized(new))
+    }
+
+    /// Takes the host's space for the log and the slots if they move.
+    fn allocate_moved(&self, old: &Superblock, new: &Superblock) -> io::Result<()> {
+        if new.log_offset != old.log_offset {
+            self.dev.allocate(new.log_offset, new.log_len)?;
+        }
+        if new.home_map_offsets != old.home_map_offsets {
+            for offset in new.home_map_offsets {
+                self.dev.allocate(offset, new.home_map_len)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// From now on the parts of the volume are where `new` says.
+    fn switch(&self, old: &Superblock, new: &Superblock) -> Result<(), FsError> {
+        let persist = &mut || write_resized(&*self.dev, old, new).map_err(superblock_error);
+        Ok(self.journal.relocate(&new.geometry(), persist)?)
+    }
+
+    fn resized(&self, new: &Superblock) -> ResizeAnswer {
+        self.size.store(new.size, Ordering::Relaxed);
+        tracing::info!(volume = self.name, bytes = new.size, "the volume has another size");
+        ResizeAnswer::Done(new.size)
+    }
+}
+
+fn io_errno(error: io::Error) -> FsError {
+    errno(error.raw_os_error().unwrap_or(libc::EIO))
+}

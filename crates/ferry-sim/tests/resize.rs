@@ -1,0 +1,322 @@
+//! A volume in use gets another size: at every moment a crash leaves either the old size or the new
+//! one, and with either everything that was made durable.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+mod grow_support;
+
+use ferry_device::BlockDevice;
+use ferry_fs::ioctl::{self, ResizeAnswer};
+use ferry_fs::volume::{LOG_MIN, Superblock, read_superblock, read_superblock_copies};
+use ferry_fs::{Errno, Filesystem, LocalFs, ROOT};
+use ferry_sim::device::{Fault, Op, SimDevice, SimRng};
+use grow_support::{Files, ME, assert_clean, contents, format, grow, make, open, read, sync};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const SMALL: u64 = 24 << 20;
+/// A volume of [`MEDIUM`] bytes becomes so short.
+const SHORT: u64 = 32 << 20;
+const MEDIUM: u64 = 64 << 20;
+/// More segments than the slots of a volume of [`MEDIUM`] bytes have room for.
+const LARGE: u64 = 1 << 30;
+/// Bytes of a file.
+const FILE: usize = 300_000;
+
+fn as_device(device: &Arc<SimDevice>) -> Arc<dyn BlockDevice> {
+    device.clone()
+}
+
+fn volume(bytes: u64) -> Arc<SimDevice> {
+    let device = Arc::new(SimDevice::new(bytes));
+    format(&as_device(&device), LOG_MIN);
+    device
+}
+
+fn superblock(device: &Arc<SimDevice>) -> Superblock {
+    read_superblock(&as_device(device)).unwrap()
+}
+
+fn ask(fs: &LocalFs, bytes: u64) -> Result<ResizeAnswer, Errno> {
+    let answer = ME.call(|cx| fs.ioctl(cx, ROOT, ioctl::RESIZE, &bytes.to_ne_bytes(), 16))?;
+    Ok(ResizeAnswer::decode(&answer).unwrap())
+}
+
+fn resize(fs: &LocalFs, bytes: u64) -> Result<ResizeAnswer, Errno> {
+    loop {
+        match ask(fs, bytes)? {
+            ResizeAnswer::Left(_) => {}
+            answer => return Ok(answer),
+        }
+    }
+}
+
+fn holds(fs: &LocalFs, files: &Files, what: &str) {
+    for (name, data) in files {
+        assert!(read(fs, name).as_ref() == Some(data), "{name} {what}");
+    }
+}
+
+fn blocks(fs: &LocalFs) -> u64 {
+    ME.call(|cx| fs.statfs(cx)).unwrap().blocks
+}
+
+fn large(n: u32) -> Vec<u8> {
+    vec![n as u8; FILE]
+}
+
+/// Makes so many files, and removes all of the first half but each fourth: live data lies at both
+/// ends, between dead data.
+fn fill(fs: &LocalFs, files: &mut Files, count: u32) {
+    for n in 0..count {
+        make(fs, files, format!("before {n}"), large(n));
+        if n % 8 == 7 {
+            sync(fs);
+        }
+    }
+    for n in (0..count / 2).filter(|n| n % 4 != 0) {
+        let name = format!("before {n}");
+        // The kernel knows it from its create and from this.
+        let ino = ME.call(|cx| fs.lookup(cx, ROOT, name.as_bytes())).unwrap().attr.unwrap().ino;
+        ME.call(|cx| fs.unlink(cx, ROOT, name.as_bytes())).unwrap();
+        fs.forget(ino, 2);
+        files.remove(&name);
+    }
+    sync(fs);
+}
+
+/// How a volume is prepared, and the size that it gets.
+struct Case {
+    name: &'static str,
+    from: u64,
+    to: u64,
+    log: Option<u64>,
+    files: u32,
+}
+
+const CASES: [Case; 5] = [
+    Case { name: "longer", from: SMALL, to: MEDIUM, log: None, files: 20 },
+    Case { name: "longer slots", from: SMALL, to: LARGE, log: None, files: 20 },
+    Case { name: "longer, log behind", from: SMALL, to: MEDIUM, log: Some(1 << 20), files: 20 },
+    Case { name: "shorter", from: MEDIUM, to: SHORT, log: None, files: 60 },
+    Case { name: "shorter, log behind", from: MEDIUM, to: SHORT, log: Some(1 << 20), files: 60 },
+];
+
+#[test]
+fn a_crash_while_a_volume_is_resized_leaves_the_old_size_or_the_new_one() {
+    for case in &CASES {
+        let device = volume(case.from);
+        let fs = open(device.clone(), false);
+        let (mut files, mut rng) = (Files::new(), SimRng::new(7));
+        if let Some(log) = case.log {
+            grow(&fs, log).unwrap();
+        }
+        fill(&fs, &mut files, case.files);
+        device.restart_trace();
+        make(&fs, &mut files.clone(), "not synced".into(), contents(1));
+        assert_eq!(resize(&fs, case.to), Ok(ResizeAnswer::Done(case.to)), "{}", case.name);
+        let resized_at = device.trace_len();
+        let mut after = files.clone();
+        for n in 0..10 {
+            make(&fs, &mut after, format!("after {n}"), large(n));
+        }
+        sync(&fs);
+        let synced_at = device.trace_len();
+        // Each moment at which the switch may be half done, and others.
+        let mut points = device.flush_points();
+        points.extend(resized_at.saturating_sub(60)..=resized_at);
+        points.extend((0..40).map(|_| rng.index(synced_at + 1)));
+        points.push(synced_at);
+        let mut sizes = [0; 2];
+        for point in points {
+            let what = format!("{}: after a crash at {point}", case.name);
+            let image = Arc::new(device.crash_image(point, &mut rng));
+            assert_clean(&as_device(&image));
+            let size = superblock(&image).size;
+            assert!([case.from, case.to].contains(&size), "{what}: {size}");
+            sizes[usize::from(size == case.to)] += 1;
+            assert!(point < resized_at || size == case.to, "{what}: it was said to be resized");
+            let fs = open(image.clone(), false);
+            holds(&fs, if point >= synced_at { &after } else { &files }, &what);
+            // It is used again, and gets the size again.
+            assert_eq!(resize(&fs, case.to), Ok(ResizeAnswer::Done(case.to)), "{what}");
+            let mut more = Files::new();
+            for n in 0..5 {
+                make(&fs, &mut more, format!("more {n}"), large(n));
+            }
+            sync(&fs);
+            let copies = read_superblock_copies(&*image);
+            let whole: Vec<_> = copies.iter().filter_map(|(_, copy)| copy.as_ref().ok()).collect();
+            assert!(whole.len() == 3 && whole.windows(2).all(|two| two[0] == two[1]), "{copies:?}");
+            drop(fs);
+            let image = Arc::new(image.crash_image(image.trace_len(), &mut rng));
+            let fs = open(image.clone(), false);
+            holds(&fs, &files, &what);
+            holds(&fs, &more, &what);
+            fs.close().unwrap();
+            drop(fs);
+            assert_clean(&as_device(&image));
+            assert_eq!(image.capacity(), case.to, "{what}");
+        }
+        assert!(sizes.iter().all(|n| *n > 0), "{}: both sides of the change: {sizes:?}", case.name);
+    }
+}
+
+#[test]
+fn each_request_of_a_resize_may_fail() {
+    for case in &CASES {
+        let device = volume(case.from);
+        let fs = open(device.clone(), false);
+        let mut files = Files::new();
+        if let Some(log) = case.log {
+            grow(&fs, log).unwrap();
+        }
+        fill(&fs, &mut files, case.files);
+        fs.close().unwrap();
+        drop(fs);
+        let faults = [
+            (Op::Write, libc::EIO, 5),
+            (Op::Flush, libc::EIO, 1),
+            (Op::Allocate, libc::ENOSPC, 1),
+            (Op::Resize, libc::EFBIG, 1),
+        ];
+        for (op, errno, step) in faults {
+            let mut after = 0;
+            loop {
+                let what = format!("{}: {op:?} {after} fails", case.name);
+                let device = Arc::new(device.copy());
+                let fs = open(device.clone(), false);
+                device.inject(Fault { op, after, errno, sticky: false });
+                let resized = resize(&fs, case.to);
+                let struck = device.struck() > 0;
+                assert!(struck || resized == Ok(ResizeAnswer::Done(case.to)), "{what}: {resized:?}");
+                device.heal();
+                // As if the daemon were killed.
+                drop(fs);
+                assert_clean(&as_device(&device));
+                let fs = open(device.clone(), false);
+                holds(&fs, &files, &what);
+                assert_eq!(resize(&fs, case.to), Ok(ResizeAnswer::Done(case.to)), "{what}");
+                fs.close().unwrap();
+                drop(fs);
+                assert_clean(&as_device(&device));
+                if !struck {
+                    break;
+                }
+                after += step;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_volume_is_resized_while_programs_write() {
+    let device = volume(MEDIUM);
+    let fs = open(device.clone(), true);
+    let mut files = Files::new();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..3)
+            .map(|worker| {
+                let (fs, stop) = (&fs, &stop);
+                scope.spawn(move || {
+                    let mut mine = Files::new();
+                    let mut n = 0;
+                    while !stop.load(Ordering::SeqCst) {
+                        // The same names again and again: old contents die everywhere.
+                        make_anew(fs, &mut mine, format!("{worker} {}", n % 12), large(n));
+                        if n % 10 == 0 {
+                            sync(fs);
+                        }
+                        n += 1;
+                    }
+                    mine
+                })
+            })
+            .collect();
+        for size in [LARGE, SMALL + (8 << 20), 2 * MEDIUM, MEDIUM] {
+            assert_eq!(resize(&fs, size), Ok(ResizeAnswer::Done(size)));
+            assert_eq!(fs.stats()["volume"]["size"], size);
+        }
+        stop.store(true, Ordering::SeqCst);
+        workers.into_iter().for_each(|worker| files.extend(worker.join().unwrap()));
+    });
+    holds(&fs, &files, "at the end");
+    fs.close().unwrap();
+    drop(fs);
+    assert_clean(&as_device(&device));
+    let fs = open(device.clone(), true);
+    holds(&fs, &files, "when opened again");
+    fs.close().unwrap();
+}
+
+/// Overwrites the file, if it is there.
+fn make_anew(fs: &LocalFs, files: &mut Files, name: String, data: Vec<u8>) {
+    if !files.contains_key(&name) {
+        return make(fs, files, name, data);
+    }
+    let written = ME.call(|cx| {
+        let ino = fs.lookup(cx, ROOT, name.as_bytes())?.attr.unwrap().ino;
+        let fh = fs.open(cx, ino, libc::O_RDWR, false)?.fh;
+        fs.write(cx, ino, fh, 0, &data, false, false)?;
+        fs.release(cx, ino, fh);
+        Ok(())
+    });
+    written.unwrap_or_else(|e| panic!("{name}: {e}"));
+    files.insert(name, data);
+}
+
+#[test]
+fn a_size_that_cannot_be_is_refused_and_nothing_has_changed() {
+    let device = volume(MEDIUM);
+    let fs = open(device.clone(), true);
+    let mut files = Files::new();
+    for n in 0..100 {
+        make(&fs, &mut files, format!("{n}"), large(n));
+    }
+    sync(&fs);
+    let before = blocks(&fs);
+    let ResizeAnswer::TooSmall(smallest) = resize(&fs, SMALL).unwrap() else {
+        panic!("it does not fit")
+    };
+    assert!(smallest > 100 * FILE as u64 && smallest < MEDIUM, "{smallest}");
+    assert!(matches!(resize(&fs, 1 << 20), Ok(ResizeAnswer::TooSmall(_))));
+    assert_eq!(blocks(&fs), before);
+    assert_eq!(superblock(&device).size, MEDIUM);
+    assert_eq!(resize(&fs, MEDIUM), Ok(ResizeAnswer::Done(MEDIUM)));
+    // The smallest size is one.
+    assert_eq!(resize(&fs, smallest), Ok(ResizeAnswer::Done(smallest)));
+    holds(&fs, &files, "on the smallest volume");
+    // What the log has behind the segments is in the way of a small step.
+    assert_eq!(resize(&fs, MEDIUM), Ok(ResizeAnswer::Done(MEDIUM)));
+    grow(&fs, 4 << 20).unwrap();
+    let ResizeAnswer::AtLeast(more) = resize(&fs, MEDIUM + (1 << 20)).unwrap() else {
+        panic!("the log would lie over itself")
+    };
+    assert_eq!(resize(&fs, more), Ok(ResizeAnswer::Done(more)));
+    let ResizeAnswer::AtMost(less) = resize(&fs, more - (1 << 20)).unwrap() else {
+        panic!("the log would lie over itself")
+    };
+    assert_eq!(resize(&fs, less), Ok(ResizeAnswer::Done(less)));
+    holds(&fs, &files, "after small steps");
+    fs.close().unwrap();
+    drop(fs);
+    assert_clean(&as_device(&device));
+}
+
+/// Nothing is left of a turn whose caller does not come back.
+#[test]
+fn a_resize_that_is_given_up_leaves_all_space_to_programs() {
+    let device = volume(MEDIUM);
+    let fs = open(device.clone(), true);
+    let mut files = Files::new();
+    fill(&fs, &mut files, 60);
+    let before = blocks(&fs);
+    device.inject(Fault { op: Op::Allocate, after: 0, errno: libc::ENOSPC, sticky: true });
+    assert_eq!(ask(&fs, SHORT), Ok(ResizeAnswer::NoRoom));
+    device.heal();
+    assert_eq!(blocks(&fs), before);
+    holds(&fs, &files, "after a turn");
+    fs.close().unwrap();
+    drop(fs);
+    assert_clean(&as_device(&device));
+}
