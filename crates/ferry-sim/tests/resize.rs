@@ -4,14 +4,16 @@
 
 mod grow_support;
 
-use ferry_device::BlockDevice;
+use ferry_device::{AlignedBuf, BlockDevice, HookedDevice};
 use ferry_fs::ioctl::{self, ResizeAnswer};
 use ferry_fs::volume::{LOG_MIN, Superblock, read_superblock, read_superblock_copies};
-use ferry_fs::{Errno, Filesystem, LocalFs, ROOT};
-use ferry_sim::device::{Fault, Op, SimDevice, SimRng};
+use ferry_fs::{Errno, Filesystem, FsOptions, LocalFs, ROOT, Statfs};
+use ferry_journal::inspect::home_map;
+use ferry_sim::device::{Fault, Op, SimDevice, SimRng, sim_env};
 use grow_support::{Files, ME, assert_clean, contents, format, grow, make, open, read, sync};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const SMALL: u64 = 24 << 20;
 /// A volume of [`MEDIUM`] bytes becomes so short.
@@ -56,16 +58,16 @@ fn holds(fs: &LocalFs, files: &Files, what: &str) {
     }
 }
 
-fn blocks(fs: &LocalFs) -> u64 {
-    ME.call(|cx| fs.statfs(cx)).unwrap().blocks
+fn statfs(fs: &LocalFs) -> Statfs {
+    ME.call(|cx| fs.statfs(cx)).unwrap()
 }
 
 fn large(n: u32) -> Vec<u8> {
     vec![n as u8; FILE]
 }
 
-/// Makes so many files, and removes all of the first half but each fourth: live data lies at both
-/// ends, between dead data.
+/// Makes so many files, and removes all but each fourth: live data lies at both ends, between dead
+/// data.
 fn fill(fs: &LocalFs, files: &mut Files, count: u32) {
     for n in 0..count {
         make(fs, files, format!("before {n}"), large(n));
@@ -73,7 +75,7 @@ fn fill(fs: &LocalFs, files: &mut Files, count: u32) {
             sync(fs);
         }
     }
-    for n in (0..count / 2).filter(|n| n % 4 != 0) {
+    for n in (0..count).filter(|n| n % 4 != 0) {
         let name = format!("before {n}");
         // The kernel knows it from its create and from this.
         let ino = ME.call(|cx| fs.lookup(cx, ROOT, name.as_bytes())).unwrap().attr.unwrap().ino;
@@ -97,8 +99,8 @@ const CASES: [Case; 5] = [
     Case { name: "longer", from: SMALL, to: MEDIUM, log: None, files: 20 },
     Case { name: "longer slots", from: SMALL, to: LARGE, log: None, files: 20 },
     Case { name: "longer, log behind", from: SMALL, to: MEDIUM, log: Some(1 << 20), files: 20 },
-    Case { name: "shorter", from: MEDIUM, to: SHORT, log: None, files: 60 },
-    Case { name: "shorter, log behind", from: MEDIUM, to: SHORT, log: Some(1 << 20), files: 60 },
+    Case { name: "shorter", from: MEDIUM, to: SHORT, log: None, files: 130 },
+    Case { name: "shorter, log behind", from: MEDIUM, to: SHORT, log: Some(1 << 20), files: 130 },
 ];
 
 #[test]
@@ -274,13 +276,13 @@ fn a_size_that_cannot_be_is_refused_and_nothing_has_changed() {
         make(&fs, &mut files, format!("{n}"), large(n));
     }
     sync(&fs);
-    let before = blocks(&fs);
+    let before = statfs(&fs);
     let ResizeAnswer::TooSmall(smallest) = resize(&fs, SMALL).unwrap() else {
         panic!("it does not fit")
     };
     assert!(smallest > 100 * FILE as u64 && smallest < MEDIUM, "{smallest}");
     assert!(matches!(resize(&fs, 1 << 20), Ok(ResizeAnswer::TooSmall(_))));
-    assert_eq!(blocks(&fs), before);
+    assert_eq!(statfs(&fs), before);
     assert_eq!(superblock(&device).size, MEDIUM);
     assert_eq!(resize(&fs, MEDIUM), Ok(ResizeAnswer::Done(MEDIUM)));
     // The smallest size is one.
@@ -303,19 +305,125 @@ fn a_size_that_cannot_be_is_refused_and_nothing_has_changed() {
     assert_clean(&as_device(&device));
 }
 
-/// Nothing is left of a turn whose caller does not come back.
+/// Nothing is left of turns whose caller does not come back: programs have all space again.
 #[test]
 fn a_resize_that_is_given_up_leaves_all_space_to_programs() {
     let device = volume(MEDIUM);
-    let fs = open(device.clone(), true);
+    let (env, clock) = sim_env(1);
+    let hooked = HookedDevice::new(as_device(&device));
+    let options = FsOptions { background: false, cache_bytes: 8 << 20, ..FsOptions::default() };
+    let hooked = Arc::new(hooked);
+    let fs = LocalFs::open(hooked.clone(), options, env).unwrap();
     let mut files = Files::new();
-    fill(&fs, &mut files, 60);
-    let before = blocks(&fs);
-    device.inject(Fault { op: Op::Allocate, after: 0, errno: libc::ENOSPC, sticky: true });
-    assert_eq!(ask(&fs, SHORT), Ok(ResizeAnswer::NoRoom));
-    device.heal();
-    assert_eq!(blocks(&fs), before);
-    holds(&fs, &files, "after a turn");
+    fill(&fs, &mut files, 130);
+    let before = statfs(&fs);
+    // Each request of the device takes long: a turn empties little.
+    hooked.set_hook(move |_, serve| {
+        clock.advance(Duration::from_millis(100));
+        serve()
+    });
+    let ResizeAnswer::Left(first) = ask(&fs, SHORT).unwrap() else { panic!("it takes long") };
+    let emptied = (0..100).find(|_| match ask(&fs, SHORT).unwrap() {
+        ResizeAnswer::Left(left) => left < first,
+        answer => panic!("it takes long: {answer:?}"),
+    });
+    assert!(emptied.is_some(), "turns empty some: {first}");
+    let after = statfs(&fs);
+    assert_eq!(after.blocks, before.blocks);
+    let lost = before.blocks_available.saturating_sub(after.blocks_available);
+    assert!(lost <= 4 * 64, "{before:?} {after:?}");
+    assert_eq!(superblock(&device).size, MEDIUM);
+    holds(&fs, &files, "after some turns");
+    // What is written now may lie anywhere again.
+    for n in 0..30 {
+        make(&fs, &mut files, format!("again {n}"), large(n));
+    }
+    sync(&fs);
+    holds(&fs, &files, "after more writes");
+    fs.close().unwrap();
+    drop(fs);
+    assert_clean(&as_device(&device));
+}
+
+#[test]
+fn data_that_cannot_be_read_keeps_the_volume_its_size() {
+    let device = volume(MEDIUM);
+    let fs = open(device.clone(), false);
+    let mut files = Files::new();
+    fill(&fs, &mut files, 130);
+    fs.close().unwrap();
+    drop(fs);
+    let sb = superblock(&device);
+    // A block of the last file's, behind the new end.
+    let mut block = AlignedBuf::zeroed(4096);
+    let damaged = (SHORT..sb.segments_offset + u64::from(sb.segment_count) * sb.segment_len).step_by(4096).find(|at| {
+        device.read(*at, &mut block).unwrap();
+        block.iter().all(|byte| *byte == 128)
+    });
+    let hooked = Arc::new(HookedDevice::new(as_device(&device)));
+    hooked.set_unreadable(damaged);
+    assert!(damaged.is_some(), "data lies behind the new end");
+    let fs = open(hooked.clone(), false);
+    assert!(matches!(resize(&fs, SHORT), Ok(ResizeAnswer::Stuck(_))));
+    assert_eq!(superblock(&device).size, MEDIUM);
+    hooked.set_unreadable([]);
+    holds(&fs, &files, "after it was refused");
+    assert_eq!(resize(&fs, SHORT), Ok(ResizeAnswer::Done(SHORT)));
+    holds(&fs, &files, "when it could be read");
+    fs.close().unwrap();
+    drop(fs);
+    assert_clean(&as_device(&device));
+}
+
+/// The home store lies where the volume is to end, and moves with everything in it.
+#[test]
+fn the_home_store_moves_out_of_the_way() {
+    let device = volume(MEDIUM);
+    let fs = open(device.clone(), false);
+    let (mut ballast, mut files) = (Files::new(), Files::new());
+    for n in 0..110 {
+        make(&fs, &mut ballast, format!("ballast {n}"), large(n));
+    }
+    sync(&fs);
+    for n in 0..1500 {
+        make(&fs, &mut files, format!("small {n} {}", "x".repeat(100)), contents(n - n % 3 + 1));
+        if n % 100 == 0 {
+            sync(&fs);
+        }
+    }
+    fs.close().unwrap();
+    drop(fs);
+    let fs = open(device.clone(), false);
+    for name in ballast.keys() {
+        let ino = ME.call(|cx| fs.lookup(cx, ROOT, name.as_bytes())).unwrap().attr.unwrap().ino;
+        ME.call(|cx| fs.unlink(cx, ROOT, name.as_bytes())).unwrap();
+        fs.forget(ino, 1);
+    }
+    sync(&fs);
+    let sb = superblock(&device);
+    let end = ((SHORT - sb.segments_offset) / sb.segment_len) as u32;
+    let behind = |sb: &Superblock| {
+        let [first, _] = home_map(&as_device(&device), &sb.geometry());
+        let map = first.unwrap();
+        map.units.into_iter().flatten().chain(map.spare).filter(|s| *s >= end).count()
+    };
+    assert!(behind(&sb) > 0, "the home store lies behind the new end");
+    device.restart_trace();
+    assert_eq!(resize(&fs, SHORT), Ok(ResizeAnswer::Done(SHORT)));
+    let (len, mut rng) = (device.trace_len(), SimRng::new(3));
+    let mut points = device.flush_points();
+    points.extend((0..20).map(|_| rng.index(len + 1)));
+    for point in points {
+        let image = Arc::new(device.crash_image(point, &mut rng));
+        assert_clean(&as_device(&image));
+        let fs = open(image.clone(), false);
+        holds(&fs, &files, &format!("after a crash at {point}"));
+        assert_eq!(resize(&fs, SHORT), Ok(ResizeAnswer::Done(SHORT)));
+        fs.close().unwrap();
+        drop(fs);
+        assert_clean(&as_device(&image));
+    }
+    assert_eq!(behind(&superblock(&device)), 0);
     fs.close().unwrap();
     drop(fs);
     assert_clean(&as_device(&device));

@@ -95,34 +95,55 @@ impl LocalFs {
     /// Makes it smaller, or does some of the work for that.
     fn reduce(&self, old: &Superblock, new: &Superblock) -> Result<ResizeAnswer, FsError> {
         let end = new.segment_count;
-        let set_limit = || self.data.space.set_limit(end);
-        let limited = set_limit().or_else(|_| {
+        let began = self.env.clock.monotonic();
+        let go_on = || self.env.clock.monotonic().saturating_sub(began) < TURN;
+        if self.data.space.lacking_before(end).is_err() {
             // What was removed a moment ago is on its way back.
             self.data.await_removed(Want::new(u64::MAX >> 1));
-            set_limit()
-        });
-        match limited {
-            Ok(()) => {}
-            Err(NoLimit::Needs(segments)) => return Ok(self.too_small(old, segments)),
-            Err(NoLimit::HostFull) => return Ok(ResizeAnswer::HostFull),
         }
-        let done = self.empty_and_cut(old, new);
+        let room = match self.data.make_room_before(end, &go_on) {
+            Err(error) if error.errno() == Errno(libc::ENOSPC) => return Ok(ResizeAnswer::NoRoom),
+            room => room?,
+        };
+        match room {
+            Ok(Vacated::All) => {}
+            Ok(not_yet) => return Ok(self.not_vacated(not_yet, end)),
+            Err(no_limit) => return Ok(self.no_limit(old, no_limit)),
+        }
+        if let Err(no_limit) = self.data.space.set_limit(end) {
+            return Ok(self.no_limit(old, no_limit));
+        }
+        let done = match self.data.vacate(end, &go_on) {
+            Ok(Vacated::All) => self.cut(old, new),
+            Ok(not_yet) => Ok(self.not_vacated(not_yet, end)),
+            Err(error) if error.errno() == Errno(libc::ENOSPC) => Ok(ResizeAnswer::NoRoom),
+            Err(error) => Err(error),
+        };
         if !matches!(done, Ok(ResizeAnswer::Done(_))) {
             self.data.space.lift_limit();
         }
         done
     }
 
-    /// Everything behind the limit moves; then the volume ends there.
-    fn empty_and_cut(&self, old: &Superblock, new: &Superblock) -> Result<ResizeAnswer, FsError> {
-        let began = self.env.clock.monotonic();
-        let go_on = || self.env.clock.monotonic().saturating_sub(began) < TURN;
-        match self.data.vacate(new.segment_count, &go_on)? {
-            Vacated::All => {}
-            Vacated::Left(segments) => return Ok(ResizeAnswer::Left(segments.into())),
-            Vacated::Stuck(segment) => return Ok(ResizeAnswer::Stuck(segment.into())),
-            Vacated::NoRoom => return Ok(ResizeAnswer::NoRoom),
+    fn no_limit(&self, old: &Superblock, why: NoLimit) -> ResizeAnswer {
+        match why {
+            NoLimit::Needs(segments) => self.too_small(old, segments),
+            NoLimit::HostFull => ResizeAnswer::HostFull,
         }
+    }
+
+    /// What is not done yet, or cannot be.
+    fn not_vacated(&self, how_far: Vacated, end: u32) -> ResizeAnswer {
+        match how_far {
+            Vacated::All | Vacated::Left => {
+                ResizeAnswer::Left(self.data.space.used_from(end).into())
+            }
+            Vacated::Stuck(segment) => ResizeAnswer::Stuck(segment.into()),
+        }
+    }
+
+    /// Ends the volume at the limit, where nothing is in use any more.
+    fn cut(&self, old: &Superblock, new: &Superblock) -> Result<ResizeAnswer, FsError> {
         if let Err(error) = self.allocate_moved(old, new) {
             tracing::warn!(volume = self.name, %error, "the volume cannot be made shorter");
             return Ok(ResizeAnswer::HostFull);

@@ -4,7 +4,7 @@
 //! and one that becomes free is withdrawn. What the others can hold is all that may be reserved, so
 //! there is room for all that lies behind the limit. When all are withdrawn, the volume can end there.
 
-use crate::space::pool::{Pool, Space};
+use crate::space::pool::{CLEANER_RESERVE, Pool, SLACK_MIN, Space};
 use crate::volume::SEGMENTS_MIN;
 use ferry_journal::Geometry;
 
@@ -31,14 +31,30 @@ impl Space {
         self.grow();
     }
 
+    /// How many free segments before `end` are lacking until a limit may be set there: what moves
+    /// needs room to move to, and the home store room to write what the log brings it.
+    pub fn lacking_before(&self, end: u32) -> Result<u32, NoLimit> {
+        let mut pool = self.pool.lock();
+        self.reap(&mut pool);
+        self.fits(&pool, end)?;
+        let free = pool.backed.range(..end).chain(pool.bare.range(..end)).count() as u32;
+        let home = pool.home.len() as u32;
+        let wanted = self.reserve_beside(home, end.saturating_sub(home), end, &pool)
+            + CLEANER_RESERVE
+            + SLACK_MIN;
+        Ok(wanted.saturating_sub(free))
+    }
+
+    fn fits(&self, pool: &Pool, end: u32) -> Result<(), NoLimit> {
+        let fewest = self.fewest(pool);
+        if end < fewest { Err(NoLimit::Needs(fewest)) } else { Ok(()) }
+    }
+
     /// Uses no segment from `end` on any more.
     pub fn set_limit(&self, end: u32) -> Result<(), NoLimit> {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);
-        let fewest = self.fewest(&pool);
-        if end < fewest {
-            return Err(NoLimit::Needs(fewest));
-        }
+        self.fits(&pool, end)?;
         pool.backed_total -= self.used_behind(&pool, end) + pool.backed.range(end..).count() as u32;
         pool.limit = Some(end);
         let (backed, bare) = (pool.backed.split_off(&end), pool.bare.split_off(&end));
@@ -74,12 +90,11 @@ impl Space {
         pool.geometry.segment_count - end - known as u32
     }
 
-    /// Segments behind the limit that are not free yet.
-    pub fn behind_limit(&self) -> u32 {
+    /// Segments from `end` on that are not free.
+    pub fn used_from(&self, end: u32) -> u32 {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);
-        let Some(end) = pool.limit else { return 0 };
-        pool.geometry.segment_count - end - pool.withdrawn.len() as u32
+        self.used_behind(&pool, end) + pool.home.range(end..).count() as u32
     }
 
     /// The volume ends at the limit, and its parts are where `new` says.

@@ -477,12 +477,22 @@ impl Table {
     /// The closed segment with the fewest live blocks for what is gained by moving them, if
     /// something is.
     pub fn victim(&self, most_live: u32, not: &BTreeSet<(u32, u64)>) -> Option<Victim> {
+        self.victim_before(u32::MAX, most_live, not)
+    }
+
+    /// The same of the segments before `end`.
+    pub fn victim_before(
+        &self,
+        end: u32,
+        most_live: u32,
+        not: &BTreeSet<(u32, u64)>,
+    ) -> Option<Victim> {
         let state = self.state.lock();
         let open: Vec<_> = state.open.iter().flatten().map(|o| o.segment).collect();
         state
             .segments
             .iter()
-            .zip(0..)
+            .zip(0..end)
             .filter(|(r, s)| r.filled > 0 && r.live <= most_live && !open.contains(s))
             .filter(|(_, s)| {
                 !state.in_use.contains(s) && !not.contains(&(*s, state.lives[*s as usize]))
