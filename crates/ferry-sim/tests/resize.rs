@@ -190,7 +190,10 @@ fn each_request_of_a_resize_may_fail() {
                 device.inject(Fault { op, after, errno, sticky: false });
                 let resized = resize(&fs, case.to);
                 let struck = device.struck() > 0;
-                assert!(struck || resized == Ok(ResizeAnswer::Done(case.to)), "{what}: {resized:?}");
+                assert!(
+                    struck || resized == Ok(ResizeAnswer::Done(case.to)),
+                    "{what}: {resized:?}"
+                );
                 device.heal();
                 // As if the daemon were killed.
                 drop(fs);
@@ -356,10 +359,12 @@ fn data_that_cannot_be_read_keeps_the_volume_its_size() {
     let sb = superblock(&device);
     // A block of the last file's, behind the new end.
     let mut block = AlignedBuf::zeroed(4096);
-    let damaged = (SHORT..sb.segments_offset + u64::from(sb.segment_count) * sb.segment_len).step_by(4096).find(|at| {
-        device.read(*at, &mut block).unwrap();
-        block.iter().all(|byte| *byte == 128)
-    });
+    let damaged = (SHORT..sb.segments_offset + u64::from(sb.segment_count) * sb.segment_len)
+        .step_by(4096)
+        .find(|at| {
+            device.read(*at, &mut block).unwrap();
+            block.iter().all(|byte| *byte == 128)
+        });
     let hooked = Arc::new(HookedDevice::new(as_device(&device)));
     hooked.set_unreadable(damaged);
     assert!(damaged.is_some(), "data lies behind the new end");

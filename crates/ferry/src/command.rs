@@ -16,8 +16,8 @@ use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
     backup, cert, clients, clone, control, copy, dashboard, debug, diff, doctor, fsck, list,
-    logging, mkfs, mount, pages, passphrase, rekey, replace, resize, rollback, scrub, serve, snapshot,
-    stats, sync, top, trace, umount, warm,
+    logging, mkfs, mount, pages, passphrase, rekey, replace, resize, rollback, scrub, serve,
+    snapshot, stats, sync, top, trace, umount, warm,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.

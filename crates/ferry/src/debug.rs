@@ -190,6 +190,7 @@ fn superblock(volume: &Volume<'_>, out: &mut Output) -> Result<bool, CliError> {
                 "hash_key": hex(&sb.hash_key),
                 "size_bytes": sb.size,
                 "created_secs": sb.created_secs,
+                "layout": sb.layout,
                 "log_offset": sb.log_offset,
                 "log_len_bytes": sb.log_len,
                 "home_map_offsets": sb.home_map_offsets,

@@ -18,10 +18,10 @@ use crate::cli::{NewSize, ResizeArgs};
 use crate::control::{Control, print};
 use crate::error::CliError;
 use crate::location::Location;
+use crate::mounts::{self, Mount};
 use crate::open::{How, explain as explain_open, open_when_free};
 use crate::size::format_bytes;
 use crate::waiting::{progress_bar, stop_on_signals};
-use crate::mounts::{self, Mount};
 use crate::{mkfs, served};
 
 /// The form of the progress bar.
@@ -67,8 +67,7 @@ fn mount_of(target: &Location) -> Result<Option<Mount>, CliError> {
 fn alone(volume: &Location, bytes: u64, stop: &AtomicBool) -> Result<u64, CliError> {
     let env = Env::real();
     let failed = |error: &dyn std::fmt::Display| CliError::Failed(format!("{volume}: {error}"));
-    let opened =
-        open_when_free(volume, How::Write, &env).map_err(|e| explain_open(volume, &e))?;
+    let opened = open_when_free(volume, How::Write, &env).map_err(|e| explain_open(volume, &e))?;
     // Clients of a server that is not running may use what was removed.
     let options = FsOptions { keeps_removed: true, ..FsOptions::default() };
     let fs = LocalFs::open(opened.device.clone(), options, env).map_err(|e| failed(&e))?;
@@ -148,7 +147,8 @@ fn refusal(answer: ResizeAnswer) -> String {
             "there is no room for what has to move: choose a larger size, or make room".into()
         }
         ResizeAnswer::HostFull => {
-            "the file system on which it lies has no space for what has to move: make room there".into()
+            "the file system on which it lies has no space for what has to move: make room there"
+                .into()
         }
         ResizeAnswer::SizeWanted => {
             "max is for a volume on a block device; this one is a file: say a size".into()

@@ -181,7 +181,9 @@ impl FileDevice {
     /// What is wrong with a request, found before it is queued.
     fn check_request(&self, io: &Io) -> io::Result<()> {
         match io {
-            Io::Write { offset, buf, .. } => check_range(self.capacity(), *offset, buf.len() as u64),
+            Io::Write { offset, buf, .. } => {
+                check_range(self.capacity(), *offset, buf.len() as u64)
+            }
             Io::Flush { .. } => Ok(()),
         }
     }

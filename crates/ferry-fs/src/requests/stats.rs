@@ -7,10 +7,10 @@ use crate::requests::devices::{Device, shorten_names};
 use crate::requests::memory::Memory;
 use crate::scrub::live::ScrubState;
 use crate::store::data_store::DataStats;
-use std::sync::atomic::Ordering;
 use ferry_journal::{JournalStats, TimesStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Unit of statfs, in bytes.

@@ -181,13 +181,7 @@ impl Space {
     }
 
     /// The same where the home store has `home` segments of `segments`.
-    pub(crate) fn reserve_beside(
-        &self,
-        home: u32,
-        total: u32,
-        segments: u32,
-        pool: &Pool,
-    ) -> u32 {
+    pub(crate) fn reserve_beside(&self, home: u32, total: u32, segments: u32, pool: &Pool) -> u32 {
         let log = (pool.geometry.log_len / home_unit_bytes(self.geometry.segment_len)) as u32;
         let share = (total / HOME_SHARE).saturating_sub(home);
         let wanted = (log + copying(home)).max(share);

@@ -288,9 +288,9 @@ impl Superblock {
         parts.extend(behind);
         parts.push((room, 0));
         let ordered = first_map < second_map
-            && parts.windows(2).all(|pair| {
-                pair[0].0.checked_add(pair[0].1).is_some_and(|end| end <= pair[1].0)
-            });
+            && parts
+                .windows(2)
+                .all(|pair| pair[0].0.checked_add(pair[0].1).is_some_and(|end| end <= pair[1].0));
         if !aligned || !ordered || self.home_map_len < map_need || self.segment_count == 0 {
             return Err("its places contradict each other".into());
         }
@@ -487,8 +487,7 @@ pub(crate) fn write_resized(
     old: &Superblock,
     new: &Superblock,
 ) -> std::io::Result<()> {
-    let mut offsets: Vec<u64> =
-        new.offsets().into_iter().chain(old.offsets()).collect();
+    let mut offsets: Vec<u64> = new.offsets().into_iter().chain(old.offsets()).collect();
     offsets.retain(|offset| !SUPERBLOCK_OFFSETS.contains(offset));
     offsets.dedup();
     offsets.extend(SUPERBLOCK_OFFSETS);

@@ -11,11 +11,11 @@
 
 use super::checkpoint::Checkpoint;
 use super::core::{Core, payload_max};
-use crate::{Geometry, JournalError};
 use crate::completion::Wait;
 use crate::disk::io_error;
 use crate::log::format::LOG_BLOCK;
 use crate::log::ring::{LogArea, lay_out};
+use crate::{Geometry, JournalError};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
