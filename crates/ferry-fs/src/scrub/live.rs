@@ -206,6 +206,7 @@ impl Shared {
             device: data.device(),
             geometry,
             superblocks,
+            segments: &|| data.geometry().segment_count,
             journal: &volume.journal,
             settled: &|block| data.wait_written(block),
             live_bytes: data.totals().live,

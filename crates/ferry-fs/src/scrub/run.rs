@@ -52,6 +52,7 @@ pub fn scrub(
         device: &**device,
         geometry: sb.geometry(),
         superblocks: read_superblock_copies(&**device),
+        segments: &|| sb.segment_count,
         journal: &journal,
         settled: &|_| (),
         live_bytes,

@@ -38,8 +38,11 @@ pub(crate) type SuperblockCopies = Vec<(u64, Result<Superblock, String>)>;
 pub(crate) struct Source<'s> {
     pub(crate) device: &'s dyn BlockDevice,
     pub(crate) geometry: Geometry,
-    /// As they were when the geometry was this one: a longer log moves both.
+    /// As they were when the geometry was this one: a longer log or another
+    /// size moves both.
     pub(crate) superblocks: SuperblockCopies,
+    /// Number of segments now: the volume may have got another size since.
+    pub(crate) segments: &'s dyn Fn() -> u32,
     pub(crate) journal: &'s Journal,
     /// Waits while somebody writes this device block.
     pub(crate) settled: &'s dyn Fn(u64),

@@ -197,7 +197,9 @@ impl<'w> Walk<'w> {
     fn may_hold_data(&self, first: u64, len: u64) -> bool {
         let geo = &self.source.geometry;
         let begin = geo.segments_offset / BLOCK;
-        let end = begin + geo.segment_len / BLOCK * u64::from(geo.segment_count);
+        // What was read of the keys may be older than a change of the volume's size, or newer.
+        let segments = geo.segment_count.max((self.source.segments)());
+        let end = begin + geo.segment_len / BLOCK * u64::from(segments);
         first >= begin && first.checked_add(len).is_some_and(|last| last <= end)
     }
 

@@ -353,7 +353,8 @@ fn a_scrub_while_the_log_grows_does_not_call_the_superblocks_damaged() {
     let sb = crate::volume::read_superblock(&world.dev).unwrap();
     let growing = world.fs.growing.lock();
     let segments = u32::try_from(sb.log_len / sb.segment_len).unwrap() + 1;
-    assert!(world.fs.data.take_last_segments(segments));
+    let longer = sb.with_log_behind(segments).geometry();
+    assert!(world.fs.data.take_last_segments(segments, &longer));
     world.fs.start_scrub(ScrubOptions::default()).unwrap();
     let mut looks = 0..10_000;
     while looks.next().is_some() && world.fs.scrub_status().state == ScrubState::Running {
@@ -409,6 +410,7 @@ fn a_block_freed_before_the_scrub_reads_it_is_not_damage() {
         device: data.device(),
         geometry: data.geometry(),
         superblocks: crate::volume::read_superblock_copies(&*world.dev),
+        segments: &|| data.geometry().segment_count,
         journal: &world.fs.journal,
         settled: &|block| data.wait_written(block),
         live_bytes: 0,
@@ -418,6 +420,31 @@ fn a_block_freed_before_the_scrub_reads_it_is_not_damage() {
     assert_eq!(blocks(&report.damage), [("/resting".to_owned(), 21)]);
     assert_eq!(report.damaged_blocks, 1);
     assert!(report.passed_blocks > 0, "{report:?}");
+}
+
+/// A scrub that began before the volume was made longer finds data behind the old end.
+#[test]
+fn data_behind_the_end_that_a_volume_had_is_no_damage() {
+    let world = World::new();
+    filled(&world, ROOT, "file", 50);
+    world.fs.sync().unwrap();
+    let data = &world.fs.data;
+    let now = data.geometry();
+    let damaged = |segments: u32| {
+        let source = Source {
+            device: data.device(),
+            geometry: ferry_journal::Geometry { segment_count: 1, ..now },
+            superblocks: Vec::new(),
+            segments: &|| segments,
+            journal: &world.fs.journal,
+            settled: &|block| data.wait_written(block),
+            live_bytes: 0,
+        };
+
+        scrub_source(&source, ScrubOptions::default(), &Env::real(), &mut Patient).damaged_blocks
+    };
+    assert!(damaged(1) > 0, "data lies behind the first segment");
+    assert_eq!(damaged(now.segment_count), 0);
 }
 
 /// Files are overwritten, removed and made anew and segments cleaned while scrubs run one after the
