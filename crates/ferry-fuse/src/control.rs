@@ -152,8 +152,8 @@ pub fn grow_log(volume: &impl Ask, bytes: u64) -> io::Result<()> {
     volume.ask(GROW_LOG, &bytes.to_ne_bytes()).map(drop)
 }
 
-/// Gives the volume `bytes`, or all that its device has if that is 0; or does a part of the work for
-/// it. Errors: [`ferry_fs::ioctl::RESIZE`].
+/// Gives the volume `bytes`, or all that its device has if that is 0; or does a part of the work
+/// for it. Errors: [`ferry_fs::ioctl::RESIZE`].
 pub fn resize(volume: &impl Ask, bytes: u64) -> io::Result<ResizeAnswer> {
     let answer = volume.ask(RESIZE, &bytes.to_ne_bytes())?;
     ResizeAnswer::decode(&answer).ok_or_else(|| io::ErrorKind::InvalidData.into())

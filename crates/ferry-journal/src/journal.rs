@@ -302,10 +302,10 @@ impl Journal {
     }
 
     /// Goes on with the log, the slots of the home map and the number of segments that `to` says.
-    /// Nobody needs anything that lies in new places, the home store has no segment that is none any
-    /// more, and the log becomes no shorter. `persist` is called when the log is empty and both sets
-    /// of places are right; it must make durable which of them counts, so that each crash leaves one
-    /// of the two.
+    /// Nobody needs anything that lies in new places, the home store has no segment that is none
+    /// any more, and the log becomes no shorter. `persist` is called when the log is empty and both
+    /// sets of places are right; it must make durable which of them counts, so that each crash
+    /// leaves one of the two.
     pub fn relocate(
         &self,
         to: &Geometry,

@@ -217,8 +217,8 @@ fn warn_of_small_host(volume: &Location, size: u64, device: &dyn BlockDevice) {
     }
 }
 
-/// The same for a volume that has got another size, and has taken some of its space. `file` may be a
-/// block device: it has all of its space.
+/// The same for a volume that has got another size, and has taken some of its space. `file` may be
+/// a block device: it has all of its space.
 pub fn warn_of_full_host(volume: &Location, file: &Path, size: u64) {
     let Ok(found) = std::fs::metadata(file) else { return };
     if let (true, Ok(host)) = (found.is_file(), rustix::fs::statvfs(file)) {

@@ -65,9 +65,9 @@ pub const TUNE: u32 = ioc(1, 24, TUNE_LEN);
 /// or the log is as long already; `ENOSPC`: the end of the volume is in use. `_IOW('F', 25,
 /// char[8])`.
 pub const GROW_LOG: u32 = ioc(1, 25, 8);
-/// Gives a mounted volume another size, or does a part of the work for it: `u64` bytes, 0 for all that
-/// its device has. Answered with a [`ResizeAnswer`]: the caller asks again while something is left.
-/// For those who may [`TUNE`]. Parks. `EOPNOTSUPP`: the device has one length for good.
+/// Gives a mounted volume another size, or does a part of the work for it: `u64` bytes, 0 for all
+/// that its device has. Answered with a [`ResizeAnswer`]: the caller asks again while something is
+/// left. For those who may [`TUNE`]. Parks. `EOPNOTSUPP`: the device has one length for good.
 /// `_IOWR('F', 33, char[16])`.
 pub const RESIZE: u32 = ioc(3, 33, RESIZE_LEN);
 /// Bytes of a [`RESIZE`] answer.

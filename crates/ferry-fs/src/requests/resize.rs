@@ -2,8 +2,8 @@
 //!
 //! A longer volume gets its bytes from the device first, then the superblock says so. A shorter one
 //! is emptied behind its new end first; then the superblock says so; then the device is cut. Work
-//! that takes long is done in turns: after one, everything is as if nobody had asked, and the caller
-//! asks again. So a caller that is killed leaves nothing behind.
+//! that takes long is done in turns: after one, everything is as if nobody had asked, and the
+//! caller asks again. So a caller that is killed leaves nothing behind.
 
 use crate::api::ioctl::ResizeAnswer;
 use crate::api::{Answer, Cx, Errno, ROOT, Stop};
@@ -42,8 +42,8 @@ impl LocalFs {
         Err(Stop::Parked)
     }
 
-    /// Gives the volume `asked` bytes, or all that its device has if that is 0; or does a turn of the
-    /// work for it.
+    /// Gives the volume `asked` bytes, or all that its device has if that is 0; or does a turn of
+    /// the work for it.
     pub(crate) fn resize_volume(&self, asked: u64) -> Result<ResizeAnswer, FsError> {
         let _one_at_a_time = self.growing.lock();
         let old = self.current_superblock()?;

@@ -181,8 +181,9 @@ impl Space {
         Some((bare * self.geometry.segment_len, self.dev.host_free()?))
     }
 
-    /// Takes the last `count` segments for a longer log, which is then where `new` says. `false`, and
-    /// nothing is taken: one of them is in use, the host has no space, or what is reserved needs them.
+    /// Takes the last `count` segments for a longer log, which is then where `new` says. `false`,
+    /// and nothing is taken: one of them is in use, the host has no space, or what is reserved
+    /// needs them.
     pub fn take_last(&self, count: u32, new: &Geometry) -> bool {
         let mut pool = self.pool.lock();
         self.reap(&mut pool);

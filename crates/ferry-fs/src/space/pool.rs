@@ -67,8 +67,8 @@ pub(crate) struct Pool {
     taken: u64,
     /// Where the volume's parts are now.
     pub(crate) geometry: Geometry,
-    /// While the volume is made smaller: the first segment that is to be given up. None from here on
-    /// is taken, and none counts.
+    /// While the volume is made smaller: the first segment that is to be given up. None from here
+    /// on is taken, and none counts.
     pub(crate) limit: Option<u32>,
     /// Those of them that are free.
     pub(crate) withdrawn: BTreeSet<u32>,

@@ -2,7 +2,8 @@
 //!
 //! While it is made shorter there is a limit. Segments from it on count for nothing: none is taken,
 //! and one that becomes free is withdrawn. What the others can hold is all that may be reserved, so
-//! there is room for all that lies behind the limit. When all are withdrawn, the volume can end there.
+//! there is room for all that lies behind the limit. When all are withdrawn, the volume can end
+//! there.
 
 use crate::space::pool::{CLEANER_RESERVE, Pool, SLACK_MIN, Space};
 use crate::volume::SEGMENTS_MIN;

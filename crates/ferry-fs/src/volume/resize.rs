@@ -51,7 +51,8 @@ impl Superblock {
         self.segments_offset + data + tail + self.last_len()
     }
 
-    /// Where everything is in a volume of `size` bytes; `None`: its segments are too few or too many.
+    /// Where everything is in a volume of `size` bytes; `None`: its segments are too few or too
+    /// many.
     fn laid_out(&self, size: u64) -> Option<Self> {
         let room = size.checked_sub(self.last_len())?;
         let span = room.checked_sub(self.segments_offset)?;

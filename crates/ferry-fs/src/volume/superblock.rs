@@ -348,10 +348,10 @@ pub fn read_superblock_copies(dev: &dyn BlockDevice) -> Vec<(u64, Result<Superbl
     copies.collect()
 }
 
-/// Which copy counts: the first that is whole; or another of those in front, of a later layout. Then
-/// the first was written before, and the device has lost that. Programs that know no layouts make a
-/// log longer, too: of one layout that with fewer segments is the later one. They may leave the last
-/// copy as it is.
+/// Which copy counts: the first that is whole; or another of those in front, of a later layout.
+/// Then the first was written before, and the device has lost that. Programs that know no layouts
+/// make a log longer, too: of one layout that with fewer segments is the later one. They may leave
+/// the last copy as it is.
 fn counting(copies: &[(u64, Result<Superblock, Bad>)]) -> Option<usize> {
     let whole = |at: &usize| copies[*at].1.as_ref().ok();
     let first = (0..copies.len()).find(|at| whole(at).is_some())?;
@@ -481,7 +481,8 @@ fn write_copies(dev: &dyn BlockDevice, sb: &Superblock, offsets: &[u64]) -> std:
 
 /// The same where the volume's end moves. A crash leaves the old size or the new one: the new last
 /// copy is written first, and the old one becomes a copy of the new superblock, which is none where
-/// it lies. So no copy is left that says the old size, on a device that stays longer than the volume.
+/// it lies. So no copy is left that says the old size, on a device that stays longer than the
+/// volume.
 pub(crate) fn write_resized(
     dev: &dyn BlockDevice,
     old: &Superblock,
@@ -521,9 +522,9 @@ pub(super) fn clear_superblocks(dev: &dyn BlockDevice, sb: &Superblock) -> std::
     dev.flush()
 }
 
-/// Ends a move of the log or of the volume's end that a crash has interrupted: one copy counts, and nothing else may be
-/// written before the other in front says the same. Also mends a copy that is damaged for another
-/// reason.
+/// Ends a move of the log or of the volume's end that a crash has interrupted: one copy counts, and
+/// nothing else may be written before the other in front says the same. Also mends a copy that is
+/// damaged for another reason.
 pub(crate) fn settle_copies(dev: &Arc<dyn BlockDevice>) -> Result<(), VolumeError> {
     let undecided = || {
         let [first, second] = SUPERBLOCK_OFFSETS.map(|offset| read_copy(&**dev, offset));

@@ -1,5 +1,5 @@
-//! Moves everything out of the segments from the limit on, so that the volume can end there: data by
-//! the cleaner, the home store by a copy of itself.
+//! Moves everything out of the segments from the limit on, so that the volume can end there: data
+//! by the cleaner, the home store by a copy of itself.
 
 use crate::error::FsError;
 use crate::order::{Guard, Rank};

@@ -135,8 +135,8 @@ impl Core {
         }
     }
 
-    /// Compacts a home store that is mostly free, if there is time, or moves it. After an error nothing more can
-    /// be written.
+    /// Compacts a home store that is mostly free, if there is time, or moves it. After an error
+    /// nothing more can be written.
     fn shrink_home(self: &Arc<Self>, why: Checkpoint) -> Result<(), JournalError> {
         if why == Checkpoint::Log {
             return Ok(());

@@ -1,13 +1,13 @@
-//! Moves what lies in fixed places, the log and the slots of the home map, and changes the number of
-//! segments, while the journal is used.
+//! Moves what lies in fixed places, the log and the slots of the home map, and changes the number
+//! of segments, while the journal is used.
 //!
 //! If the log moves, its new ring is filled with zeros and flushed. Then no context is sealed until
 //! the records in flight are durable and a checkpoint has written them to the home store. At that
-//! moment recovery needs nothing of the old ring, and the new one is empty. The slots of the home map
-//! are written so that the old places and the new ones both name what the home store is. The owner
-//! records durably which places count. After a crash the ring that counts is empty, and the home
-//! store has all that was durable. Meanwhile transactions begin and commit; a transaction that would
-//! overfill the open context waits.
+//! moment recovery needs nothing of the old ring, and the new one is empty. The slots of the home
+//! map are written so that the old places and the new ones both name what the home store is. The
+//! owner records durably which places count. After a crash the ring that counts is empty, and the
+//! home store has all that was durable. Meanwhile transactions begin and commit; a transaction that
+//! would overfill the open context waits.
 
 use super::checkpoint::Checkpoint;
 use super::core::{Core, payload_max};
@@ -41,8 +41,8 @@ impl Drop for Frozen<'_> {
 }
 
 impl Core {
-    /// Continues where `to` says, which nothing else uses. `persist` makes the choice durable. If it
-    /// fails, it is unknown which places count, and nothing is written any more.
+    /// Continues where `to` says, which nothing else uses. `persist` makes the choice durable. If
+    /// it fails, it is unknown which places count, and nothing is written any more.
     pub fn relocate(
         self: &Arc<Self>,
         to: &Geometry,

@@ -338,9 +338,9 @@ impl HomeFile {
         HomeMap::mark(&self.disk, &self.geo(), true)
     }
 
-    /// Sees to it that the volume's parts may be where `to` says, or where they are: slots that stay
-    /// say that there are as many segments as in either case, slots that move are written in their
-    /// new places, too. No map may be written until [`HomeFile::adopt`].
+    /// Sees to it that the volume's parts may be where `to` says, or where they are: slots that
+    /// stay say that there are as many segments as in either case, slots that move are written in
+    /// their new places, too. No map may be written until [`HomeFile::adopt`].
     pub fn prepare(&self, to: &Geometry) -> Result<(), JournalError> {
         self.settle()?;
         let from = self.geo();
