@@ -266,8 +266,8 @@ impl Journal {
     }
 
     /// Moves the home store out of the segments from `end` on; the owner gives it none of those.
-    /// `NoSpace`: there are not enough others. It may take another call until the owner has them all,
-    /// because somebody may still read in them.
+    /// [`JournalError::NoSpace`]: there are not enough others. It may take another call until the
+    /// owner has them all, because somebody may still read in them.
     pub fn vacate(&self, end: u32) -> Result<(), JournalError> {
         self.force_all()?;
         self.core.checkpoint(Checkpoint::Vacate(end))
