@@ -48,6 +48,17 @@ leave_debian() {
   done
 }
 
+# What contrib/container/Containerfile does to its base, which has no less than this Debian, and what
+# the image runs.
+makes_image() {
+  local root=$scratch/debian file=$repo/contrib/container/Containerfile install entry
+  install=$(sed -n 's,^RUN --mount=type=bind\,target=/packages ,,p' "$file")
+  entry=$(sed -n 's/^ENTRYPOINT \["\(.*\)"\]$/\1/p' "$file")
+  mkdir "$root/packages"
+  cp "$target"/packages/*.deb "$root/packages"
+  chroot "$root" /bin/sh -euxc "$install; $entry --version; $entry --help >/dev/null; dpkg --purge ferryfs"
+}
+
 completes() {
   bash -c '. "$1"; COMP_WORDS=(ferry moun); COMP_CWORD=1; _ferry ferry moun ferry; [ "${COMPREPLY[*]}" = mount ]' \
     completes "$target/package/ferry.bash"
@@ -89,5 +100,6 @@ suite_package() {
   check "systemd takes all units" 60 verified
   check "a bare Debian 12 is there" 600 mmdebstrap --quiet --variant=minbase bookworm "$scratch/debian"
   check "from the package to a file on a mount, and back" 60 in_bare_debian
+  check "a container's image can be made of it" 60 makes_image
   check "the bare Debian is left" 30 leave_debian
 }
