@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Runs the commands that pages of the documentation show, and compares what they print with what the page says. Each page has a
-machine of its own: new namespaces of mounts, processes and the network, the name `vm`, and an empty /srv, /mnt and /tmp, where it begins. All that
-it starts and mounts ends with it.
+machine of its own: new namespaces of mounts, processes and the network, the name `vm`, and empty directories /srv, /mnt and /tmp. It
+begins in /tmp. All that it starts and mounts ends with it.
 
 A block of commands is ```console, or in README.md an indented block that begins with a prompt:
   $ COMMAND        is run, in the shell that the page's commands share; `laptop$ ` is a prompt, too. It must succeed
   > MORE           belongs to the command above, as a here-document
   OUTPUT           what it prints, on stdout and stderr. `...` stands for anything in a line, a line of `...` for any lines
-If a command ends in `&`, the page goes on when it has begun to print so. A block behind a line `<!-- not run: REASON -->` is not run.
+If a command ends in `&`, the page goes on as soon as it has printed this.
+A block behind a line `<!-- not run: REASON -->` is not run.
 usage: docs.py FERRY SCRATCH PAGE…
        docs.py FERRY SCRATCH --self-check"""
 
@@ -21,7 +22,8 @@ SHELLS = ("", "sh", "bash", "shell")
 COMMAND_SECONDS_MAX = 30
 PAGE_SECONDS_MAX = 80
 # What a page begins with, empty but for what its devices are.
-OWN = ("srv", "mnt", "tmp", "dev")
+# /var/lib/ferry is what a machine remembers of its volumes.
+OWN = ("srv", "mnt", "tmp", "var/lib/ferry", "dev")
 DEVICES = ("full", "fuse", "null", "random", "tty", "urandom", "zero")
 HOME = Path("/tmp/.docs")
 
@@ -116,8 +118,11 @@ def furnish(ferry, scratch):
         (scratch / name).mkdir(parents=True)
         (scratch / name).chmod(0o1777 if name == "tmp" else 0o755)
     for name in DEVICES:
+        if not os.path.exists(f"/dev/{name}"):
+            continue
         (scratch / "dev" / name).touch()
         subprocess.run(["mount", "--bind", f"/dev/{name}", scratch / "dev" / name], check=True)
+    (scratch / "dev/fd").symlink_to("/proc/self/fd")
     (scratch / "dev/shm").mkdir()
     (scratch / "dev/shm").chmod(0o1777)
     # The path of a socket is short.
@@ -135,6 +140,7 @@ def furnish(ferry, scratch):
     # One of them may have the scratch directory in it, and hide it.
     inside = [os.open(scratch / name, os.O_PATH) for name in OWN]
     for name, directory in zip(OWN, inside):
+        Path("/", name).mkdir(exist_ok=True)
         subprocess.run(["mount", "--no-canonicalize", "--rbind", f"/proc/self/fd/{directory}", f"/{name}"], check=True, pass_fds=[directory])
         os.close(directory)
 
