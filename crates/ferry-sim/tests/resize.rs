@@ -4,9 +4,11 @@
 
 mod grow_support;
 
-use ferry_device::{AlignedBuf, BlockDevice, HookedDevice};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, HookedDevice};
 use ferry_fs::ioctl::{self, ResizeAnswer};
-use ferry_fs::volume::{LOG_MIN, Superblock, read_superblock, read_superblock_copies};
+use ferry_fs::volume::{
+    LOG_MIN, SUPERBLOCK_OFFSETS, Superblock, read_superblock, read_superblock_copies,
+};
 use ferry_fs::{Errno, Filesystem, FsOptions, LocalFs, ROOT, Statfs};
 use ferry_journal::inspect::home_map;
 use ferry_sim::device::{Fault, Op, SimDevice, SimRng, sim_env};
@@ -160,6 +162,72 @@ fn a_crash_while_a_volume_is_resized_leaves_the_old_size_or_the_new_one() {
             assert_eq!(image.capacity(), case.to, "{what}");
         }
         assert!(sizes.iter().all(|n| *n > 0), "{}: both sides of the change: {sizes:?}", case.name);
+    }
+}
+
+/// What release 0.1.0 made: no last copy of the superblock, so many blocks behind everything.
+fn as_of_0_1_0(device: &Arc<SimDevice>, spare_blocks: u64) {
+    let sb = superblock(device);
+    let end = (sb.segments_offset + u64::from(sb.segment_count) * sb.segment_len)
+        .max(sb.log_offset + sb.log_len);
+    let size = end + spare_blocks * BLOCK_SIZE as u64;
+    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+    device.read(0, &mut block).unwrap();
+    block[16..24].fill(0);
+    block[64..72].copy_from_slice(&size.to_le_bytes());
+    let crc = crc32c::crc32c(&block[..BLOCK_SIZE - 4]);
+    block[BLOCK_SIZE - 4..].copy_from_slice(&crc.to_le_bytes());
+    for offset in SUPERBLOCK_OFFSETS {
+        device.write(offset, &block).unwrap();
+    }
+    device.write(sb.size - BLOCK_SIZE as u64, &AlignedBuf::zeroed(BLOCK_SIZE)).unwrap();
+    device.flush().unwrap();
+    device.resize(size).unwrap();
+}
+
+#[test]
+fn a_crash_in_an_upgrade_leaves_the_old_superblocks_or_the_new_ones() {
+    for (spare, log) in [(0, None), (0, Some(1 << 20)), (1, None), (3, Some(1 << 20))] {
+        let device = volume(SMALL);
+        let fs = open(device.clone(), false);
+        let mut files = Files::new();
+        if let Some(log) = log {
+            grow(&fs, log).unwrap();
+        }
+        fill(&fs, &mut files, 20);
+        fs.close().unwrap();
+        drop(fs);
+        as_of_0_1_0(&device, spare);
+        let old = superblock(&device);
+        assert!(!old.is_newest());
+        assert_clean(&as_device(&device));
+        device.restart_trace();
+        let fs = open(device.clone(), false);
+        assert!(matches!(fs.upgrade(), Ok(ResizeAnswer::Done(_))));
+        let upgraded_at = device.trace_len();
+        assert_eq!(fs.upgrade(), Ok(ResizeAnswer::Done(superblock(&device).size)));
+        assert_eq!(device.trace_len(), upgraded_at, "there is nothing to do");
+        drop(fs);
+        let (mut rng, mut seen) = (SimRng::new(5), [0; 2]);
+        for point in 0..=upgraded_at {
+            let what = format!("{spare} blocks, {log:?}: after a crash at {point}");
+            let image = Arc::new(device.crash_image(point, &mut rng));
+            assert_clean(&as_device(&image));
+            let found = superblock(&image);
+            assert!(point < upgraded_at || found.is_newest(), "{what}: it was said to be done");
+            assert_eq!(found.segment_count, old.segment_count, "{what}");
+            seen[usize::from(found.is_newest())] += 1;
+            let fs = open(image.clone(), false);
+            assert!(matches!(fs.upgrade(), Ok(ResizeAnswer::Done(_))), "{what}");
+            holds(&fs, &files, &what);
+            fs.close().unwrap();
+            drop(fs);
+            assert_clean(&as_device(&image));
+            let copies = read_superblock_copies(&*image);
+            let whole: Vec<_> = copies.iter().filter_map(|(_, copy)| copy.as_ref().ok()).collect();
+            assert!(whole.len() == 3 && whole.windows(2).all(|two| two[0] == two[1]), "{copies:?}");
+        }
+        assert!(seen.iter().all(|n| *n > 0), "both sides of the change: {seen:?}");
     }
 }
 

@@ -62,6 +62,12 @@ pub enum Command {
     /// the command is stopped or killed, or the machine crashes, the volume has the old size or the
     /// new one, and all of its files.
     Resize(ResizeArgs),
+    /// Give a volume that an earlier release has made what volumes have that are made now, in place
+    ///
+    /// Nobody may have it open. If the command is stopped or killed, or the machine crashes, the
+    /// volume is as it was, or upgraded, and has all of its files. The earlier release uses an
+    /// upgraded volume, too.
+    Upgrade(UpgradeArgs),
     /// Build a mirror's side anew on another file or block device, while it is mounted or not
     Replace(ReplaceArgs),
     /// Let other machines mount a volume: `ferry mount ferry://HOST/ MOUNTPOINT`
@@ -883,6 +889,13 @@ pub struct ResizeArgs {
     /// The size that it is to have; max: on a block device, all of it
     #[arg(value_parser = parse_new_size)]
     pub size: NewSize,
+}
+
+/// The arguments of `ferry upgrade`.
+#[derive(Args, Debug)]
+pub struct UpgradeArgs {
+    /// The volume; it must not be mounted or served
+    pub volume: Location,
 }
 
 /// A size that a volume is to have.

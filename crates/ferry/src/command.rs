@@ -17,7 +17,7 @@ use crate::options::MountOptions;
 use crate::{
     backup, cert, clients, clone, control, copy, dashboard, debug, diff, doctor, fsck, list,
     logging, mkfs, mount, pages, passphrase, rekey, replace, resize, rollback, scrub, serve,
-    snapshot, stats, sync, top, trace, umount, warm,
+    snapshot, stats, sync, top, trace, umount, upgrade, warm,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -112,6 +112,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Mkfs(args) => quietly().and_then(|()| mkfs::run(args))?,
         Command::Passphrase(args) => quietly().and_then(|()| rekey::run(args))?,
         Command::Resize(args) => quietly().and_then(|()| resize::run(args))?,
+        Command::Upgrade(args) => quietly().and_then(|()| upgrade::run(args))?,
         Command::Replace(args) => quietly().and_then(|()| replace::run(args))?,
         Command::Snapshot(command) => quietly().and_then(|()| snapshot::run(command))?,
         Command::Clone(args) => quietly().and_then(|()| clone::run(args))?,

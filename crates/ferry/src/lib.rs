@@ -95,6 +95,7 @@ mod top;
 mod trace;
 mod traced;
 mod umount;
+mod upgrade;
 mod uring;
 mod utab;
 mod volume;

@@ -43,9 +43,12 @@ pub fn run(args: &ResizeArgs) -> Result<(), CliError> {
         true => {
             let control = Control::of(target)?;
             let explain = |e| control.explain("cannot resize", e);
-            in_turns(target, &control, bytes, &stop, explain)?
+            in_turns(target, || resize(&control, bytes), &stop, explain, refusal)?
         }
-        false => alone(target, bytes, &stop)?,
+        false => {
+            let turn = |fs: &Arc<LocalFs>| resize(&Own(fs.clone()), bytes);
+            alone(target, turn, &stop, refusal)?
+        }
     };
     let volume = mount.map_or_else(|| target.clone(), |mount| mount.volume());
     if let Some(path) = volume.path() {
@@ -63,15 +66,20 @@ fn mount_of(target: &Location) -> Result<Option<Mount>, CliError> {
     Ok(mounted.or_else(on).filter(Mount::is_ferry))
 }
 
-/// Resizes in this process: nobody has the volume open. Returns the new size.
-fn alone(volume: &Location, bytes: u64, stop: &AtomicBool) -> Result<u64, CliError> {
+/// Does `turn` in this process, as [`in_turns`]: nobody else has the volume open.
+pub fn alone(
+    volume: &Location,
+    turn: impl Fn(&Arc<LocalFs>) -> io::Result<ResizeAnswer>,
+    stop: &AtomicBool,
+    refusal: fn(ResizeAnswer) -> String,
+) -> Result<u64, CliError> {
     let env = Env::real();
     let failed = |error: &dyn std::fmt::Display| CliError::Failed(format!("{volume}: {error}"));
     let opened = open_when_free(volume, How::Write, &env).map_err(|e| explain_open(volume, &e))?;
     // Clients of a server that is not running may use what was removed.
     let options = FsOptions { keeps_removed: true, ..FsOptions::default() };
     let fs = LocalFs::open(opened.device.clone(), options, env).map_err(|e| failed(&e))?;
-    let resized = in_turns(volume, &Own(fs.clone()), bytes, stop, |e| failed(&e));
+    let resized = in_turns(volume, || turn(&fs), stop, |e| failed(&e), refusal);
     let closed = fs.close().map_err(|e| failed(&e));
     drop(fs);
     let closed = closed.and(opened.close().map_err(|e| failed(&e)));
@@ -90,18 +98,18 @@ impl Ask for Own {
     }
 }
 
-/// Asks for the size until the volume has it. Returns the new size.
+/// Does turns until nothing is left to do. Returns the volume's size then.
 fn in_turns(
     target: &Location,
-    volume: &impl Ask,
-    bytes: u64,
+    turn: impl Fn() -> io::Result<ResizeAnswer>,
     stop: &AtomicBool,
     explain: impl Fn(io::Error) -> CliError,
+    refusal: fn(ResizeAnswer) -> String,
 ) -> Result<u64, CliError> {
     let bar = progress_bar(BAR);
     let refused = |why: String| CliError::Failed(format!("{target}: {why}"));
     let done = loop {
-        let answer = resize(volume, bytes).map_err(|e| match e.raw_os_error() {
+        let answer = turn().map_err(|e| match e.raw_os_error() {
             Some(libc::EOPNOTSUPP) => fixed(target),
             Some(libc::EFBIG) => refused("what it lies on has no files of that size".into()),
             _ => explain(e),
@@ -127,7 +135,7 @@ fn show(bar: &ProgressBar, left: u64) {
 }
 
 /// Why the volume keeps its size.
-fn refusal(answer: ResizeAnswer) -> String {
+pub fn refusal(answer: ResizeAnswer) -> String {
     let exactly = |bytes: u64| format!("{} ({bytes} bytes)", format_bytes(bytes));
     match answer {
         ResizeAnswer::TooSmall(bytes) => format!(

@@ -21,6 +21,10 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         }
         _ => (body, 0),
     };
+    // A number may have a sign; a size has none. +1G might mean so much more.
+    if number.starts_with('+') {
+        return Err(wrong());
+    }
     if let Ok(whole) = number.parse::<u64>() {
         return whole
             .checked_mul(1 << shift)

@@ -20,6 +20,8 @@ use crate::error::CliError;
 
 /// The longest that either side waits for the other: a healthy process answers within milliseconds.
 pub const TIME_MAX: Duration = Duration::from_secs(5);
+/// Behind a connection that could not be taken.
+const PAUSE: Duration = Duration::from_millis(100);
 /// The most bytes of a question, which ends with a newline.
 const QUESTION_MAX: usize = 64 << 10;
 /// The most bytes of an answer: twice those of the longest, a list of the bytes of statistics.
@@ -84,7 +86,12 @@ fn listen(
 ) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
     std::thread::Builder::new().name("ferry-control".into()).spawn(move || {
-        for stream in listener.incoming().flatten() {
+        for stream in listener.incoming() {
+            let Ok(stream) = stream else {
+                // As when no file can be opened: it would fail again at once.
+                thread::park_timeout(PAUSE);
+                continue;
+            };
             let answered = bound(&stream).and_then(|()| match is_trusted(&stream)? {
                 true => one(stream),
                 false => say(

@@ -269,11 +269,12 @@ fn line(request: &Value, begun: u128, path: Option<String>) -> String {
     let missing = is_missing.then(|| "no such name".to_owned());
     let end = error(request).or(missing).map(|error| format!("  {error}"));
     let at = Utc::from_secs(u64::try_from(begun / 1_000_000_000).unwrap_or_default()).to_string();
+    let at = at.trim_end_matches(" UTC");
     let micros = begun / 1000 % 1_000_000;
     let parts = [range, to, end].into_iter().flatten();
     let tail: String = parts.collect();
     printable(&format!(
-        "{at}.{micros:06} {:>10}  {}  {operation} {path}{tail}",
+        "{at}.{micros:06} UTC {:>10}  {}  {operation} {path}{tail}",
         format_nanos(number("time_ns")),
         caller(request)
     ))

@@ -154,6 +154,19 @@ impl Golden {
         tree::last(&self.mnt());
     }
 
+    /// Changes the mounted tree, and checks and compares it behind another mount.
+    #[track_caller]
+    fn change(&self) {
+        tree::change(&self.mnt());
+        self.write_manifest();
+        self.umount();
+        self.fsck();
+        self.mount();
+        self.shows(&self.manifest());
+        self.umount();
+        self.fsck();
+    }
+
     fn write_manifest(&self) {
         fs::write(self.at("manifest"), manifest::of(&self.mnt())).expect("it is written");
     }
@@ -189,14 +202,7 @@ fn golden_volumes_are_read_changed_and_checked() {
         let log = fs::read_to_string(golden.at("log")).expect("the daemon's log");
         let is_killed = archive.to_string_lossy().ends_with("-killed.tar.zst");
         assert_eq!(log.contains("recovered from the log"), is_killed, "{log}");
-        tree::change(&golden.mnt());
-        golden.write_manifest();
-        golden.umount();
-        golden.fsck();
-        golden.mount();
-        golden.shows(&golden.manifest());
-        golden.umount();
-        golden.fsck();
+        golden.change();
         // The snapshot is what the volume was.
         if golden.at("store").exists() {
             let snapshot = format!("{}@first", golden.volume());
@@ -205,6 +211,29 @@ fn golden_volumes_are_read_changed_and_checked() {
             golden.shows(&made);
             golden.umount();
         }
+    });
+}
+
+#[test]
+fn golden_volumes_are_upgraded_in_place() {
+    each(|archive| {
+        let golden = Golden::unpacked(archive);
+        let upgrade = || {
+            let output = golden.ferry(&["upgrade", &golden.volume()]);
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let is_old = archive.to_string_lossy().contains("0.1.0-");
+        let said = upgrade();
+        assert_eq!(said.contains("upgraded: a third copy"), is_old, "{said}");
+        let said = upgrade();
+        assert!(said.contains("it has all that volumes of this release have"), "{said}");
+        golden.fsck();
+        golden.mount();
+        golden.shows(&golden.manifest());
+        let refused = golden.ferry(&["upgrade", &golden.volume()]);
+        assert!(!refused.status.success(), "it is mounted: {refused:?}");
+        golden.change();
     });
 }
 

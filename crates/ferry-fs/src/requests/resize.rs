@@ -75,16 +75,43 @@ impl LocalFs {
         if size > old.size { self.enlarge(&old, &new) } else { self.reduce(&old, &new) }
     }
 
+    /// Gives the volume what one has that is made now, or does a turn of the work for it. For an
+    /// owner whom nobody else asks.
+    pub fn upgrade(&self) -> Result<ResizeAnswer, Errno> {
+        self.upgrade_volume().map_err(|error| self.report("upgrade", ROOT, error))
+    }
+
+    fn upgrade_volume(&self) -> Result<ResizeAnswer, FsError> {
+        let _one_at_a_time = self.growing.lock();
+        let old = self.current_superblock()?;
+        if old.is_newest() {
+            return Ok(ResizeAnswer::Done(old.size));
+        }
+        let most = match self.dev.capacity_max() {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => self.dev.capacity(),
+            most => most.map_err(io_errno)?,
+        };
+        match old.upgraded(most) {
+            None => Ok(ResizeAnswer::NoRoom),
+            Some(new) if new.segment_count < old.segment_count => self.reduce(&old, &new),
+            Some(new) => self.enlarge(&old, &new),
+        }
+    }
+
     fn too_small(&self, old: &Superblock, segments: u32) -> ResizeAnswer {
         ResizeAnswer::TooSmall(old.size_with(segments).max(SIZE_MIN).min(old.size))
     }
 
-    /// Grows the volume.
+    /// Grows the volume, or changes what its superblock says without moving its end.
     fn enlarge(&self, old: &Superblock, new: &Superblock) -> Result<ResizeAnswer, FsError> {
-        self.dev.resize(new.size).map_err(io_errno)?;
+        let from_to = |from: u64, to: u64| match from == to {
+            true => Ok(()),
+            false => self.dev.resize(to).map_err(io_errno),
+        };
+        from_to(old.size, new.size)?;
         if let Err(error) = self.allocate_moved(old, new) {
             tracing::warn!(volume = self.name, %error, "the volume cannot be made longer");
-            self.dev.resize(old.size).map_err(io_errno)?;
+            from_to(new.size, old.size)?;
             return Ok(ResizeAnswer::HostFull);
         }
         self.switch(old, new)?;
@@ -150,9 +177,11 @@ impl LocalFs {
         }
         self.switch(old, new)?;
         self.data.cut(&new.geometry());
-        let cut = self.dev.discard(new.size, old.size - new.size);
-        if let Err(error) = cut.and_then(|()| self.dev.resize(new.size)) {
-            tracing::warn!(volume = self.name, %error, "what lies behind the volume stays there");
+        if new.size < old.size {
+            let cut = self.dev.discard(new.size, old.size - new.size);
+            if let Err(error) = cut.and_then(|()| self.dev.resize(new.size)) {
+                tracing::warn!(volume = self.name, %error, "what lies behind the volume stays there");
+            }
         }
         Ok(self.resized(new))
     }

@@ -39,9 +39,13 @@ impl Superblock {
         if map_behind { 2 * map_len + log.max(APART) } else { log }
     }
 
+    fn has_last_copy(&self) -> bool {
+        self.compatible & LAST_COPY != 0
+    }
+
     /// Bytes of the last copy.
     fn last_len(&self) -> u64 {
-        if self.compatible & LAST_COPY == 0 { 0 } else { BLOCK }
+        if self.has_last_copy() { BLOCK } else { 0 }
     }
 
     /// Bytes of the smallest volume with so many segments, no more than there are.
@@ -83,6 +87,21 @@ impl Superblock {
             home_map_len: map_len,
             ..self.clone()
         })
+    }
+
+    /// Whether it has all that a volume has which is made now.
+    pub fn is_newest(&self) -> bool {
+        self.has_last_copy()
+    }
+
+    /// As it is with all that, on a device that can have `most` bytes; with as many segments as
+    /// before, if that is possible. `None`: what lies behind the segments would be in the way.
+    pub(crate) fn upgraded(&self, most: u64) -> Option<Self> {
+        let newest = Self { compatible: self.compatible | LAST_COPY, ..self.clone() };
+        let sizes = [self.size, self.size + BLOCK].into_iter().filter(|size| *size <= most);
+        let possible: Vec<Self> = sizes.filter_map(|size| newest.resized(size).ok()).collect();
+        let as_many = possible.iter().find(|new| new.segment_count >= self.segment_count);
+        as_many.or(possible.first()).cloned()
     }
 
     /// As it is with `size` bytes, whole blocks. What moves lies over nothing that is there.
@@ -175,6 +194,35 @@ mod tests {
         assert!(first >= beyond.segments_end() && second >= first + beyond.home_map_len + APART);
         let again = beyond.resized(2 << 30).unwrap();
         assert!(again.home_map_len == beyond.home_map_len && again.segments_end() >= beyond.size);
+    }
+
+    /// As release 0.1.0 made it, with so many blocks behind everything.
+    fn without_last_copy(sb: &Superblock, spare_blocks: u64) -> Superblock {
+        let end = sb.segments_end().max(sb.log_offset + sb.log_len);
+        let size = end + spare_blocks * BLOCK;
+        Superblock { compatible: sb.compatible & !LAST_COPY, size, ..sb.clone() }
+    }
+
+    #[test]
+    fn an_upgraded_volume_keeps_its_segments_if_there_is_a_block_for_the_last_copy() {
+        let plain = volume(100 << 20);
+        for sb in [plain.clone(), plain.with_log_behind(8)] {
+            assert!(sb.is_newest());
+            for spare in 0..3 {
+                let old = without_last_copy(&sb, spare);
+                assert!(sound(&old) && !old.is_newest());
+                let new = old.upgraded(u64::MAX).unwrap();
+                assert!(sound(&new) && new.is_newest() && new.layout > old.layout);
+                assert_eq!(new.size, old.size + if spare == 0 { BLOCK } else { 0 });
+                assert_eq!(new.geometry(), old.geometry());
+            }
+        }
+        // On a device of one length a segment makes way, or nothing can.
+        let full = without_last_copy(&plain, 0);
+        let new = full.upgraded(full.size).unwrap();
+        assert_eq!((new.size, new.segment_count), (full.size, full.segment_count - 1));
+        let full = without_last_copy(&plain.with_log_behind(8), 0);
+        assert_eq!(full.upgraded(full.size), None);
     }
 
     #[test]

@@ -206,6 +206,9 @@ class Chart {
 
 // What is said beside the charts.
 
+/// With less available, a volume is called nearly full, as by the alert.
+const NEARLY_FULL = 0.05;
+
 /// A share that is drawn as a bar.
 const share = (used, all) => ({ used, all });
 
@@ -220,8 +223,9 @@ function* facts(figures) {
     if (connection.lost_changes) yield ["Lost changes", whole(connection.lost_changes), "bad"];
   }
   if (space && space.total) {
-    const free = `${bytes(space.available)} available of ${bytes(space.total)}`;
-    yield ["Space", free, "", share(space.total - space.available, space.total)];
+    const scarce = space.available < NEARLY_FULL * space.total;
+    const free = `${bytes(space.available)} available of ${bytes(space.total)}${scarce ? ": nearly full" : ""}`;
+    yield ["Space", free, scarce ? "bad" : "", share(space.total - space.available, space.total)];
   }
   if (log && log.bytes) {
     const used = log.bytes - log.free_bytes;
