@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Looks at the page of `ferry dashboard` in Chromium: under load, and in trouble. Each check prints a line; the first that fails ends
-the run. Screenshots stay in SCRATCH/pictures.
+the run. Screenshots stay in SCRATCH/pictures. It runs in namespaces of its own, of mounts, processes and the network: the page shows all
+mounts of a machine.
 usage: browser.py FERRY SCRATCH"""
 
 import os, re, signal, subprocess, sys, time
 from pathlib import Path
 
+from apart import collect_the_dead, leave_mounts, loopback_up
 from playwright.sync_api import expect, sync_playwright
 
 FERRY, SCRATCH = sys.argv[1], Path(sys.argv[2]) / "browser"
@@ -164,6 +166,9 @@ def work(files):
 
 
 def main():
+    collect_the_dead()
+    leave_mounts()
+    loopback_up()
     PICTURES.mkdir(parents=True)
     fine, at_fine = make("fine", "--size", "256M")
     dead, at_dead = make("dead", "--size", "64M")

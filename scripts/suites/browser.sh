@@ -2,7 +2,9 @@
 # shellcheck shell=bash
 
 browser_page() {
-  PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$tools/playwright /usr/bin/python3 "$repo/scripts/suites/browser.py" "$ferry" "$scratch"
+  PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$tools/playwright \
+    unshare --mount --propagation private --pid --fork --kill-child --mount-proc --net \
+    /usr/bin/python3 "$repo/scripts/suites/browser.py" "$ferry" "$scratch"
 }
 
 suite_browser() {

@@ -2,7 +2,7 @@
 # container; sourced by scripts/test.
 # shellcheck shell=bash
 
-docs_page() { "$repo/scripts/suites/docs.py" "$ferry" "$scratch" "$1"; }
+docs_page() { PYTHONDONTWRITEBYTECODE=1 "$repo/scripts/suites/docs.py" "$ferry" "$scratch" "$1"; }
 
 # A page with each fault that the check of links looks for.
 refuses_links() {
