@@ -40,6 +40,13 @@ fn superblock(device: &Arc<SimDevice>) -> Superblock {
     read_superblock(&as_device(device)).unwrap()
 }
 
+#[track_caller]
+fn assert_copies_agree(device: &SimDevice) {
+    let copies = read_superblock_copies(device);
+    let whole: Vec<_> = copies.iter().filter_map(|(_, copy)| copy.as_ref().ok()).collect();
+    assert!(whole.len() == 3 && whole.windows(2).all(|two| two[0] == two[1]), "{copies:?}");
+}
+
 fn ask(fs: &LocalFs, bytes: u64) -> Result<ResizeAnswer, Errno> {
     let answer = ME.call(|cx| fs.ioctl(cx, ROOT, ioctl::RESIZE, &bytes.to_ne_bytes(), 16))?;
     Ok(ResizeAnswer::decode(&answer).unwrap())
@@ -148,9 +155,7 @@ fn a_crash_while_a_volume_is_resized_leaves_the_old_size_or_the_new_one() {
                 make(&fs, &mut more, format!("more {n}"), large(n));
             }
             sync(&fs);
-            let copies = read_superblock_copies(&*image);
-            let whole: Vec<_> = copies.iter().filter_map(|(_, copy)| copy.as_ref().ok()).collect();
-            assert!(whole.len() == 3 && whole.windows(2).all(|two| two[0] == two[1]), "{copies:?}");
+            assert_copies_agree(&image);
             drop(fs);
             let image = Arc::new(image.crash_image(image.trace_len(), &mut rng));
             let fs = open(image.clone(), false);
@@ -223,9 +228,7 @@ fn a_crash_in_an_upgrade_leaves_the_old_superblocks_or_the_new_ones() {
             fs.close().unwrap();
             drop(fs);
             assert_clean(&as_device(&image));
-            let copies = read_superblock_copies(&*image);
-            let whole: Vec<_> = copies.iter().filter_map(|(_, copy)| copy.as_ref().ok()).collect();
-            assert!(whole.len() == 3 && whole.windows(2).all(|two| two[0] == two[1]), "{copies:?}");
+            assert_copies_agree(&image);
         }
         assert!(seen.iter().all(|n| *n > 0), "both sides of the change: {seen:?}");
     }

@@ -1,8 +1,7 @@
 //! A longer log for a mounted volume: it moves into the last segments, which nothing may be using.
 
-use crate::api::{Answer, Cx, Errno, ROOT, Stop};
+use crate::api::{Answer, Cx};
 use crate::error::FsError;
-use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::volume::{LOG_MAX, Superblock, VolumeError, read_superblock, write_superblock};
 use ferry_journal::JournalError;
@@ -19,20 +18,11 @@ pub(crate) fn superblock_error(source: io::Error) -> JournalError {
 impl LocalFs {
     /// The answer to [`crate::ioctl::GROW_LOG`], from a thread that may wait.
     pub(crate) fn do_grow_log(&self, cx: &Cx, input: &[u8]) -> Answer<Vec<u8>> {
-        self.only_owner(cx)?;
-        self.writable()?;
-        let len =
-            input.first_chunk().map(|len| u64::from_ne_bytes(*len)).ok_or(Errno(libc::EINVAL))?;
-        if !self.options.background {
-            return Ok(self.grow_log(len).map(|()| Vec::new())?);
-        }
-        let parked = cx.park::<Vec<u8>>(None);
-        let then = move |fs: &Self| {
-            let grown = fs.grow_log(len).map_err(|error| fs.report("grow the log", ROOT, error));
-            parked.complete(grown.map(|()| Vec::new()));
-        };
-        self.blocking_fsyncs.push(BlockingFsync { files: Vec::new(), then: Box::new(then) });
-        Err(Stop::Parked)
+        let asked = input.first_chunk().copied();
+        self.change_volume(cx, "grow the log", move |fs| {
+            let len = asked.map(u64::from_ne_bytes).ok_or_else(|| errno(libc::EINVAL))?;
+            fs.grow_log(len).map(|()| Vec::new())
+        })
     }
 
     /// Returns when the log has at least `len` bytes.

@@ -6,9 +6,8 @@
 //! caller asks again. So a caller that is killed leaves nothing behind.
 
 use crate::api::ioctl::ResizeAnswer;
-use crate::api::{Answer, Cx, Errno, ROOT, Stop};
+use crate::api::{Answer, Cx, Errno, ROOT};
 use crate::error::FsError;
-use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::requests::grow_log::superblock_error;
 use crate::space::free_blocks::Want;
@@ -26,20 +25,11 @@ const TURN: Duration = Duration::from_millis(500);
 impl LocalFs {
     /// The answer to [`crate::ioctl::RESIZE`], from a thread that may wait.
     pub(crate) fn do_resize(&self, cx: &Cx, input: &[u8]) -> Answer<Vec<u8>> {
-        self.only_owner(cx)?;
-        self.writable()?;
-        let asked = input.first_chunk().ok_or(Errno(libc::EINVAL))?;
-        let size = u64::from_ne_bytes(*asked);
-        if !self.options.background {
-            return Ok(self.resize_volume(size).map(|answer| answer.encode())?);
-        }
-        let parked = cx.park::<Vec<u8>>(None);
-        let then = move |fs: &Self| {
-            let done = fs.resize_volume(size).map_err(|error| fs.report("resize", ROOT, error));
-            parked.complete(done.map(|answer| answer.encode()));
-        };
-        self.blocking_fsyncs.push(BlockingFsync { files: Vec::new(), then: Box::new(then) });
-        Err(Stop::Parked)
+        let asked = input.first_chunk().copied();
+        self.change_volume(cx, "resize", move |fs| {
+            let size = asked.map(u64::from_ne_bytes).ok_or_else(|| errno(libc::EINVAL))?;
+            fs.resize_volume(size).map(ResizeAnswer::encode)
+        })
     }
 
     /// Gives the volume `asked` bytes, or all that its device has if that is 0; or does a turn of

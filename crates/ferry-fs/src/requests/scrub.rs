@@ -1,7 +1,8 @@
 //! Scrubs of the mounted volume, as its users ask for them.
 
-use crate::api::Cx;
+use crate::api::{Answer, Cx, ROOT, Stop};
 use crate::error::FsError;
+use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::requests::stats::{ended, index, json, number};
 use crate::scrub::live::{Mounted, NotStarted, ScrubStatus};
@@ -90,6 +91,27 @@ impl LocalFs {
     /// Only root and the user that has mounted the volume may act on all of it.
     pub(crate) fn only_owner(&self, cx: &Cx<'_>) -> Result<(), FsError> {
         if cx.uid == 0 || cx.uid == self.options.owner { Ok(()) } else { Err(errno(libc::EPERM)) }
+    }
+
+    /// Does for these a change of the whole volume, which may wait, and answers with its bytes.
+    /// `what` names it in the log. Parks, if there is a thread that may wait.
+    pub(crate) fn change_volume(
+        &self,
+        cx: &Cx<'_>,
+        what: &'static str,
+        change: impl FnOnce(&Self) -> Result<Vec<u8>, FsError> + Send + 'static,
+    ) -> Answer<Vec<u8>> {
+        self.only_owner(cx)?;
+        self.writable()?;
+        if !self.options.background {
+            return Ok(change(self)?);
+        }
+        let parked = cx.park::<Vec<u8>>(None);
+        let then = move |fs: &Self| {
+            parked.complete(change(fs).map_err(|error| fs.report(what, ROOT, error)));
+        };
+        self.blocking_fsyncs.push(BlockingFsync { files: Vec::new(), then: Box::new(then) });
+        Err(Stop::Parked)
     }
 }
 

@@ -1,7 +1,6 @@
 //! Free space goes back to the host when somebody asks for it.
 
-use crate::api::{Answer, Cx, ROOT, Stop};
-use crate::local::jobs::BlockingFsync;
+use crate::api::{Answer, Cx};
 use crate::local::local_fs::LocalFs;
 
 /// The answer to [`crate::ioctl::FITRIM`]: a whole `struct fstrim_range`, whose length says what
@@ -19,17 +18,6 @@ impl LocalFs {
 
     /// The answer to [`crate::ioctl::TRIM`] and its like, from a thread that may wait.
     pub(crate) fn do_trim(&self, cx: &Cx, answer: fn(u64) -> Vec<u8>) -> Answer<Vec<u8>> {
-        self.only_owner(cx)?;
-        self.writable()?;
-        if !self.options.background {
-            return Ok(answer(self.data.trim()?));
-        }
-        let parked = cx.park::<Vec<u8>>(None);
-        let then = move |fs: &Self| {
-            let given = fs.data.trim().map_err(|error| fs.report("trim", ROOT, error));
-            parked.complete(given.map(answer));
-        };
-        self.blocking_fsyncs.push(BlockingFsync { files: Vec::new(), then: Box::new(then) });
-        Err(Stop::Parked)
+        self.change_volume(cx, "trim", move |fs| Ok(answer(fs.data.trim()?)))
     }
 }

@@ -23,10 +23,6 @@ pub(crate) enum Unfit {
 }
 
 impl Superblock {
-    fn has(&self, feature: u64) -> bool {
-        self.incompatible & feature != 0
-    }
-
     /// First byte behind the segments.
     pub(crate) fn segments_end(&self) -> u64 {
         self.segments_offset + u64::from(self.segment_count) * self.segment_len
@@ -37,15 +33,6 @@ impl Superblock {
     fn tail_len(&self, map_behind: bool, map_len: u64) -> u64 {
         let log = if self.has(LOG_BEHIND) { self.log_len } else { 0 };
         if map_behind { 2 * map_len + log.max(APART) } else { log }
-    }
-
-    fn has_last_copy(&self) -> bool {
-        self.compatible & LAST_COPY != 0
-    }
-
-    /// Bytes of the last copy.
-    fn last_len(&self) -> u64 {
-        if self.has_last_copy() { BLOCK } else { 0 }
     }
 
     /// Bytes of the smallest volume with so many segments, no more than there are.

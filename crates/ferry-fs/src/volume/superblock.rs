@@ -148,9 +148,23 @@ impl Superblock {
         hasher.finish128().as_bytes()
     }
 
+    /// Whether it has this incompatible feature.
+    pub(super) fn has(&self, feature: u64) -> bool {
+        self.incompatible & feature != 0
+    }
+
+    pub(super) fn has_last_copy(&self) -> bool {
+        self.compatible & LAST_COPY != 0
+    }
+
+    /// Bytes of the last copy.
+    pub(super) fn last_len(&self) -> u64 {
+        if self.has_last_copy() { BLOCK } else { 0 }
+    }
+
     /// Where its copies are, in bytes.
     pub fn offsets(&self) -> Vec<u64> {
-        let last = (self.compatible & LAST_COPY != 0).then(|| self.size - BLOCK);
+        let last = self.has_last_copy().then(|| self.size - BLOCK);
         SUPERBLOCK_OFFSETS.into_iter().chain(last).collect()
     }
 
@@ -268,13 +282,11 @@ impl Superblock {
         ]
         .iter()
         .all(|v| v.is_multiple_of(BLOCK_SIZE as u64));
-        let room =
-            self.size.saturating_sub(if self.compatible & LAST_COPY == 0 { 0 } else { BLOCK });
+        let room = self.size.saturating_sub(self.last_len());
         // Everything in the order of the device: what is in front, the segments, what is behind.
         let log = (self.log_offset, self.log_len);
         let maps = self.home_map_offsets.map(|offset| (offset, self.home_map_len));
-        let (log_behind, map_behind) =
-            (self.incompatible & LOG_BEHIND != 0, self.incompatible & MAP_BEHIND != 0);
+        let (log_behind, map_behind) = (self.has(LOG_BEHIND), self.has(MAP_BEHIND));
         let mut parts = vec![(0, SUPERBLOCK_OFFSETS[1] + BLOCK)];
         parts.extend((!map_behind).then_some(maps[0]));
         parts.extend((!log_behind).then_some(log));
