@@ -30,7 +30,7 @@ mod wire;
 
 // Short paths for both sides.
 pub(crate) use transport::{address, tls};
-pub(crate) use wire::{codec, frame, lanes, message};
+pub(crate) use wire::{codec, frame, lanes, message, protocol};
 
 pub use address::Address;
 pub use client::{ClientOptions, RemoteFs};

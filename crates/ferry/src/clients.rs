@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::net::SocketAddr;
 
-use ferry_net::Control;
+use ferry_net::{Control, VERSION};
 use serde_json::Value;
 
 use crate::cli::{ClientsArgs, EvictArgs};
@@ -83,7 +83,9 @@ fn cells(client: &Value) -> [String; 7] {
             (None, _) => "-".into(),
         };
     let number = client["client"].to_string();
-    let state = format!("{state}{read_only}");
+    let older = client["protocol"].as_u64().filter(|version| *version != u64::from(VERSION));
+    let older = older.map(|version| format!(", protocol {version}")).unwrap_or_default();
+    let state = format!("{state}{read_only}{older}");
     [number, text("name"), text("certificate"), text("address"), text("path"), state, oldest]
 }
 

@@ -61,7 +61,7 @@ impl RemoteFs {
             .block_on(link.greet())
             .map_err(|error| NetError::Reach { server: server.clone(), error })?;
         let mut may_acknowledge = true;
-        match &first.1 {
+        match &first.answer {
             ToClient::Refused { reason } => {
                 let reason = String::from_utf8_lossy(reason).into_owned();
                 return Err(NetError::Refused { server, reason });
@@ -69,7 +69,8 @@ impl RemoteFs {
             // The mount's flags depend on it, before the link runs.
             ToClient::Welcome { read_only, early_acks, .. } => {
                 link.set_read_only(*read_only);
-                may_acknowledge = *early_acks;
+                may_acknowledge = *early_acks && first.protocol.has_early_acks();
+                link.set_early_acks(may_acknowledge);
             }
             _ => {}
         }

@@ -25,6 +25,7 @@ use crate::message::{
     BATCH_MAX, Caller, FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION,
     WINDOW_BYTES, WINDOW_OPS, WINDOW_UNIT,
 };
+use crate::protocol::Protocol;
 use crate::refusal::{Cause, Refusal};
 
 /// The number of `Hello` among the messages.
@@ -65,9 +66,8 @@ pub(super) async fn serve(
     let (from, certificate) = (newcomer.as_ref().map(|newcomer| newcomer.from), peer.name.clone());
     let last = match greet(&core, &mut messages, &line, (peer, from), (newcomer, &mut inside)).await
     {
-        Ok((session, number)) => {
-            let mut connection = Connection::new(&core, &session, number, &line);
-            messages.set_max(FRAME_MAX);
+        Ok((session, number, protocol)) => {
+            let mut connection = Connection::new(&core, &session, (number, protocol), &line);
             messages.count_in(&session.heard);
             let ended = connection.run(&mut messages).await;
             drop(connection);
@@ -106,25 +106,27 @@ async fn greet(
     line: &Line,
     peer: (Peer, Option<SocketAddr>),
     (newcomer, inside): (Option<Newcomer>, &mut Option<OwnedSemaphorePermit>),
-) -> Result<(Arc<Session>, u64), Refusal> {
+) -> Result<(Arc<Session>, u64, Protocol), Refusal> {
     let ready = timeout(HELLO_TIME_MAX, messages.ready()).await;
     let first = messages.next().filter(|_| matches!(ready, Ok(Ok(true))));
-    let other = first.and_then(version_of).filter(|version| *version != VERSION);
-    if let Some(version) = other {
+    let version = first.and_then(version_of).unwrap_or(VERSION);
+    let Some(protocol) = Protocol::of(version) else {
         let (newer, older) =
             if version < VERSION { ("server", "client") } else { ("client", "server") };
         let reason = format!(
-            "the client speaks version {version} of the protocol, the server {VERSION}: install the {newer}'s FerryFS on the {older}'s machine"
+            "the client speaks version {version} of the protocol, the server {}: install the {newer}'s FerryFS on the {older}'s machine",
+            Protocol::all()
         );
         return Err(Refusal::new(Cause::Version, reason));
-    }
-    let Some(Ok(ToServer::Hello { session, path, name, newest, .. })) =
-        first.map(crate::codec::decode)
-    else {
+    };
+    let line = line.clone().speak(protocol, protocol.of_server());
+    let hello = first.map(|message| protocol.decode_client(message));
+    let Some(Ok(ToServer::Hello { session, path, name, newest, .. })) = hello else {
         let reason =
             "this is a FerryFS server, and the first message was no greeting of a FerryFS client";
         return Err(Refusal::new(Cause::NoGreeting, reason));
     };
+    messages.expect(FRAME_MAX, protocol.has_chunks());
     // Not after this: a client that enters a session must not be cut off in between.
     if let Some(newcomer) = newcomer {
         let full =
@@ -134,9 +136,9 @@ async fn greet(
     let name: String =
         String::from_utf8_lossy(&name).chars().filter(|c| !c.is_control()).take(80).collect();
     let core = Arc::clone(core);
-    let line = line.clone();
     let entered = crate::rt::task::spawn_blocking(move || {
-        core.enter((session, newest), peer, &path, name, &line)
+        let entered = core.enter((session, newest), peer, &path, name, &line);
+        entered.map(|(session, number)| (session, number, protocol))
     })
     .await;
     entered.unwrap_or_else(|_| Err(Refusal::new(Cause::Server, "the server stops")))
@@ -208,6 +210,7 @@ struct Connection<'a> {
     core: &'a Arc<Core>,
     session: &'a Arc<Session>,
     connection: u64,
+    protocol: Protocol,
     line: &'a Line,
     due: Due<'a>,
     ops: Arc<Semaphore>,
@@ -225,7 +228,7 @@ impl<'a> Connection<'a> {
     fn new(
         core: &'a Arc<Core>,
         session: &'a Arc<Session>,
-        connection: u64,
+        (connection, protocol): (u64, Protocol),
         line: &'a Line,
     ) -> Self {
         let ops = Arc::new(Semaphore::new(WINDOW_OPS));
@@ -239,6 +242,7 @@ impl<'a> Connection<'a> {
             core,
             session,
             connection,
+            protocol,
             line,
             due,
             ops,
@@ -292,7 +296,7 @@ impl<'a> Connection<'a> {
             if !self.session.is_at(self.connection) {
                 return Ok(());
             }
-            let Ok(message) = crate::codec::decode(bytes) else {
+            let Ok(message) = self.protocol.decode_client(bytes) else {
                 return Err("the client sent what is no message".into());
             };
             match message {

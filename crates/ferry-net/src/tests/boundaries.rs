@@ -59,14 +59,14 @@ impl Raw {
     /// The next message; `None`: the server has hung up. `Durable` may come at any time.
     pub(super) fn hear(&mut self) -> Option<ToClient> {
         loop {
-            match self.runtime.block_on(frame::read(&mut self.stream, FRAME_MAX)).ok().flatten() {
+            match self.runtime.block_on(read(&mut self.stream)).ok().flatten() {
                 Some(ToClient::Durable { .. }) => {}
                 message => return message,
             }
         }
     }
 
-    fn change(&mut self, seq: u64, answered: u64, op: Op) {
+    pub(super) fn change(&mut self, seq: u64, answered: u64, op: Op) {
         let (epoch, acknowledged) = (0, None);
         self.send(&ToServer::Change {
             seq,

@@ -711,7 +711,7 @@ fn a_resumed_tls_session_is_checked_for_revocation_again() {
             let mut stream = connector.connect().await.unwrap();
             then();
             stream.write_all(&crate::frame::encode(&super::boundaries::hello(b"/"))).await.unwrap();
-            crate::frame::read::<ToClient>(&mut stream, FRAME_MAX).await.unwrap()
+            read::<ToClient>(&mut stream).await.unwrap()
         })
     };
     assert!(matches!(word(&|| {}), Some(ToClient::Welcome { .. })));

@@ -84,7 +84,7 @@ async fn hear(
     out: lanes::Line<()>,
     (counts, found): (Arc<[AtomicU64; 3]>, Arc<Mutex<Vec<Ino>>>),
 ) {
-    while let Ok(Some(message)) = frame::read::<ToClient>(&mut reader, FRAME_MAX).await {
+    while let Ok(Some(message)) = read::<ToClient>(&mut reader).await {
         match message {
             ToClient::Reply { leased, outcome: Outcome::Entry { known: Some(known) }, .. } => {
                 found.lock().push(known.attr.ino);

@@ -22,6 +22,7 @@ mod panics;
 mod prefixes;
 mod recorded_sessions;
 mod refusals;
+mod release_before;
 mod replay;
 mod restarts;
 mod sessions;
@@ -34,7 +35,7 @@ mod walks;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ferry_device::{BlockDevice, MemDevice};
@@ -43,6 +44,8 @@ use ferry_fs::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
 
+use crate::codec::{Malformed, Wire, decode};
+use crate::message::FRAME_MAX;
 use crate::rt::Mutex;
 use crate::server::WalkTimes;
 use crate::{
@@ -51,6 +54,7 @@ use crate::{
 };
 
 use caller::InProcess;
+use release_before::Before;
 
 type Done<T = ()> = Result<T, Errno>;
 
@@ -87,6 +91,8 @@ struct Network {
     /// What connects.
     peer: Mutex<crate::limits::Peer>,
     messages: Arc<Messages>,
+    /// The server greets as release 0.1.0 does.
+    is_before: AtomicBool,
     /// Not a client's: what is in flight arrives though the client has left.
     runtime: tokio::runtime::Runtime,
 }
@@ -128,6 +134,7 @@ impl Network {
             connections: AtomicU64::new(0),
             peer: Mutex::default(),
             messages: Arc::new(messages),
+            is_before: AtomicBool::new(false),
             runtime: tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(1)
                 .enable_all()
@@ -168,6 +175,9 @@ impl Connector for Network {
             let rate = Arc::clone(&self.up_rate);
             self.runtime
                 .spawn(async move { relay(theirs, near, (budgets, &rate), cuts, silent).await });
+            if self.is_before.load(Ordering::SeqCst) {
+                return Ok(Box::new(Before::new(ours)) as Box<dyn Stream>);
+            }
             Ok(Box::new(ours) as Box<dyn Stream>)
         })
     }
@@ -260,6 +270,13 @@ async fn relay_messages(
         () = one(br, aw, (&messages, false)) => {}
         _ = cuts.changed() => {}
     }
+}
+
+/// The next message of the newest protocol.
+async fn read<T: Wire>(stream: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Option<T>> {
+    let bytes = crate::frame::read_bytes(stream, FRAME_MAX).await?;
+    let malformed = |Malformed| crate::frame::malformed();
+    bytes.map(|bytes| decode(&bytes).map_err(malformed)).transpose()
 }
 
 /// A volume in memory, its server, and the network.

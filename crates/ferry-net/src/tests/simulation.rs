@@ -155,6 +155,8 @@ struct Plan {
     known: u64,
     /// One of so many clients waits for the answer to each change (`async=off`); 0: none does.
     waiting_of: u64,
+    /// One of so many clients speaks protocol 8; 0: none does.
+    before_of: u64,
     /// Of so many steps one comes after a pause of up to two terms; 0: none does.
     pause_of: u64,
 }
@@ -179,6 +181,7 @@ impl Plan {
         vanish_of: 0,
         known: 0,
         waiting_of: 0,
+        before_of: 0,
         pause_of: 0,
     };
     /// The same on lines that carry less than the programs say: what waits takes longer than a
@@ -744,6 +747,17 @@ fn a_crash_at_any_frame_costs_nothing_that_is_not_told() {
     at_every_frame(true);
 }
 
+#[test]
+fn clients_of_protocol_8_lose_nothing_alone_or_among_newer_ones() {
+    for seed in 1..12 {
+        let before_of = 1 + seed % 2;
+        run(300 + seed, Plan { before_of, ..Plan::GENTLE });
+        run(400 + seed, Plan { before_of, ..Plan::ROUGH });
+        run(500 + seed, Plan { before_of, ..Plan::RETURNING });
+        run(600 + seed, Plan { before_of, ..Plan::LOCKS });
+    }
+}
+
 /// What befalls whom in a long run.
 fn plan_of(seed: u64) -> Plan {
     let mut random = SimRng::new(seed);
@@ -777,11 +791,13 @@ fn plan_of(seed: u64) -> Plan {
         crash_every: 30 + 8 * steps,
         ..plan
     };
-    match seed % 4 {
+    let plan = match seed % 4 {
         0 => slower(Plan { waiting_of: random.below(3), ..Plan::GENTLE }),
         1 => slower(Plan { waiting_of: random.below(3), ..Plan::RETURNING }),
         _ => rough,
-    }
+    };
+    // A quarter of all runs, of each kind.
+    Plan { before_of: if seed / 4 % 4 == 3 { 1 + seed / 16 % 3 } else { 0 }, ..plan }
 }
 
 /// `SIMULATION_SECONDS`, `SIMULATION_SEED` (the first one), `SIMULATION_THREADS`.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::rt::time::{Instant, timeout, timeout_at};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 
-use crate::codec::{Malformed, Wire, decode};
+use crate::codec::{Malformed, Wire};
 use crate::message::{Acknowledged, Caller, Op};
 
 /// A frame that has begun must be complete after this time: a peer that sends a byte a minute is
@@ -70,13 +70,29 @@ pub fn encode_request(id: u64, after: u64, caller: Caller, op: &Op) -> Vec<u8> {
     })
 }
 
-fn framed(put: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+fn framed(message: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut frame = Vec::with_capacity(FRAME_SMALL);
-    frame.extend_from_slice(&[0; HEAD]);
-    put(&mut frame);
-    let len = (frame.len() - HEAD) as u32;
-    frame[..HEAD].copy_from_slice(&len.to_le_bytes());
+    put(&mut frame, message);
     frame
+}
+
+/// Appends a message with its length in front.
+pub(crate) fn put(frames: &mut Vec<u8>, message: impl FnOnce(&mut Vec<u8>)) {
+    let from = frames.len();
+    frames.extend_from_slice(&[0; HEAD]);
+    message(frames);
+    let len = (frames.len() - from - HEAD) as u32;
+    frames[from..from + HEAD].copy_from_slice(&len.to_le_bytes());
+}
+
+/// The messages of whole frames.
+pub(crate) fn messages(frames: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = frames;
+    std::iter::from_fn(move || {
+        let (frame, behind) = rest.split_at_checked(HEAD + len_of(rest))?;
+        rest = behind;
+        Some(&frame[HEAD..])
+    })
 }
 
 /// The length of the message that begins here.
@@ -118,6 +134,8 @@ pub(crate) struct Frames<R> {
     stream: R,
     /// A longer message is an error, before it has arrived.
     max: usize,
+    /// A message may come in chunks.
+    has_chunks: bool,
     bytes: Vec<u8>,
     /// Those before it were given out.
     start: usize,
@@ -134,12 +152,22 @@ pub(crate) struct Frames<R> {
 impl<R: AsyncRead + Unpin> Frames<R> {
     pub(crate) fn new(stream: R, max: usize) -> Self {
         let (bytes, chunks, whole) = (Vec::new(), Vec::new(), Vec::new());
-        Self { stream, max, bytes, start: 0, chunks, whole, deadline: None, heard: Arc::default() }
+        Self {
+            stream,
+            max,
+            has_chunks: true,
+            bytes,
+            start: 0,
+            chunks,
+            whole,
+            deadline: None,
+            heard: Arc::default(),
+        }
     }
 
-    /// From now on messages may be so long.
-    pub(crate) fn set_max(&mut self, max: usize) {
-        self.max = max;
+    /// From now on messages may be so long, and come in chunks or not.
+    pub(crate) fn expect(&mut self, max: usize, has_chunks: bool) {
+        (self.max, self.has_chunks) = (max, has_chunks);
     }
 
     /// From now on bytes are counted there.
@@ -150,7 +178,8 @@ impl<R: AsyncRead + Unpin> Frames<R> {
     /// How long the next frame is, as far as that has arrived, and what it says of itself.
     fn head(&self) -> Option<(usize, u32)> {
         let head = u32::from_le_bytes(*self.bytes[self.start..].first_chunk::<HEAD>()?);
-        Some(((head & !(MORE | BETWEEN)) as usize, head & (MORE | BETWEEN)))
+        let kind = if self.has_chunks { head & (MORE | BETWEEN) } else { 0 };
+        Some(((head ^ kind) as usize, kind))
     }
 
     /// What has come is a message, or the beginning of one.
@@ -286,15 +315,6 @@ pub(crate) async fn read_frame(
         Ok(Some((head & (MORE | BETWEEN), bytes)))
     };
     timeout(FRAME_TIME_MAX, rest).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
-}
-
-/// The next message.
-pub(crate) async fn read<T: Wire>(
-    stream: &mut (impl AsyncRead + Unpin),
-    max: usize,
-) -> io::Result<Option<T>> {
-    let Some(bytes) = read_bytes(stream, max).await? else { return Ok(None) };
-    decode(&bytes).map(Some).map_err(|Malformed| malformed())
 }
 
 pub(crate) fn malformed() -> io::Error {

@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::frame::{self, HEAD};
+use crate::protocol::{Outbound, Protocol};
 
 /// A peer that takes no message for this long is considered dead.
 const WRITE_TIME_MAX: Duration = Duration::from_secs(30);
@@ -29,39 +30,60 @@ const BUFFER: usize = 64 << 10;
 /// Bytes of the shortest chunk.
 pub(crate) const CHUNK_MIN: usize = 4 << 10;
 
-struct Item<T> {
-    frames: Vec<u8>,
-    with: T,
-    first: bool,
+enum Item<T> {
+    Frames {
+        frames: Vec<u8>,
+        with: T,
+        first: bool,
+    },
+    /// What comes behind it is sent in this protocol.
+    Speaks(Outbound),
 }
 
-/// Sends messages, one or more at a time. What travels with them is dropped when they are on their
-/// way.
-pub(crate) struct Line<T>(UnboundedSender<Item<T>>);
+/// Sends messages of the newest protocol, one or more at a time. What travels with them is dropped
+/// when they are on their way.
+pub(crate) struct Line<T> {
+    items: UnboundedSender<Item<T>>,
+    protocol: Protocol,
+}
 
 impl<T> Clone for Line<T> {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
+        Self { items: self.items.clone(), protocol: self.protocol }
     }
 }
 
 impl<T> Line<T> {
     /// On the second lane.
     pub(crate) fn send(&self, frames: Vec<u8>, with: T) {
-        let _sent = self.0.send(Item { frames, with, first: false });
+        let _sent = self.items.send(Item::Frames { frames, with, first: false });
     }
 
     /// On the first lane.
     pub(crate) fn send_first(&self, frames: Vec<u8>, with: T) {
-        let _sent = self.0.send(Item { frames, with, first: true });
+        let _sent = self.items.send(Item::Frames { frames, with, first: true });
+    }
+
+    /// From now on this connection has that protocol. It begins with the newest.
+    pub(crate) fn speak(self, protocol: Protocol, outbound: Outbound) -> Self {
+        if protocol != self.protocol {
+            let _sent = self.items.send(Item::Speaks(outbound));
+        }
+        Self { protocol, ..self }
+    }
+
+    /// The protocol of the connection, as far as it is known here.
+    pub(crate) fn protocol(&self) -> Protocol {
+        self.protocol
     }
 }
 
 /// A line, and what comes out of it.
 pub(crate) fn line<T>() -> (Line<T>, Outgoing<T>) {
     let (sender, incoming) = unbounded_channel();
-    let (first, second) = (VecDeque::new(), VecDeque::new());
-    (Line(sender), Outgoing { incoming, closed: false, first, second, at: 0, cut: 0 })
+    let (first, second, outbound) = (VecDeque::new(), VecDeque::new(), Outbound::default());
+    let line = Line { items: sender, protocol: Protocol::default() };
+    (line, Outgoing { incoming, closed: false, outbound, first, second, at: 0, cut: 0 })
 }
 
 /// How fast the second lane is written, and in which chunks.
@@ -81,6 +103,7 @@ pub(crate) struct Outgoing<T> {
     incoming: UnboundedReceiver<Item<T>>,
     /// Nobody can send any more.
     closed: bool,
+    outbound: Outbound,
     first: VecDeque<(Vec<u8>, T)>,
     second: VecDeque<(Vec<u8>, T)>,
     /// Of the first in the second lane, so many bytes are written,
@@ -90,9 +113,17 @@ pub(crate) struct Outgoing<T> {
 }
 
 impl<T> Outgoing<T> {
-    fn put(&mut self, Item { frames, with, first }: Item<T>) {
-        let lane = if first { &mut self.first } else { &mut self.second };
-        lane.push_back((frames, with));
+    fn put(&mut self, item: Item<T>) {
+        match item {
+            Item::Frames { frames, with, first } => {
+                let (frames, first) = self.outbound.translate(frames, first);
+                let lane = if first { &mut self.first } else { &mut self.second };
+                if !frames.is_empty() {
+                    lane.push_back((frames, with));
+                }
+            }
+            Item::Speaks(outbound) => self.outbound = outbound,
+        }
     }
 
     fn take_in(&mut self) {
@@ -101,13 +132,13 @@ impl<T> Outgoing<T> {
         }
     }
 
-    /// Bytes of the next chunk of the second lane. When no sender is left, the pace does not matter
-    /// either.
+    /// Bytes of the next chunk of the second lane: a message at least, if none may be cut. When no
+    /// sender is left, the pace does not matter either.
     fn chunk(&self, pace: &dyn Pace) -> Option<usize> {
-        if self.second.is_empty() {
-            return None;
-        }
-        pace.chunk().or_else(|| self.closed.then_some(CHUNK_MIN))
+        let (frames, _) = self.second.front()?;
+        let chunk = pace.chunk().or_else(|| self.closed.then_some(CHUNK_MIN))?;
+        let whole = || HEAD + frame::len_of(&frames[self.at..]);
+        Some(if self.outbound.has_chunks() { chunk } else { chunk.max(whole()) })
     }
 
     /// Waits until something may be written; `false`: all is, and nothing more will come.
@@ -200,7 +231,7 @@ pub(crate) async fn write_all<T>(
                 let Some(more) = outgoing.write_next(&mut writer, pace).await? else { break };
                 bytes += more;
                 if let Some(behind) = pace.wrote(more) {
-                    let mut behind = behind;
+                    let (mut behind, _) = outgoing.outbound.translate(behind, true);
                     if outgoing.cut > 0 {
                         frame::mark_between(&mut behind);
                     }

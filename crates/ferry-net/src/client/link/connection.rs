@@ -4,6 +4,7 @@
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::rt::Mutex;
@@ -20,7 +21,8 @@ use crate::client::change::{Stage, Waiter};
 use crate::codec;
 use crate::frame::{self, Frames, Stream};
 use crate::lanes;
-use crate::message::{FRAME_MAX, ToClient, ToServer, VERSION};
+use crate::message::{FRAME_MAX, ToClient, ToServer};
+use crate::protocol::Protocol;
 use crate::tls::in_words;
 
 /// A connection and its greeting must be made after this time.
@@ -41,11 +43,28 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 /// The same, if the server refuses this client.
 const RETRY_REFUSED_MAX: Duration = Duration::from_secs(30);
 
-pub(in crate::client) type Greeted = (Box<dyn Stream>, ToClient);
+/// A connection whose greetings are exchanged.
+pub(in crate::client) struct Greeted {
+    stream: Box<dyn Stream>,
+    pub(in crate::client) protocol: Protocol,
+    pub(in crate::client) answer: ToClient,
+}
 
 impl Link {
-    /// Connects and exchanges greetings.
+    /// Connects and exchanges greetings: in the newest protocol or, if the server is of the release
+    /// before, in that one's. The server is asked each time, because it may have been upgraded.
+    /// A client that may have acknowledged changes early does not go back.
     pub(in crate::client) async fn greet(&self) -> io::Result<Greeted> {
+        let greeted = self.greet_in(Protocol::default()).await?;
+        match greeted.protocol.instead(&greeted.answer) {
+            Some(before) if !self.has_early_acks.load(Ordering::Relaxed) => {
+                self.greet_in(before).await
+            }
+            _ => Ok(greeted),
+        }
+    }
+
+    async fn greet_in(&self, protocol: Protocol) -> io::Result<Greeted> {
         let greeting = async {
             let mut stream = self.connector.connect().await?;
             // With the greeting the client says that it caches nothing, nor does its kernel.
@@ -57,7 +76,7 @@ impl Link {
                 (state.session, state.changes.last())
             };
             let hello = ToServer::Hello {
-                version: VERSION,
+                version: protocol.version(),
                 session,
                 path: self.path.clone(),
                 name: self.name.clone(),
@@ -65,8 +84,11 @@ impl Link {
             };
             tokio::io::AsyncWriteExt::write_all(&mut stream, &frame::encode(&hello)).await?;
             tokio::io::AsyncWriteExt::flush(&mut stream).await?;
-            let welcome = frame::read(&mut stream, FRAME_MAX).await?;
-            Ok((stream, welcome.ok_or(io::ErrorKind::UnexpectedEof)?))
+            let answer = frame::read_bytes(&mut stream, FRAME_MAX).await?;
+            let answer =
+                protocol.decode_server(&answer.ok_or(io::ErrorKind::UnexpectedEof)?, || None);
+            let answer = answer.map_err(|codec::Malformed| frame::malformed())?;
+            Ok(Greeted { stream, protocol, answer })
         };
         let greeted = timeout(CONNECT_TIME_MAX, greeting).await;
         // The server looks at the certificate when this side takes the handshake for done.
@@ -92,7 +114,7 @@ impl Link {
         loop {
             let mut most = RETRY_MAX;
             match greeted.take() {
-                Some((_, ToClient::Refused { reason })) => {
+                Some(Greeted { answer: ToClient::Refused { reason }, .. }) => {
                     most = RETRY_REFUSED_MAX;
                     let reason = String::from_utf8_lossy(&reason).into_owned();
                     if self.state.lock().phase.set_refusal(Some(reason.clone())) {
@@ -101,10 +123,10 @@ impl Link {
                         );
                     }
                 }
-                Some((stream, welcome)) => {
-                    let is_welcome = matches!(welcome, ToClient::Welcome { .. });
+                Some(greeted) => {
+                    let is_welcome = matches!(greeted.answer, ToClient::Welcome { .. });
                     self.state.lock().phase.set_refusal(None);
-                    let ended = self.converse(stream, welcome, &*restore).await;
+                    let ended = self.converse(greeted, &*restore).await;
                     if self.leave() {
                         return;
                     }
@@ -158,15 +180,17 @@ impl Link {
     }
 
     /// One connection's life.
-    async fn converse(
-        &self,
-        stream: Box<dyn Stream>,
-        welcome: ToClient,
-        restore: &dyn Restore,
-    ) -> io::Result<()> {
+    async fn converse(&self, greeted: Greeted, restore: &dyn Restore) -> io::Result<()> {
+        let Greeted { stream, protocol, answer: welcome } = greeted;
         let (reader, writer) = tokio::io::split(stream);
         let mut messages = Frames::new(reader, FRAME_MAX);
+        messages.expect(FRAME_MAX, protocol.has_chunks());
         let (line, outgoing) = lanes::line();
+        let (outbound, pings) = protocol.of_client(&welcome, &self.clock);
+        let line = line.speak(protocol, outbound);
+        if let Some(request) = protocol.first_request() {
+            line.send(request, ());
+        }
         let flow = Arc::new(Flow::new(Arc::clone(&self.clock), self.term_of(&welcome)));
         let paced = Arc::clone(&flow);
         let writing =
@@ -175,14 +199,14 @@ impl Link {
         // Before there is anything else: so long takes a ping on an empty connection.
         line.send_first(flow.ping(), ());
         self.enter(welcome, &line, restore)?;
-        tracing::info!("connected to the server");
+        tracing::info!(protocol = protocol.version(), "connected to the server");
         let heard = Mutex::new(self.clock.monotonic());
         let mut reading = pin!(async {
             while messages.more().await? {
                 *heard.lock() = self.clock.monotonic();
                 while let Some(bytes) = messages.next() {
-                    let message =
-                        codec::decode(bytes).map_err(|codec::Malformed| frame::malformed())?;
+                    let message = protocol.decode_server(bytes, || pings.answered());
+                    let message = message.map_err(|codec::Malformed| frame::malformed())?;
                     if !self.receive(message, restore)? {
                         return Ok(());
                     }

@@ -28,6 +28,7 @@
 //!
 //! [`Touch`]: super::cache::Touch
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -70,6 +71,8 @@ pub(super) struct Link {
     this: Weak<Link>,
     state: Mutex<State>,
     owner: Mutex<Option<Arc<dyn Restore>>>,
+    /// The mount may acknowledge changes early.
+    has_early_acks: AtomicBool,
     closed: Notify,
     ended: Notify,
     /// Notified when no early-acknowledged change is unanswered, and when the phase changes.
@@ -96,6 +99,7 @@ impl Link {
             this: this.clone(),
             state: Mutex::new(state),
             owner: Mutex::default(),
+            has_early_acks: AtomicBool::new(false),
             closed: Notify::new(),
             ended: Notify::new(),
             drained: Notify::new(),
@@ -219,6 +223,11 @@ impl Link {
         self.state.lock().read_only = read_only;
     }
 
+    /// Whether this mount may acknowledge changes early, as long as it lives.
+    pub(super) fn set_early_acks(&self, may: bool) {
+        self.has_early_acks.store(may, Ordering::Relaxed);
+    }
+
     /// Whether the server lets this client change anything.
     pub(super) fn is_read_only(&self) -> bool {
         self.state.lock().read_only
@@ -238,11 +247,13 @@ impl Link {
     pub(super) fn json(&self) -> Value {
         let state = self.state.lock();
         let (changes, bytes, oldest) = state.log.figures(self.clock.monotonic());
+        let protocol = state.phase.line().map(|line| line.protocol().version());
         Value::from_iter([
             ("replay_log_changes", Value::from(changes)),
             ("replay_log_bytes", bytes.into()),
             ("replay_log_oldest_ms", oldest.map(|age| age.as_millis() as u64).into()),
             ("connected", Value::from(state.phase.is_connected())),
+            ("protocol", protocol.into()),
             ("refused", state.phase.refusal().cloned().into()),
             ("reconnects", state.reconnects.into()),
             ("changes", state.changes.last().into()),

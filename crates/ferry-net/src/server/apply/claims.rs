@@ -6,7 +6,7 @@ use ferry_fs::{Errno, Ino, ROOT};
 use super::applying::{Applying, Done};
 use crate::codec::List;
 use crate::message::{BATCH_MAX, Claim, Numbers, Outcome};
-use crate::server::capability;
+use crate::server::capability::{self, FoundIn};
 
 impl Applying<'_> {
     /// The session knows again what the capabilities prove. What is missing stays unknown.
@@ -15,22 +15,31 @@ impl Applying<'_> {
             return Err(Errno(libc::EINVAL));
         }
         let with_dir = |claim: &Claim| {
-            let dir = capability::found_in(&self.core.key, &self.session.path, claim)?;
-            Some((claim.ino, dir))
+            let found_in = capability::found_in(&self.core.key, &self.session.path, claim)?;
+            Some((claim.ino, found_in))
         };
         let asked: Vec<&Claim> = inodes.0.iter().filter(|claim| claim.ino != ROOT).collect();
         // A client of before a rollback has some that prove nothing any more, among others.
-        let claims: Vec<(Ino, Ino)> = asked.iter().filter_map(|claim| with_dir(claim)).collect();
+        let claims: Vec<(Ino, FoundIn)> =
+            asked.iter().filter_map(|claim| with_dir(claim)).collect();
         if claims.is_empty() && !asked.is_empty() {
             return Err(Errno(libc::EPERM));
         }
         let mut found = Vec::with_capacity(claims.len());
-        for (ino, dir) in claims {
+        for (ino, found_in) in claims {
             if let Ok(Some(attr)) =
                 self.call(|cx| self.fs().lookup(cx, ino, b".")).map(|entry| entry.attr)
             {
+                let (dir, is_located) = match found_in {
+                    FoundIn::Dir(dir) => (dir, true),
+                    // The bounds of a session can be checked for directories alone.
+                    FoundIn::Somewhere => {
+                        let is_dir = attr.mode & libc::S_IFMT == libc::S_IFDIR;
+                        (0, is_dir || self.session.bounds.is_none())
+                    }
+                };
                 self.session.found_in(attr.ino, dir);
-                if self.core.is_inside(self.session, attr.ino) {
+                if is_located && self.core.is_inside(self.session, attr.ino) {
                     found.push(attr.ino);
                 } else {
                     let stamp = self.session.learn(self.fs(), attr.ino, dir);

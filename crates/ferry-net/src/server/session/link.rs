@@ -75,7 +75,7 @@ impl Session {
         state.connection += 1;
         state.outbox = (Vec::new(), Vec::new());
         state.link = Link::Connected(line.clone());
-        state.from = from;
+        (state.from, state.protocol) = (from, line.protocol());
         let connection = state.connection;
         self.transition(&mut state, Event::Welcomed);
         drop(state);

@@ -47,6 +47,7 @@ impl Session {
             ("address", state.from.map(|from| from.to_string()).into()),
             ("path", String::from_utf8_lossy(&self.path).into()),
             ("read_only", self.read_only.into()),
+            ("protocol", state.protocol.version().into()),
             ("connected", matches!(state.link, Link::Connected(_)).into()),
             ("connections", state.connection.into()),
             ("changes", state.applied.into()),

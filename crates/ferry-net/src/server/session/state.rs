@@ -15,6 +15,7 @@ use super::change::{Change, Line, Open, Room};
 use super::phase::{Event, Phase};
 use crate::limits::Peer;
 use crate::message::{DirName, Made, Outcome};
+use crate::protocol::Protocol;
 use crate::server::exports::Bounds;
 use crate::server::reservations::Reservations;
 
@@ -156,6 +157,8 @@ pub(in crate::server) struct State {
     pub(in crate::server) unsynced: (u64, usize),
     pub(in crate::server) unsynced_since: Option<Duration>,
     pub(in crate::server) link: Link,
+    /// The protocol of the newest connection.
+    pub(in crate::server) protocol: Protocol,
     /// The address of the newest connection.
     pub(in crate::server) from: Option<SocketAddr>,
     /// Answers that no program waits for, with their room. They are sent before the next message,

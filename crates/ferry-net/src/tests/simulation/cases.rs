@@ -48,7 +48,7 @@ impl Lab {
 
     fn mount(&self, asynchronous: bool) -> Mounted {
         let id = self.sim.next_id.fetch_add(1, Ordering::SeqCst);
-        let way = Way::new(&self.sim.net, id);
+        let way = Way::new(&self.sim.net, id, false);
         let client = mount(&way, id, asynchronous, &self.sim.env);
         Mounted { way, client }
     }

@@ -7,8 +7,6 @@
 //! vanished is a way that carries nothing for good. A crash of the server is one step for all ways:
 //! what it had sent before may have arrived, what it sends later is for nobody.
 
-use std::sync::atomic::AtomicBool;
-
 use ferry_sim::device::SimRng;
 
 use super::super::*;
@@ -152,6 +150,8 @@ impl Net {
 pub(super) struct Way {
     net: Arc<Net>,
     id: u64,
+    /// The server greets as release 0.1.0 does.
+    is_before: bool,
     connections: AtomicU64,
     vanished: watch::Sender<bool>,
     /// Connections before this one carry nothing until they are cut, and nobody is told.
@@ -161,11 +161,11 @@ pub(super) struct Way {
 }
 
 impl Way {
-    pub(super) fn new(net: &Arc<Net>, id: u64) -> Arc<Self> {
+    pub(super) fn new(net: &Arc<Net>, id: u64, is_before: bool) -> Arc<Self> {
         let (net, connections, vanished) =
             (Arc::clone(net), AtomicU64::new(0), watch::Sender::new(false));
         let (silent_below, deaf_below) = (watch::Sender::new(0), watch::Sender::new(0));
-        Arc::new(Self { net, id, connections, vanished, silent_below, deaf_below })
+        Arc::new(Self { net, id, is_before, connections, vanished, silent_below, deaf_below })
     }
 
     /// The connection that there is carries nothing any more. The next one does, when this one is
@@ -214,6 +214,9 @@ impl Connector for Way {
             down.silent_below.push(self.deaf_below.subscribe());
             let both = relay(theirs, near, [(random(0), up), (random(1), down)], Arc::clone(net));
             net.runtime.as_ref().expect("it lives as long as this").spawn(both);
+            if self.is_before {
+                return Ok(Box::new(Before::new(ours)) as Box<dyn Stream>);
+            }
             Ok(Box::new(ours) as Box<dyn Stream>)
         })
     }

@@ -57,7 +57,9 @@ fn name(id: u64, slot: Slot) -> String {
 
 impl Program {
     pub(super) fn new(sim: &Arc<Sim>, id: u64, random: SimRng) -> Self {
-        let way = Way::new(&sim.net, id);
+        let before_of = sim.plan.before_of;
+        let is_before = before_of > 0 && id.is_multiple_of(before_of);
+        let way = Way::new(&sim.net, id, is_before);
         let waiting_of = sim.plan.waiting_of;
         let client =
             super::mount(&way, id, waiting_of == 0 || !id.is_multiple_of(waiting_of), &sim.env);

@@ -4,7 +4,7 @@ use ferry_fs::{Attr, FileLock, Ino, RenameFlags, SetAttr, Statfs, Timestamp, Xat
 
 use crate::codec::{List, wire_enum, wire_fields};
 
-/// The version of the protocol: both sides must have the same.
+/// The newest version of the protocol. `protocol` has those that this release speaks.
 pub const VERSION: u32 = 10;
 /// Bytes of the largest read and write.
 pub const IO_MAX: usize = 1 << 20;
@@ -329,7 +329,7 @@ wire_enum! {
     pub enum ToServer {
         /// The first message of a connection.
         1 => Hello {
-            /// [`VERSION`].
+            /// The version of the protocol that the client speaks.
             version: u32,
             /// The session to go on with; 0: none.
             session: u128,
