@@ -48,9 +48,12 @@ class Page:
     def says(self, at, text):
         expect(self.article(at)).to_contain_text(text, timeout=SOON_MS)
 
-    def picture(self, name):
+    def picture(self, name, part=None):
         path = PICTURES / f"{name}.png"
-        self.page.screenshot(path=path, full_page=True)
+        if part:
+            part.screenshot(path=path)
+        else:
+            self.page.screenshot(path=path, full_page=True)
         assert path.stat().st_size > 10_000, f"{path} is empty"
 
     def fits(self):
@@ -131,6 +134,76 @@ def in_trouble(browser, address, origin, at):
     done("a dead daemon, a mirror without a side, a server that is away and a full volume are said")
 
 
+def space(browser, address, origin, at, remote):
+    """The map of space, by keyboard and pointer, at both widths."""
+    for scheme, window in [("light", DESK), ("dark", PHONE)]:
+        page = Page(browser, address, origin, color_scheme=scheme, viewport=window)
+        part = page.article(at).get_by_role("region", name="Space by directory")
+        tiles, asked = part.locator(".map > button"), []
+        page.page.on("request", lambda request: "map.json" in request.url and asked.append(request))
+        expect(page.article(at)).to_have_class("ok", timeout=SOON_MS)
+        expect(page.article(remote).get_by_role("button", name="Map of space")).to_be_hidden()
+        expect(tiles).to_have_count(0)
+        assert not asked, "nobody asked for a map"
+        part.get_by_role("button", name="Map of space").focus()
+        page.page.keyboard.press("Enter")
+        expect(tiles.first).to_have_accessible_name(re.compile(r"^videos: 20\.?\d* MiB, .* %, 6 files, 2 directories"), timeout=SOON_MS)
+        expect(tiles.first).to_be_focused()
+        expect(part.get_by_role("status")).to_contain_text("counted")
+        page.fits()
+        fit_in_tiles(part, tiles)
+        page.picture(f"space-{scheme}-{window['width']}", part)
+        page.page.keyboard.press("ArrowRight")
+        expect(tiles.nth(1)).to_be_focused()
+        page.page.keyboard.press("ArrowLeft")
+        page.page.keyboard.press("Enter")
+        expect(tiles.first).to_have_accessible_name(re.compile("^holidays: "))
+        expect(tiles.first).to_be_focused()
+        expect(part.get_by_role("table")).to_contain_text("<b>odd")
+        fit_in_tiles(part, tiles)
+        page.picture(f"space-inside-{scheme}-{window['width']}", part)
+        for key in ("Backspace", "Escape"):
+            expect(tiles.first).to_have_accessible_name(re.compile("^holidays: "))
+            page.page.keyboard.press(key)
+            expect(tiles.first).to_have_accessible_name(re.compile("^videos: "))
+            expect(tiles.first).to_be_focused()
+            tiles.first.click()
+        part.get_by_role("button", name="all of it").click()
+        expect(tiles.first).to_have_accessible_name(re.compile("^videos: "))
+        part.get_by_role("table").get_by_role("button", name="videos").click()
+        expect(tiles.first).to_have_accessible_name(re.compile("^holidays: "))
+        page.end()
+    done("the map of space is counted when asked for, and the keyboard and the pointer walk through it")
+
+
+def fit_in_tiles(part, tiles):
+    """No tile is outside the map, and no name outside its tile."""
+    box = part.locator(".map").bounding_box()
+    for tile in tiles.all():
+        inner = tile.bounding_box()
+        assert inner["x"] >= box["x"] - 1 and inner["x"] + inner["width"] <= box["x"] + box["width"] + 1, (inner, box)
+        assert inner["y"] >= box["y"] - 1 and inner["y"] + inner["height"] <= box["y"] + box["height"] + 1, (inner, box)
+        for line, name in enumerate(tile.locator(".name").all()):
+            label = name.bounding_box()
+            assert label["x"] + label["width"] <= inner["x"] + inner["width"] + 1, (label, inner)
+            assert label["y"] - inner["y"] <= 20 * line + 3, ("below its corner", label, inner)
+            assert label["y"] + label["height"] <= inner["y"] + inner["height"] + 1, (label, inner)
+
+
+def fill(files):
+    """Directories of known sizes, and names that are no HTML."""
+    sizes = {"videos/holidays": 4, "videos/<b>odd": 2, "music/" + "long " * 12: 5, "mail/in": 2, "mail/out": 1}
+    for name, mebibytes in sizes.items():
+        (files / name).mkdir(parents=True)
+        for number in range(1 if "videos" not in name else 3):
+            (files / name / str(number)).write_bytes(bytes(mebibytes << 20))
+    (files / "videos/new").write_bytes(bytes(6 << 20))
+    (files / "videos/new").rename(files / "videos/holidays/0")
+    for number in range(30):
+        (files / f"small-{number}").mkdir()
+        (files / f"small-{number}/file").write_bytes(bytes(number << 14))
+
+
 def refused(browser, origin):
     page = browser.new_page()
     page.goto(f"{origin}/#token=0")
@@ -174,7 +247,7 @@ def main():
     dead, at_dead = make("dead", "--size", "64M")
     full, at_full = make("full", "--size", "64M")
     sides = [SCRATCH / "side-a", SCRATCH / "side-b"]
-    mirror, at_mirror = make("mirror", "--size", "64M", "--device", "mirror", *sides)
+    mirror, at_mirror = make("mirror", "--size", "128M", "--device", "mirror", *sides)
     served, at_remote = make("served", "--size", "64M")
     for volume, mount in [(fine, at_fine), (dead, at_dead), (full, at_full), (mirror, at_mirror)]:
         ferry("mount", volume, mount)
@@ -191,11 +264,13 @@ def main():
     dashboard = subprocess.Popen([FERRY, "dashboard", "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
     address = re.search(r"http://\S+", dashboard.stdout.readline())[0]
     origin = address.split("/#")[0]
+    fill(at_mirror)
     load = work(at_fine)
     try:
         with sync_playwright() as tools:
             browser = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
             under_load(browser, address, origin, [at_fine, at_dead, at_full, at_mirror, at_remote])
+            space(browser, address, origin, at_mirror, at_remote)
             refused(browser, origin)
             stale(browser, address, origin, dashboard)
             os.kill(daemon_of(at_dead), signal.SIGKILL)

@@ -139,6 +139,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show space, log, flushes, cache and requests of a mounted volume
     Stats(StatsArgs),
+    /// Show which directories of a mounted volume take the space
+    Space(SpaceArgs),
     /// Show what a mounted volume does, every second
     Top(TopArgs),
     /// Show each request of a mount, with its caller, path, time and error
@@ -828,6 +830,9 @@ pub struct DashboardArgs {
     /// unix:PATH, a socket that its owner and root can use without one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9821")]
     pub listen: Address,
+    /// Do not offer maps of space, which show names of directories: for a page that others see
+    #[arg(long)]
+    pub no_map: bool,
 }
 
 /// The arguments of `ferry doctor`.
@@ -917,6 +922,27 @@ pub struct TrimArgs {
     /// The mount point, or any directory in it; or the volume, mounted or served
     #[arg(value_name = "MOUNTPOINT|VOLUME")]
     pub target: Location,
+}
+
+/// The arguments of `ferry space`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The process that has the volume walks through it, not this one through the mount: only root and its own user may ask. It takes a quarter of a
+processor. Ctrl-C stops it. A file with several names counts once, as with du. What changes meanwhile may
+be counted in part. Of each directory the largest ones in it are listed, and the others are added up.
+  ferry space /mnt
+  ferry space /mnt/home --depth 2
+  ferry space /srv/data.ferry --json")]
+pub struct SpaceArgs {
+    /// The mount point, or any directory in it; or the volume, mounted or served
+    #[arg(value_name = "MOUNTPOINT|VOLUME")]
+    pub target: Location,
+    /// List so many levels of directories
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=4))]
+    pub depth: u8,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The arguments of `ferry top`.

@@ -17,7 +17,7 @@ use crate::options::MountOptions;
 use crate::{
     backup, cert, clients, clone, control, copy, dashboard, debug, diff, doctor, fsck, list,
     logging, mkfs, mount, pages, passphrase, rekey, replace, resize, rollback, scrub, serve,
-    snapshot, stats, sync, top, trace, umount, upgrade, warm,
+    snapshot, space, stats, sync, top, trace, umount, upgrade, warm,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -122,6 +122,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Umount(args) => quietly().and_then(|()| umount::run(args))?,
         Command::List(args) => quietly().and_then(|()| list::run(args))?,
         Command::Stats(args) => quietly().and_then(|()| stats::run(args))?,
+        Command::Space(args) => quietly().and_then(|()| space::run(args))?,
         Command::Trace(args) => quietly().and_then(|()| trace::run(args))?,
         Command::Top(args) => quietly().and_then(|()| top::run(args))?,
         Command::Dashboard(args) => quietly().and_then(|()| dashboard::run(args))?,

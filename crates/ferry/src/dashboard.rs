@@ -1,11 +1,13 @@
 //! `ferry dashboard`: a page for a browser that shows the mounts and servers of this machine. It
 //! is only read. This process asks the daemons as `ferry list` does and records the last hour; the
-//! page fetches what it lacks, derives rates and draws. All of the page is in this program.
+//! page fetches what it lacks, derives rates and draws. If a person asks which directories take the
+//! space, this process asks the daemon as `ferry space` does. All of the page is in this program.
 //!
 //! A browser runs pages of strangers too, and all users of this machine reach a TCP port. So over
 //! TCP the figures need a token, and the `Host` header must be the address: the name of a stranger
 //! that resolves to this machine is refused.
 
+mod maps;
 mod record;
 
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -24,6 +26,7 @@ use crate::list;
 use crate::listen::Address;
 use crate::waiting::{stop_on_signals_or_end, wait};
 
+use maps::Maps;
 use record::{INTERVAL, Record};
 
 /// The permissions that new files lack: a socket is for its owner alone.
@@ -39,6 +42,10 @@ Cache-Control: no-store\r\n";
 
 /// Where the figures are, beside the files of the page.
 const DATA: &str = "/data.json";
+/// Where the directories are that take the space of a source.
+const MAP: &str = "/map.json";
+/// The header that begins or stops a count. A page from elsewhere cannot send it.
+const ORDER: &str = "Ferry-Map";
 
 /// The files of the page: the path, the type and the contents.
 const FILES: [(&str, &str, &str); 3] = [
@@ -62,11 +69,24 @@ pub fn run(args: &DashboardArgs) -> Result<(), CliError> {
         }
         Address::Unix(_) => (None, bound.address().to_owned()),
     };
-    let record = Arc::new(Mutex::new(Record::new(env.entropy.next_u64())));
+    let record = Arc::new(Mutex::new(Record::new(env.entropy.next_u64(), !args.no_map)));
     let read = record.clone();
     let clock = env.clock.clone();
+    let (maps, with_maps) = (Maps::new(), !args.no_map);
+    let map = move |source: u64, order: Option<&str>| {
+        match order {
+            Some("begin") => read.lock().daemon(source).map(|daemon| maps.begin(source, daemon))?,
+            Some("stop") => maps.stop(source),
+            _ => {}
+        }
+        Some(maps.look(source).to_string())
+    };
+    let read = record.clone();
     let pages = move |request: &Request<'_>| {
-        answer(request, door.as_ref(), |since| read.lock().json(clock.monotonic(), since))
+        let data = |since| read.lock().json(clock.monotonic(), since);
+        answer(request, door.as_ref(), data, |source, order| {
+            map(source, order).filter(|_| with_maps)
+        })
     };
     let _endpoint = bound.serve("ferry-dashboard", pages)?;
     print(&format!("the dashboard is at {address}\n"))?;
@@ -133,8 +153,14 @@ fn are_equal(given: &[u8], secret: &[u8]) -> bool {
     given.len() == secret.len() && given.iter().zip(secret).fold(0, differs) == 0
 }
 
-/// `data`: the figures in JSON since a number that the page gives.
-fn answer(request: &Request<'_>, door: Option<&Door>, data: impl Fn(u64) -> String) -> Response {
+/// `data`: the figures in JSON since a number that the page gives. `map`: the directories of a
+/// source in JSON, by its number, and an order; `None`: there is no such source.
+fn answer(
+    request: &Request<'_>,
+    door: Option<&Door>,
+    data: impl Fn(u64) -> String,
+    map: impl Fn(u64, Option<&str>) -> Option<String>,
+) -> Response {
     let refused = |status, why| Response { headers: HEADERS, ..Response::refusal(status, why) };
     let page =
         |content_type, body| Response { status: "200 OK", content_type, headers: HEADERS, body };
@@ -145,12 +171,19 @@ fn answer(request: &Request<'_>, door: Option<&Door>, data: impl Fn(u64) -> Stri
     if let Some((_, content_type, text)) = file {
         return page(content_type, (*text).to_owned());
     }
-    if request.path != DATA {
+    if ![DATA, MAP].contains(&request.path) {
         return refused("404 Not Found", "the page is at /");
     }
     if door.is_some_and(|door| !door.has_token(request)) {
         let why = "the address that `ferry dashboard` has printed has the token";
         return refused("401 Unauthorized", why);
+    }
+    if request.path == MAP {
+        let source = request.query.strip_prefix("source=").and_then(|number| number.parse().ok());
+        return match source.and_then(|source| map(source, request.header(ORDER))) {
+            Some(map) => page("application/json", map),
+            None => refused("404 Not Found", "there is no map of this"),
+        };
     }
     let since = request.query.strip_prefix("since=").and_then(|number| number.parse().ok());
     page("application/json", data(since.unwrap_or_default()))
@@ -165,7 +198,11 @@ mod tests {
     }
 
     fn asked(door: Option<&Door>, target: &str, headers: &[(&str, &str)]) -> (String, String) {
-        let answer = answer(&Request::of(target, headers), door, |since| format!("since {since}"));
+        let map = |source: u64, order: Option<&str>| {
+            (source < 9).then(|| format!("map {source} {}", order.unwrap_or("-")))
+        };
+        let data = |since| format!("since {since}");
+        let answer = answer(&Request::of(target, headers), door, data, map);
         assert_eq!(answer.headers, HEADERS, "{target}");
         (answer.status[..3].to_owned(), answer.body)
     }
@@ -193,6 +230,8 @@ mod tests {
         }
         let twice = ("Authorization", &*format!("Bearer {token}"));
         assert_eq!(asked(Some(&door), "/data.json", &[host, twice, twice]).0, "401");
+        assert_eq!(status("/map.json?source=1", &format!("Bearer {token}")), "200");
+        assert_eq!(status("/map.json?source=1", "Bearer"), "401", "it has names");
         assert_ne!(*token, super::tests::door().token);
         assert_eq!(token.len(), 32);
     }
@@ -219,6 +258,17 @@ mod tests {
         for query in ["", "?", "?since=", "?since=-1", "?since=a"] {
             let answer = asked(None, &format!("/data.json{query}"), &[("Host", "a")]);
             assert_eq!(answer, ("200".into(), "since 0".into()), "{query}");
+        }
+    }
+
+    #[test]
+    fn a_map_is_begun_by_a_header_alone() {
+        let map = |target: &str, headers: &[(&str, &str)]| asked(None, target, headers);
+        assert_eq!(map("/map.json?source=7", &[]), ("200".into(), "map 7 -".into()));
+        let begun = map("/map.json?source=7", &[(ORDER, "begin")]);
+        assert_eq!(begun, ("200".into(), "map 7 begin".into()));
+        for query in ["", "?source=9", "?source=a", "?source=1&begin=1"] {
+            assert_eq!(map(&format!("/map.json{query}"), &[]).0, "404", "{query}");
         }
     }
 

@@ -88,6 +88,8 @@ mod snapfile;
 mod snappath;
 mod snapshot;
 mod socket;
+mod space;
+mod spaced;
 mod stats;
 mod sync;
 mod table;

@@ -21,6 +21,7 @@ use crate::location::{Location, resolve};
 use crate::open::{How, explain, on_disk, open_on_disk_when_free};
 use crate::options::MountOptions;
 use crate::size::format_bytes;
+use crate::spaced::Walks;
 use crate::{logging, mkfs, mounts, passphrase, remote, replica, snappath, umount, utab};
 
 /// A host is short of space if it has less than this, or less than the volume's size divided by
@@ -214,7 +215,7 @@ fn serve(
         warn_of_small_host(&volume, &fs);
     }
     let asked = Asked::new();
-    let answering = Arc::downgrade(&fs);
+    let (answering, walks) = (Arc::downgrade(&fs), Walks::new(Arc::downgrade(&fs)));
     let shows_snapshots = !options.snapdir_off && volume.snapshot().is_none();
     let with_snapshots = shows_snapshots.then(|| WithSnapshots::new(&fs)).flatten();
     let served = daemon::serve(
@@ -232,7 +233,10 @@ fn serve(
             asked: &asked,
             metrics: options.metrics.as_ref().map(|address| (address, STATS)),
         },
-        Arc::new(move |question| Some(answering.upgrade().filter(|_| question == STATS)?.stats())),
+        Arc::new(move |question| match question {
+            STATS => Some(answering.upgrade()?.stats()),
+            other => walks.answer(other),
+        }),
     );
     drop(gives_way);
     // A mount that was ended by force may still have requests under way. The volume is closed

@@ -18,10 +18,13 @@ use crate::error::CliError;
 use crate::location::Location;
 use crate::open::{explain, follow_in_store, on_disk};
 use crate::options::MountOptions;
+use crate::spaced::{BEGIN, refusal};
 
 /// What the table of mounts shows behind the volume. Without it the mount would be taken for that
 /// of the owner, where both are on one machine.
 const SUFFIX: &str = "#replica";
+/// Why a replica answers no `ferry space`.
+const COUNTS_NOT: &str = "a replica does not add up space: ask where the volume itself is mounted";
 
 /// The volume that the source of a mount names: of a replica the one that it follows.
 pub fn followed(source: &str) -> &str {
@@ -122,7 +125,10 @@ pub fn serve(
             asked: &asked,
             metrics: options.metrics.as_ref().map(|address| (address, STATS)),
         },
-        Arc::new(move |question| Some(answering.upgrade().filter(|_| question == STATS)?.stats())),
+        Arc::new(move |question| match question {
+            STATS => Some(answering.upgrade()?.stats()),
+            other => other.starts_with(BEGIN).then(|| refusal(COUNTS_NOT)),
+        }),
     );
     drop(gives_way);
     // Requests under way may wait for the store.

@@ -15,6 +15,7 @@ use siphasher::sip::SipHasher13;
 
 use crate::error::CliError;
 use crate::location::Location;
+use crate::spaced::Walks;
 use crate::{mounts, socket};
 
 /// Prefix of the sockets' names. A hash of the volume's path and the process number follow: one
@@ -31,10 +32,14 @@ const ANSWER_MAX: usize = 1 << 20;
 pub fn answer(volume: &Location, fs: Weak<LocalFs>, server: Control) -> io::Result<()> {
     let path = volume.path().map_or_else(|| volume.identity(), Path::canonicalize)?;
     let name = format!("{}{}", prefix(&path), std::process::id());
+    let walks = Walks::new(fs.clone());
     socket::answer_each(&name, move |question| {
         let fs = fs.upgrade()?;
         if question == ALIVE {
             return Some(socket::object([("alive", true.into())]));
+        }
+        if let Some(answer) = walks.answer(question) {
+            return Some(answer);
         }
         let (request, message) = serde_json::from_str::<(u32, Vec<u8>)>(question).ok()?;
         let answer =
@@ -107,14 +112,18 @@ fn question(request: u32, message: &[u8]) -> String {
 
 /// The statistics of the volume that a process serves. `None`: it does not answer in time.
 pub fn stats_of(process: u64) -> Option<Value> {
-    let names = socket::names(PREFIX).ok()?;
-    let ours =
-        |name: &&String| name.rsplit_once('-').is_some_and(|(_, id)| id == process.to_string());
-    // Any user may bind a name with any number in it.
-    let asked = |name: &String| socket::ask(name, &question(ioctl::STATS, &[])).ok();
-    let mut answer = names.iter().filter(ours).find_map(asked)?;
+    let asked = |name: String| socket::ask(&name, &question(ioctl::STATS, &[])).ok();
+    let mut answer = sockets_of(process).into_iter().find_map(asked)?;
     let bytes: Vec<u8> = serde_json::from_value(answer["answer"].take()).ok()?;
     serde_json::from_slice(&bytes).ok()
+}
+
+/// The sockets that say that they are of this process. Any user may bind a name with any number in
+/// it.
+pub fn sockets_of(process: u64) -> Vec<String> {
+    let id = process.to_string();
+    let ours = |name: &String| name.rsplit_once('-').is_some_and(|(_, number)| number == id);
+    socket::names(PREFIX).map_or_else(|_| Vec::new(), |all| all.into_iter().filter(ours).collect())
 }
 
 /// The statistics of a volume together with those of its server.

@@ -537,3 +537,23 @@ fn a_client_of_a_lost_volume_takes_no_file_of_its_restored_backup_for_an_old_one
         restored
     });
 }
+
+#[test]
+fn the_server_and_not_its_client_says_which_directories_take_the_space() {
+    let served = Served::new(&["--size", "64M"]);
+    let dir = served.mnt().join("videos");
+    fs::create_dir(&dir).expect("it fits");
+    let mut file = File::create(dir.join("one")).expect("it fits");
+    file.write_all(&vec![7; FILE_LEN]).expect("it fits");
+    file.sync_all().expect("it is durable");
+    let volume = text(&served.dir.path().join("volume.ferry"));
+    let all = ok(&ferry(&["space", &volume, "--json"]));
+    let all: Value = serde_json::from_str(&all).expect("JSON");
+    let videos = &all["tree"]["largest"][0];
+    assert_eq!((&videos["name"], &videos["bytes"]), (&"videos".into(), &FILE_LEN.into()));
+    assert_eq!((&all["counted"], &all["missed"]), (&3.into(), &0.into()));
+    let refused = ferry(&["space", &text(&served.mnt())]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "the client has no volume");
+    assert!(said.contains("the machine that has the volume"), "{said}");
+}

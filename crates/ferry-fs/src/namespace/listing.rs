@@ -43,6 +43,27 @@ impl LocalFs {
         sink: Sink<'_>,
     ) -> Result<(), FsError> {
         let dir = self.table.need(ino)?;
+        self.list_behind(&dir, cookie, plus, sink, || {
+            if self.options.directory_access_times {
+                self.touch_atime(&dir);
+            }
+        })
+    }
+
+    /// The same with attributes, for what is added up: the access time stays.
+    pub(crate) fn do_survey(&self, ino: Ino, cookie: u64, sink: Sink<'_>) -> Result<(), FsError> {
+        let dir = self.table.need(ino)?;
+        self.list_behind(&dir, cookie, true, sink, || ())
+    }
+
+    fn list_behind(
+        &self,
+        dir: &Inode,
+        cookie: u64,
+        plus: bool,
+        sink: Sink<'_>,
+        touch: impl FnOnce(),
+    ) -> Result<(), FsError> {
         let is_begun = Cell::new(false);
         let sink: Sink<'_> = &mut |entry| {
             let fits = sink(entry);
@@ -50,14 +71,12 @@ impl LocalFs {
             fits
         };
         let mut at = cookie;
-        if at < FIRST_COOKIE && !self.list_dots(&dir, &mut at, sink)? {
+        if at < FIRST_COOKIE && !self.list_dots(dir, &mut at, sink)? {
             return Ok(());
         }
-        if self.options.directory_access_times {
-            self.touch_atime(&dir);
-        }
+        touch();
         for batch in std::iter::once(BATCHES[0]).chain(std::iter::repeat(BATCHES[1])) {
-            let (entries, inodes) = match self.next_entries(&dir, at, batch, plus) {
+            let (entries, inodes) = match self.next_entries(dir, at, batch, plus) {
                 // The listing goes on behind what it has; the next request hears of an error.
                 Err(_) if is_begun.get() => return Ok(()),
                 next => next?,

@@ -72,6 +72,19 @@ impl LocalFs {
     }
 }
 
+impl LocalFs {
+    /// Lists a directory as [`Filesystem::readdir`] with attributes, on a thread that may wait. No
+    /// access time changes.
+    pub fn survey(
+        &self,
+        dir: Ino,
+        cookie: u64,
+        sink: &mut dyn FnMut(&DirEntry) -> bool,
+    ) -> Result<(), Errno> {
+        self.do_survey(dir, cookie, sink).map_err(|error| self.report("survey", dir, error))
+    }
+}
+
 impl Filesystem for LocalFs {
     fn attach(&self, host: Arc<dyn Host>) {
         *self.host.write() = Some(host);

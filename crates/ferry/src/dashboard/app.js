@@ -338,6 +338,231 @@ class Table {
   }
 }
 
+// The map of space: which directories of a volume take how much.
+
+/// Divides a box among these sizes, the largest first, so that no part is needlessly long:
+/// squarified treemaps (Bruls, Huizing and van Wijk, 2000).
+function squarify(sizes, { x, y, width, height }) {
+  const scale = (width * height) / sizes.reduce((sum, one) => sum + one, 0);
+  const parts = [];
+  while (parts.length < sizes.length) {
+    const side = Math.min(width, height);
+    const first = parts.length;
+    let end = first;
+    let area = 0;
+    let worst = Infinity;
+    while (end < sizes.length) {
+      const next = area + sizes[end] * scale;
+      const length = (size) => (side * side * size * scale) / (next * next);
+      const stretched = (size) => Math.max(length(size), 1 / length(size));
+      const now = Math.max(stretched(sizes[first]), stretched(sizes[end]));
+      if (now > worst) break;
+      [worst, area, end] = [now, next, end + 1];
+    }
+    const thick = area / side;
+    for (let offset = 0; parts.length < end; ) {
+      const long = (sizes[parts.length] * scale) / thick;
+      parts.push(width >= height
+        ? { x, y: y + offset, width: thick, height: long }
+        : { x: x + offset, y, width: long, height: thick });
+      offset += long;
+    }
+    if (width >= height) [x, width] = [x + thick, width - thick];
+    else [y, height] = [y + thick, height - thick];
+  }
+  return parts;
+}
+
+const LABEL = 20;
+const count = (value, one, many) => `${whole(value)} ${value === 1 ? one : many}`;
+
+/// What a directory consists of, the largest first: directories, its own files, and the rest.
+function contents(dir) {
+  const items = dir.largest.map((one) => ({ ...one, dir: one }));
+  if (dir.own.files) items.push({ ...dir.own, directories: 0, name: "files in it", kind: "own" });
+  if (dir.others.directories) items.push({ ...dir.others, name: "other directories", kind: "others" });
+  return items.sort((one, other) => other.bytes - one.bytes);
+}
+
+class SpaceMap {
+  constructor() {
+    this.begin = el("button", { type: "button" }, "Map of space");
+    this.cancel = el("button", { type: "button" }, "Stop");
+    this.progress = el("progress", { "aria-label": "counted" });
+    this.said = el("span", { role: "status" });
+    this.path = el("nav", { class: "path", "aria-label": "Directory" });
+    this.tiles = el("div", { class: "map", role: "group" });
+    this.table = new Table("Directories", ["name", "space", "share", "files", "directories"]);
+    this.found = el("div", {}, this.path, this.tiles,
+      el("p", { class: "about" }, "Arrow keys choose, Enter opens a directory, Backspace leaves it."), this.table.node);
+    this.node = el("section", { class: "space", "aria-label": "Space by directory" },
+      el("p", {}, this.begin, " ", this.cancel, " ", this.progress, " ", this.said), this.found);
+    this.begin.addEventListener("click", () => this.load(this.way.length === 0 && !this.asked ? "" : "begin"));
+    this.cancel.addEventListener("click", () => this.ask("stop"));
+    this.node.addEventListener("keydown", (event) => this.key(event));
+    new ResizeObserver(() => this.draw()).observe(this.tiles);
+    this.number = null;
+    this.reset();
+  }
+
+  reset() {
+    Object.assign(this, { way: [], asked: false, width: 0 });
+    this.say({ state: "none" });
+  }
+
+  update(source, offered) {
+    const figures = source.figures || {};
+    this.node.hidden = !offered || !figures.space || Boolean(figures.connection || figures.replica);
+    if (source.number !== this.number) this.reset();
+    this.number = source.number;
+  }
+
+  ask(order) {
+    return get(`map.json?source=${this.number}`, order ? { "Ferry-Map": order } : {});
+  }
+
+  /// What is there already is drawn at once. Otherwise it is counted.
+  async load(order) {
+    this.asked = true;
+    const number = this.number;
+    try {
+      let answer = await this.ask(order);
+      if (answer.state === "none" && order !== "begin") answer = await this.ask("begin");
+      while (answer.state === "running" && number === this.number) {
+        this.say(answer);
+        await new Promise((resolve) => setTimeout(resolve, 500));
+        answer = await this.ask("");
+      }
+      if (number === this.number) this.say(answer);
+    } catch (error) {
+      this.say({ state: "failed", why: error.message });
+    }
+  }
+
+  say(answer) {
+    const running = answer.state === "running";
+    const had = [this.begin, this.cancel].includes(document.activeElement);
+    this.begin.hidden = running;
+    this.cancel.hidden = this.progress.hidden = !running;
+    this.found.hidden = answer.state !== "complete";
+    this.begin.textContent = answer.state === "complete" ? "Count again" : "Map of space";
+    this.said.className = answer.state === "failed" ? "state bad" : "about";
+    this.said.textContent = "";
+    if (running) {
+      this.progress.max = Math.max(answer.of, answer.counted, 1);
+      this.progress.value = answer.counted;
+      this.said.textContent = `${whole(answer.counted)} of ${whole(answer.of)} files and directories`;
+    } else if (answer.state === "failed") {
+      this.said.textContent = answer.why;
+    } else if (answer.state === "complete") {
+      const { tree, time_ns: time, wall_secs: when, missed } = answer.map;
+      const rest = missed ? `, ${whole(missed)} changed meanwhile or could not be read` : "";
+      this.said.textContent =
+        `counted ${new Date(when * 1000).toLocaleTimeString()} in ${nanos(time)}${rest}`;
+      this.way = [tree];
+      this.draw(true);
+    }
+    // A button that had the focus may be hidden now.
+    if (had && this.found.hidden) (running ? this.cancel : this.begin).focus();
+    else if (had) this.focus(0);
+  }
+
+  open(dir) {
+    this.way.push(dir);
+    this.draw(true);
+    this.focus(0);
+  }
+
+  /// Leaves directories until so many are left on the way.
+  leave(depth) {
+    const from = this.way[depth];
+    if (!from || depth < 1) return;
+    this.way.length = depth;
+    this.draw(true);
+    this.focus(Math.max(0, this.items.findIndex((item) => item.dir === from)));
+  }
+
+  key(event) {
+    if (this.found.hidden) return;
+    const at = [...this.tiles.children].indexOf(document.activeElement);
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (step && at >= 0) this.focus(Math.min(Math.max(at + step, 0), this.tiles.children.length - 1));
+    else if (["Backspace", "Escape"].includes(event.key)) this.leave(this.way.length - 1);
+    else return;
+    event.preventDefault();
+  }
+
+  /// One of the tiles can be reached with Tab, from there the others with the arrow keys.
+  focus(at) {
+    [...this.tiles.children].forEach((tile, index) => (tile.tabIndex = index === at ? 0 : -1));
+    if (this.tiles.children[at]) this.tiles.children[at].focus();
+  }
+
+  draw(again = false) {
+    const { clientWidth: width, clientHeight: height } = this.tiles;
+    if (!this.way.length || this.found.hidden || !width || (width === this.width && !again)) return;
+    this.width = width;
+    const dir = this.way[this.way.length - 1];
+    this.items = contents(dir);
+    const share = (item) => percent(dir.bytes ? (100 * item.bytes) / dir.bytes : 0);
+    const inner = (item) => `${count(item.files, "file", "files")}, ${count(item.directories, "directory", "directories")}`;
+    this.path.replaceChildren(...this.way.flatMap((one, at) => {
+      const last = at === this.way.length - 1;
+      const step = el("button", { type: "button", class: "link" }, one.name || "all of it");
+      step.addEventListener("click", () => this.leave(at + 1));
+      return [at ? " / " : "", last ? el("b", { "aria-current": "location" }, one.name || "all of it") : step];
+    }), ` ${bytes(dir.bytes)}, ${inner(dir)}`);
+    const drawn = this.items.filter((item) => item.bytes);
+    const parts = squarify(drawn.map((item) => item.bytes), { x: 0, y: 0, width, height });
+    const focus = [...this.tiles.children].findIndex((tile) => tile.tabIndex === 0);
+    this.tiles.replaceChildren(...parts.map((part, at) => this.tile(drawn[at], at, part,
+      `${drawn[at].name}: ${bytes(drawn[at].bytes)}, ${share(drawn[at])}, ${inner(drawn[at])}`)));
+    const reached = this.tiles.children[again || focus < 0 ? 0 : focus];
+    if (reached) reached.tabIndex = 0;
+    this.tiles.setAttribute("aria-label", `Space in ${dir.name || "all of it"}, ${drawn.length} parts`);
+    this.table.update(this.items.map((item) => [
+      item.dir && item.dir.largest.length ? this.link(item) : item.name,
+      bytes(item.bytes), share(item), whole(item.files), whole(item.directories)]));
+  }
+
+  link(item) {
+    const link = el("button", { type: "button", class: "link" }, item.name);
+    link.addEventListener("click", () => this.open(item.dir));
+    return link;
+  }
+
+  tile(item, at, { x, y, width, height }, label) {
+    const opens = item.dir && item.dir.largest.length;
+    const tile = el("button", { type: "button", class: item.kind || `m${at % 4}`, "aria-label": label, title: label, tabindex: -1 });
+    spread(tile, { x, y, width, height });
+    if (width > 2 * LABEL && height > LABEL) {
+      tile.append(el("span", { class: "name" }, item.name));
+      const roomy = height > 2 * LABEL;
+      if (roomy) tile.append(el("span", { class: "name" }, bytes(item.bytes)));
+      if (opens && roomy) this.inside(tile, item.dir, width - 6, height - 2 * LABEL - 4);
+    }
+    if (opens) tile.addEventListener("click", () => this.open(item.dir));
+    else tile.setAttribute("aria-disabled", "true");
+    return tile;
+  }
+
+  /// The parts of a directory, without names.
+  inside(tile, dir, width, height) {
+    const sizes = contents(dir).map((item) => item.bytes).filter((size) => size);
+    if (width < LABEL || height < LABEL || !sizes.length) return;
+    for (const part of squarify(sizes, { x: 2, y: 2 * LABEL, width, height })) {
+      if (part.width < 3 || part.height < 3) continue;
+      const box = el("span", { class: "box", "aria-hidden": "true" });
+      spread(box, part);
+      tile.append(box);
+    }
+  }
+}
+
+function spread(node, { x, y, width, height }) {
+  Object.assign(node.style, { left: `${x}px`, top: `${y}px`, width: `${width}px`, height: `${height}px` });
+}
+
 /// A mount or a server.
 class Source {
   constructor(id) {
@@ -352,10 +577,11 @@ class Source {
     this.components = new Table("Components", ["path", "state", "errors", "repairs", "flush", "rebuilt"]);
     this.clients = new Table("Clients",
       ["name", "certificate", "address", "path", "state", "mode", "leases", "unanswered"]);
+    this.space = new SpaceMap();
     this.charts = CHARTS.map((chart) => new Chart(chart));
     this.node = el("article", { id },
       el("div", { class: "title" }, this.name, this.state), this.about, this.facts,
-      this.waits.node, this.components.node, this.clients.node, this.operations.node,
+      this.waits.node, this.space.node, this.components.node, this.clients.node, this.operations.node,
       el("div", { class: "charts" }, ...this.charts.map((chart) => chart.node)));
     this.linkState = el("span");
     this.linkName = el("a", { href: `#${id}` });
@@ -367,7 +593,7 @@ class Source {
     });
   }
 
-  update(source, columns, now) {
+  update(source, columns, now, maps) {
     const figures = source.figures || {};
     for (const [time, ...values] of source.samples) {
       this.samples.push({ time, ...Object.fromEntries(columns.map((name, at) => [name, values[at]])) });
@@ -388,6 +614,7 @@ class Source {
     this.link.cells[3].textContent = this.activity();
     this.facts.replaceChildren(...[...facts(figures)].map(fact));
     this.waits.update(waits(figures, source.clients));
+    this.space.update(source, maps);
     this.components.update(components(figures));
     this.operations.update(operations(figures));
     this.clients.update(sessions(source.clients));
@@ -443,7 +670,7 @@ function show(answer) {
     while (next.has(key)) key += "+";
     const view = views.get(key) || new Source(`source-${Math.random().toString(36).slice(2)}`);
     try {
-      view.update(source, answer.columns, answer.now_ms);
+      view.update(source, answer.columns, answer.now_ms, answer.maps);
     } catch (error) {
       // A daemon of another user may answer anything. The others are drawn.
       view.cannotShow(error);
@@ -475,15 +702,19 @@ const overview = el("table", {},
   el("tbody"));
 byId("overview").append(el("div", { class: "scroll" }, overview));
 
-async function load() {
-  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+async function get(what, more = {}) {
+  const headers = token ? { Authorization: `Bearer ${token}`, ...more } : more;
   const signal = AbortSignal.timeout(10000);
-  const response = await fetch(`data.json?since=${tick}`, { headers, signal });
+  const response = await fetch(what, { headers, signal });
   if (response.status === 401) {
     throw new Error("the token is wrong or absent. Open the address that ferry dashboard prints");
   }
   if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
-  const answer = await response.json();
+  return response.json();
+}
+
+async function load() {
+  const answer = await get(`data.json?since=${tick}`);
   if (run !== null && answer.run !== run) {
     // Another process answers: what this page has is not its own.
     views = new Map();

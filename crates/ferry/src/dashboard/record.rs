@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::list::{self, Found, Kind, State};
 use crate::socket::object;
+use crate::space::Daemon;
 
 /// How often the mounts and servers are asked.
 pub const INTERVAL: Duration = Duration::from_secs(5);
@@ -81,6 +82,8 @@ fn millis(time: Duration) -> u64 {
 
 /// A mount or a server.
 struct Source {
+    /// Its number for the page.
+    number: u64,
     found: Found,
     samples: VecDeque<Sample>,
 }
@@ -101,6 +104,7 @@ impl Source {
     fn json(&self, since: u64) -> Value {
         let new = self.samples.iter().filter(|sample| sample.tick > since);
         let mut all = list::json(&self.found);
+        all["number"] = self.number.into();
         all["level"] = level(&self.found.state).name().into();
         all["figures"] = self.found.figures.clone().into();
         all["clients"] = self.found.clients.clone().into();
@@ -147,14 +151,19 @@ pub struct Record {
     /// How often the mounts and servers have been asked.
     tick: u64,
     time: Duration,
+    /// The number of the next source that is new.
+    next: u64,
+    /// Whether the page offers maps of space.
+    with_maps: bool,
     sources: Vec<Source>,
     /// Mounts and servers beyond the limit.
     left_out: usize,
 }
 
 impl Record {
-    pub fn new(run: u64) -> Self {
-        Self { run, tick: 0, time: Duration::ZERO, sources: Vec::new(), left_out: 0 }
+    pub fn new(run: u64, with_maps: bool) -> Self {
+        let (time, sources) = (Duration::ZERO, Vec::new());
+        Self { run, tick: 0, time, next: 0, with_maps, sources, left_out: 0 }
     }
 
     /// Adds what was found at a time. What was not found again is dropped.
@@ -173,13 +182,21 @@ impl Record {
             {
                 (found.volume, found.at) = (known.volume.clone(), known.at.clone());
             }
-            let mut samples = known.map(|known| known.samples).unwrap_or_default();
+            self.next += u64::from(known.is_none());
+            let new = (self.next, VecDeque::new());
+            let (number, mut samples) = known.map_or(new, |known| (known.number, known.samples));
             if samples.len() == SAMPLES_MAX {
                 samples.pop_front();
             }
             samples.push_back(Sample::of(self.tick, time, found.figures.as_ref()));
-            self.sources.push(Source { found, samples });
+            self.sources.push(Source { number, found, samples });
         }
+    }
+
+    /// The process that has the volume of a source. `None`: there is none on this machine.
+    pub fn daemon(&self, number: u64) -> Option<Daemon> {
+        let source = self.sources.iter().find(|source| source.number == number)?;
+        Daemon::of(&source.found)
     }
 
     /// The state, and the samples after the tick `since`, for a page that has those before.
@@ -194,6 +211,7 @@ impl Record {
             ("version", env!("CARGO_PKG_VERSION").into()),
             ("host", rustix::system::uname().nodename().to_string_lossy().into()),
             ("left_out", self.left_out.into()),
+            ("maps", self.with_maps.into()),
             ("columns", columns),
             ("sources", self.sources.iter().map(|source| source.json(since)).collect()),
         ])
@@ -223,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_page_gets_the_samples_that_it_lacks() {
-        let mut record = Record::new(1);
+        let mut record = Record::new(1, true);
         for second in 1..=3 {
             record.add(at(second * 5), vec![found("/mnt", State::Fine, 100 * second)]);
         }
@@ -249,7 +267,7 @@ mod tests {
             pid: Some(7),
             ..found(at, state, 1)
         };
-        let mut record = Record::new(1);
+        let mut record = Record::new(1, true);
         record.add(at(0), vec![server("127.0.0.1:1", State::Clients(0, 0))]);
         record.add(at(5), vec![server("-", State::Silent)]);
         let all = read(&record, 5, 0);
@@ -259,7 +277,7 @@ mod tests {
 
     #[test]
     fn the_record_is_bounded() {
-        let mut record = Record::new(1);
+        let mut record = Record::new(1, true);
         let mounts = |count: usize| (0..count).map(|n| found(&format!("/{n}"), State::Fine, 1));
         for tick in 0..SAMPLES_MAX as u64 + 10 {
             record.add(at(tick), mounts(1).collect());
