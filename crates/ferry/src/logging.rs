@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing::Metadata;
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::{self, MakeWriter};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Where syslogd and journald listen.
 const SYSLOG_SOCKET: &str = "/dev/log";
@@ -63,18 +65,20 @@ pub fn start(level: Option<&str>, default: &str, stamped: bool) -> Result<(), St
         .or_else(|| std::env::var(ENV_FILTER).ok())
         .unwrap_or_else(|| default.to_owned());
     let filter = filter(&text)?;
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(Output)
-        .with_ansi(io::stderr().is_terminal() && stamped);
+    let lines = fmt::layer().with_writer(Output).with_ansi(io::stderr().is_terminal() && stamped);
+    let registry = tracing_subscriber::registry().with(filter);
     // A second call in one process (tests) keeps the first.
-    let _ = if stamped { builder.try_init() } else { builder.without_time().try_init() };
+    let _ = if stamped {
+        registry.with(lines).try_init()
+    } else {
+        registry.with(lines.without_time()).try_init()
+    };
     Ok(())
 }
 
 /// A level, or levels by module (`ferry_net=debug,warn`). A word that is neither is refused: it
 /// would be taken for the name of a module that does not exist, and log nothing.
-fn filter(text: &str) -> Result<EnvFilter, String> {
+fn filter(text: &str) -> Result<Targets, String> {
     let wrong = |why: &dyn std::fmt::Display| {
         format!(
             "log level {text:?} is not understood ({why}); use error, warn, info, debug or trace"
@@ -85,7 +89,7 @@ fn filter(text: &str) -> Result<EnvFilter, String> {
     if let Some(odd) = words.clone().find(|word| !word.contains('=') && !is_level(word)) {
         return Err(wrong(&format_args!("{odd:?} is no level")));
     }
-    EnvFilter::try_new(text).map_err(|error| wrong(&error))
+    words.collect::<Vec<_>>().join(",").parse().map_err(|error| wrong(&error))
 }
 
 /// Logged after a panic. Nothing is written to the volume afterwards, so its state is that after
