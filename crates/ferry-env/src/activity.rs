@@ -125,8 +125,12 @@ named! {
         Answer = "answer",
         /// Another operation has the lock of the inode or file.
         Lock = "wait for a lock",
+        /// A change joins the open context of the journal.
+        Journal = "journal",
         /// The log is full: a checkpoint must make room.
         LogSpace = "wait for log space",
+        /// Too much is dirty, or space is short: write-back must get on.
+        WriteBack = "wait for write-back",
         /// All threads of a pool are busy.
         Pool = "wait for a thread",
         /// A commit is under way, or gathers callers.
