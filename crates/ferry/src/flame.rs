@@ -2,9 +2,8 @@
 //! is inside a frame above it. One SVG without a script; a browser shows the numbers of the frame
 //! that the pointer is on.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
-
-use crate::profile::Frame;
 
 /// The width of all, and the height of a frame, in pixels.
 const WIDTH: f64 = 1200.0;
@@ -15,6 +14,37 @@ const MARGIN: f64 = 28.0;
 const CHARACTER: f64 = 6.6;
 /// Narrower frames are left out: nobody would see them.
 const WIDTH_MIN: f64 = 0.3;
+
+/// What was seen of an operation or a layer, and of the layers inside.
+#[derive(Debug, Default, PartialEq)]
+pub struct Frame {
+    /// How often it was seen, with all layers inside.
+    pub count: u64,
+    /// The layers inside, by name.
+    pub inside: BTreeMap<String, Frame>,
+}
+
+impl Frame {
+    /// Adds what was seen inside, the outermost name first.
+    pub fn add(&mut self, names: &[String], count: u64) {
+        self.count += count;
+        if let Some((first, rest)) = names.split_first() {
+            self.inside.entry(first.clone()).or_default().add(rest, count);
+        }
+    }
+
+    /// How often it was seen in no layer inside.
+    pub fn own(&self) -> u64 {
+        self.count - self.inside.values().map(|frame| frame.count).sum::<u64>()
+    }
+
+    /// What is inside, the most frequent first.
+    pub fn ranked(&self) -> Vec<(&String, &Self)> {
+        let mut all: Vec<_> = self.inside.iter().collect();
+        all.sort_by_key(|(_, frame)| std::cmp::Reverse(frame.count));
+        all
+    }
+}
 
 /// An SVG of the frames inside `all`. Each sample counts what was seen at one moment.
 pub fn draw(title: &str, samples: u64, all: &Frame) -> String {

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::cli::ProfileArgs;
 use crate::control::print;
 use crate::error::CliError;
-use crate::flame;
+use crate::flame::{self, Frame};
 use crate::mounts::{self, Mount};
 use crate::profiled::PROFILE;
 use crate::size::format_nanos;
@@ -60,36 +60,6 @@ fn ask(args: &ProfileArgs) -> Result<Value, CliError> {
             mount.target.display()
         ))
     })
-}
-
-/// What was seen of an operation or a layer, and of the layers inside.
-#[derive(Debug, Default, PartialEq)]
-pub struct Frame {
-    /// How often it was seen, with all layers inside.
-    pub count: u64,
-    /// The layers inside, by name.
-    pub inside: BTreeMap<String, Frame>,
-}
-
-impl Frame {
-    fn add(&mut self, names: &[String], count: u64) {
-        self.count += count;
-        if let Some((first, rest)) = names.split_first() {
-            self.inside.entry(first.clone()).or_default().add(rest, count);
-        }
-    }
-
-    /// How often it was seen in no layer inside.
-    fn own(&self) -> u64 {
-        self.count - self.inside.values().map(|frame| frame.count).sum::<u64>()
-    }
-
-    /// What is inside, the most frequent first.
-    pub fn ranked(&self) -> Vec<(&String, &Self)> {
-        let mut all: Vec<_> = self.inside.iter().collect();
-        all.sort_by_key(|(_, frame)| std::cmp::Reverse(frame.count));
-        all
-    }
 }
 
 /// A profile, as it is shown.
@@ -266,7 +236,7 @@ requests            share      ms/s  requests/s      each
 fsync              75.0 %    1500.0           5  300.0 ms
   commit           75.0 %    1500.0
     device flush   75.0 %    1500.0
-create             25.0 %     500.0        2500  200.0 us
+create             25.0 %     500.0        2500  200.0 µs
   file system      20.0 %     400.0
     journal         5.0 %     100.0
 
