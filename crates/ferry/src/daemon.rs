@@ -25,7 +25,6 @@ use crate::error::CliError;
 use crate::listen::Address;
 use crate::logging;
 use crate::mounts::{self, Mount};
-use crate::profiled::Profiles;
 use crate::{bdi, metrics, traced, uring, utab};
 
 /// What a daemon prints when the mount can be used.
@@ -149,9 +148,7 @@ pub fn serve(
     bdi::raise(service.mountpoint, writeback);
     let handle = session.handle();
     let answered = with_trace(session.handle(), traced_fs, Arc::clone(&answers));
-    let counted = session.handle();
-    let profiles = Profiles::new(move || counted.stats());
-    service.asked.listen(service.mountpoint, answered, profiles);
+    service.asked.listen(service.mountpoint, answered);
     // Held until the mount has ended.
     let _endpoint = bound
         .map(|(bound, question)| metrics::serve(bound, move || answers(question)))

@@ -9,7 +9,6 @@ use crate::error::FsError;
 use crate::inode::state::InodeState;
 use crate::order::{Guard, Rank};
 use crate::patience;
-use ferry_env::activity::{self, Layer};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
@@ -70,11 +69,7 @@ impl StateLock {
 
     /// Takes it shared; the times may be behind.
     pub fn share(&self) -> Shared<'_> {
-        let wait = || {
-            let _waiting = activity::enter(Layer::Lock);
-            self.state.read()
-        };
-        Guard::wait(Rank::Inode(self.ino), || self.state.try_read().unwrap_or_else(wait))
+        Guard::wait(Rank::Inode(self.ino), || self.state.read())
     }
 
     /// The same, unless somebody has it exclusively.
@@ -106,12 +101,7 @@ impl StateLock {
 
     /// Takes it exclusively, with the times in line.
     pub fn write(&self) -> Exclusive<'_> {
-        let wait = || {
-            let _waiting = activity::enter(Layer::Lock);
-            self.state.write()
-        };
-        let lock = || self.state.try_write().unwrap_or_else(wait);
-        self.in_line(Guard::wait(Rank::Inode(self.ino), lock))
+        self.in_line(Guard::wait(Rank::Inode(self.ino), || self.state.write()))
     }
 
     /// The same, if nobody has it.
