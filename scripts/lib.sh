@@ -42,6 +42,12 @@ build_for_tests() {
 need_root() { [ "$(id -u)" = 0 ] || die "must be run by root: it mounts, changes owners and makes device nodes"; }
 need_fuse() { [ -c /dev/fuse ] || die "there is no /dev/fuse here (a container needs --device /dev/fuse --cap-add SYS_ADMIN)"; }
 
+# in_namespaces SUITE: runs scripts/suites/SUITE.py, which begins as apart.py says.
+in_namespaces() {
+  PYTHONDONTWRITEBYTECODE=1 unshare --mount --propagation private --pid --fork --kill-child --mount-proc --net \
+    /usr/bin/python3 "$repo/scripts/suites/$1.py" "$ferry" "$scratch"
+}
+
 # Mounts below a directory, newest first, however their daemons fare.
 mounts_below() {
   awk -v base="$1/" '{ gsub(/\\040/, " ", $5); if (index($5 "/", base) == 1) print $5 }' /proc/self/mountinfo | tac

@@ -1,11 +1,7 @@
 # The page of `ferry dashboard` in a browser; sourced by scripts/test.
 # shellcheck shell=bash
 
-browser_page() {
-  PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$tools/playwright \
-    unshare --mount --propagation private --pid --fork --kill-child --mount-proc --net \
-    /usr/bin/python3 "$repo/scripts/suites/browser.py" "$ferry" "$scratch"
-}
+browser_page() { PYTHONPATH=$tools/playwright in_namespaces browser; }
 
 suite_browser() {
   say "--- browser"

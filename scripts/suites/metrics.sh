@@ -1,10 +1,7 @@
 # The metrics, the rules and the dashboard for Grafana with Debian's Prometheus; sourced by scripts/test.
 # shellcheck shell=bash
 
-prometheus() {
-  PYTHONDONTWRITEBYTECODE=1 unshare --mount --propagation private --pid --fork --kill-child --mount-proc --net \
-    /usr/bin/python3 "$repo/scripts/suites/metrics.py" "$ferry" "$scratch"
-}
+prometheus() { in_namespaces metrics; }
 
 suite_metrics() {
   say "--- metrics"

@@ -1,11 +1,14 @@
 //! A server and clients of this release and of the one before, together on one volume. These need
 //! root, /dev/fuse, and the program of release 0.1.0 (`FERRY_OLD`).
 
+#[path = "served/start.rs"]
+mod start;
+
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Output};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -198,26 +201,7 @@ fn run(program: &Path, dir: &Path, args: &[&str]) {
 
 /// Starts a server; returns its address, too.
 fn serve(program: &Path, dir: &Path, listen: &str) -> (Child, String) {
-    let mut server = Command::new(program)
-        .args(["serve", "volume", "--listen", listen, "--insecure", "--grace", "10s"])
-        .current_dir(dir)
-        .stderr(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("the command runs");
-    let mut said = BufReader::new(server.stderr.take().expect("it is piped"));
-    let mut log = String::new();
-    let address = loop {
-        let mut line = String::new();
-        assert_ne!(said.read_line(&mut line).expect("readable"), 0, "it ended: {log}");
-        if let Some((_, rest)) = line.split_once("address=") {
-            break rest.split_whitespace().next().expect("an address").to_owned();
-        }
-        log.push_str(&line);
-    };
-    // Its log must go on somewhere.
-    std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
-    (server, address)
+    start::start_server(Command::new(program).current_dir(dir), "volume", listen, "10s")
 }
 
 /// Clients of both releases at a server of `serves`, which is killed and restarted under them.

@@ -1,12 +1,15 @@
 //! Commands for a volume that `ferry serve` has, while a client writes (these need root and
 //! /dev/fuse).
 
+#[path = "served/start.rs"]
+mod start;
+
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -38,25 +41,7 @@ fn text(path: &Path) -> String {
 
 /// Starts a server; returns its address, too.
 fn serve(volume: &str, listen: &str) -> (Child, String) {
-    let mut server = Command::new(FERRY)
-        .args(["serve", volume, "--listen", listen, "--insecure", "--grace", "0s"])
-        .stderr(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("the command runs");
-    let mut said = BufReader::new(server.stderr.take().expect("it is piped"));
-    let mut log = String::new();
-    let address = loop {
-        let mut line = String::new();
-        assert_ne!(said.read_line(&mut line).expect("readable"), 0, "it ended: {log}");
-        if let Some((_, rest)) = line.split_once("address=") {
-            break rest.split_whitespace().next().expect("an address").to_owned();
-        }
-        log.push_str(&line);
-    };
-    // Its log must go on somewhere.
-    std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
-    (server, address)
+    start::start_server(&mut Command::new(FERRY), volume, listen, "0s")
 }
 
 /// A served volume and a mount of it, which the test does not outlive.
