@@ -1,9 +1,10 @@
-//! Time and randomness, injected so that tests and simulations decide them; and the bugs that tests
-//! plant ([`planted`]).
+//! Time and randomness, injected so that tests and simulations decide them; the bugs that tests
+//! plant ([`planted`]); and what each thread does at the moment ([`activity`]).
 //!
 //! Every other crate takes an [`Env`]. `clippy.toml` forbids the calls that would go around it.
 //! Real time and real randomness enter in this crate alone.
 
+pub mod activity;
 pub mod planted;
 
 use std::fmt;

@@ -3,6 +3,7 @@
 //! Every structure has the kernel's size and layout, in the machine's byte order; `tests` below
 //! hold the sizes and the offsets that matter against the kernel's header.
 
+use ferry_env::activity::Operation;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The one major version there is.
@@ -276,60 +277,65 @@ pub(crate) fn has_answer(opcode: u32) -> bool {
     !matches!(opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::NOTIFY_REPLY)
 }
 
-/// The name of an operation, for counters and logs.
-pub(crate) fn op_name(opcode: u32) -> &'static str {
+/// An operation, as profiles and counters call it.
+pub(crate) fn operation(opcode: u32) -> Operation {
     match opcode {
-        op::LOOKUP => "lookup",
-        op::FORGET => "forget",
-        op::GETATTR => "getattr",
-        op::SETATTR => "setattr",
-        op::READLINK => "readlink",
-        op::SYMLINK => "symlink",
-        op::MKNOD => "mknod",
-        op::MKDIR => "mkdir",
-        op::UNLINK => "unlink",
-        op::RMDIR => "rmdir",
-        op::RENAME => "rename",
-        op::LINK => "link",
-        op::OPEN => "open",
-        op::READ => "read",
-        op::WRITE => "write",
-        op::STATFS => "statfs",
-        op::RELEASE => "release",
-        op::FSYNC => "fsync",
-        op::SETXATTR => "setxattr",
-        op::GETXATTR => "getxattr",
-        op::LISTXATTR => "listxattr",
-        op::REMOVEXATTR => "removexattr",
-        op::FLUSH => "flush",
-        op::INIT => "init",
-        op::OPENDIR => "opendir",
-        op::READDIR => "readdir",
-        op::RELEASEDIR => "releasedir",
-        op::FSYNCDIR => "fsyncdir",
-        op::GETLK => "getlk",
-        op::SETLK => "setlk",
-        op::SETLKW => "setlkw",
-        op::ACCESS => "access",
-        op::CREATE => "create",
-        op::INTERRUPT => "interrupt",
-        op::BMAP => "bmap",
-        op::DESTROY => "destroy",
-        op::IOCTL => "ioctl",
-        op::POLL => "poll",
-        op::NOTIFY_REPLY => "notify_reply",
-        op::BATCH_FORGET => "batch_forget",
-        op::FALLOCATE => "fallocate",
-        op::READDIRPLUS => "readdirplus",
-        op::RENAME2 => "rename2",
-        op::LSEEK => "lseek",
-        op::COPY_FILE_RANGE => "copy_file_range",
-        op::SYNCFS => "syncfs",
-        op::TMPFILE => "tmpfile",
-        op::STATX => "statx",
-        op::COPY_FILE_RANGE_64 => "copy_file_range_64",
-        _ => "unknown",
+        op::LOOKUP => Operation::Lookup,
+        op::FORGET => Operation::Forget,
+        op::GETATTR => Operation::Getattr,
+        op::SETATTR => Operation::Setattr,
+        op::READLINK => Operation::Readlink,
+        op::SYMLINK => Operation::Symlink,
+        op::MKNOD => Operation::Mknod,
+        op::MKDIR => Operation::Mkdir,
+        op::UNLINK => Operation::Unlink,
+        op::RMDIR => Operation::Rmdir,
+        op::RENAME => Operation::Rename,
+        op::LINK => Operation::Link,
+        op::OPEN => Operation::Open,
+        op::READ => Operation::Read,
+        op::WRITE => Operation::Write,
+        op::STATFS => Operation::Statfs,
+        op::RELEASE => Operation::Release,
+        op::FSYNC => Operation::Fsync,
+        op::SETXATTR => Operation::Setxattr,
+        op::GETXATTR => Operation::Getxattr,
+        op::LISTXATTR => Operation::Listxattr,
+        op::REMOVEXATTR => Operation::Removexattr,
+        op::FLUSH => Operation::Flush,
+        op::INIT => Operation::Init,
+        op::OPENDIR => Operation::Opendir,
+        op::READDIR => Operation::Readdir,
+        op::RELEASEDIR => Operation::Releasedir,
+        op::FSYNCDIR => Operation::Fsyncdir,
+        op::GETLK => Operation::Getlk,
+        op::SETLK => Operation::Setlk,
+        op::SETLKW => Operation::Setlkw,
+        op::ACCESS => Operation::Access,
+        op::CREATE => Operation::Create,
+        op::INTERRUPT => Operation::Interrupt,
+        op::BMAP => Operation::Bmap,
+        op::DESTROY => Operation::Destroy,
+        op::IOCTL => Operation::Ioctl,
+        op::POLL => Operation::Poll,
+        op::NOTIFY_REPLY => Operation::NotifyReply,
+        op::BATCH_FORGET => Operation::BatchForget,
+        op::FALLOCATE => Operation::Fallocate,
+        op::READDIRPLUS => Operation::Readdirplus,
+        op::RENAME2 => Operation::Rename2,
+        op::LSEEK => Operation::Lseek,
+        op::COPY_FILE_RANGE => Operation::CopyFileRange,
+        op::SYNCFS => Operation::Syncfs,
+        op::TMPFILE => Operation::Tmpfile,
+        op::STATX => Operation::Statx,
+        op::COPY_FILE_RANGE_64 => Operation::CopyFileRange64,
+        _ => Operation::Unknown,
     }
+}
+
+/// The same, for people.
+pub(crate) fn op_name(opcode: u32) -> &'static str {
+    operation(opcode).name()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::AsFd;
 
+use ferry_env::activity::{self, Layer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::IntoBytes;
 
@@ -65,6 +66,7 @@ impl FuseDevice {
 
     /// Writes one answer: `error` is 0, or a negated errno without a body.
     pub(crate) fn answer(&self, unique: u64, error: i32, body: &[u8]) {
+        let _answering = activity::enter(Layer::Answer);
         let head = OutHeader { len: (OUT_HEADER + body.len()) as u32, error, unique };
         let parts = [IoSlice::new(head.as_bytes()), IoSlice::new(body)];
         Self::check_sent(unique, (&self.0).write_vectored(&parts));
@@ -72,6 +74,7 @@ impl FuseDevice {
 
     /// Writes one answer whose header stands before its body.
     pub(crate) fn answer_whole(&self, unique: u64, message: &[u8]) {
+        let _answering = activity::enter(Layer::Answer);
         Self::check_sent(unique, (&self.0).write(message));
     }
 

@@ -3,6 +3,7 @@
 
 use crate::JournalError;
 use ferry_device::{AlignedBuf, BlockDevice, FlushCoordinator, FlushTiming, Io, IoDone};
+use ferry_env::activity::{Layer, Operation, Waiting};
 use parking_lot::Mutex;
 use std::io;
 use std::ops::Range;
@@ -111,7 +112,9 @@ impl Disk {
     ) -> Io {
         let flushes = self.flushes.clone();
         tracing::trace!(offset, bytes = buf.len(), "{what} write begun");
+        let in_flight = Waiting::new(Operation::Device, Layer::DeviceWrite);
         let done = Box::new(move |result: io::Result<()>| {
+            drop(in_flight);
             tracing::trace!(offset, ok = result.is_ok(), "{what} write ended");
             if result.is_ok() {
                 flushes.write_completed();
@@ -177,11 +180,10 @@ impl Disk {
 /// Says when a flush begins (or one that is under way is joined) and ends, to a caller that wants
 /// to see what an fsync costs.
 fn traced_flush(done: IoDone) -> IoDone {
-    if !tracing::enabled!(tracing::Level::TRACE) {
-        return done;
-    }
+    let in_flight = Waiting::new(Operation::Device, Layer::DeviceFlush);
     tracing::trace!("flush begun");
     Box::new(move |result| {
+        drop(in_flight);
         tracing::trace!(ok = result.is_ok(), "flush ended");
         done(result);
     })

@@ -1,5 +1,6 @@
 //! [`Executor`]: what runs a device's requests to the store beside its callers.
 
+use ferry_env::activity::{self, Operation};
 use ferry_env::{Clock, Env};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -95,7 +96,9 @@ impl Shared {
             if let Some(at) = queue.jobs.iter().position(|(due, _)| *due <= now) {
                 let Some((_, job)) = queue.jobs.remove(at) else { continue };
                 drop(queue);
+                let doing = activity::begin(Operation::Store);
                 (job.run)()();
+                drop(doing);
                 queue = self.queue.lock();
                 continue;
             }

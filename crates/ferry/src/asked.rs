@@ -18,6 +18,7 @@ use siphasher::sip::SipHasher13;
 
 use crate::error::CliError;
 use crate::mounts::{self, Mount};
+use crate::profiled::Profiles;
 use crate::socket;
 
 /// Prefix of the sockets' names; the mount's device number, a hash of its source, and the time of
@@ -48,14 +49,22 @@ impl Asked {
     }
 
     /// Answers questions from now on, because the mount exists.
-    pub fn listen(&self, mountpoint: &Path, answers: Answers) {
+    pub fn listen(&self, mountpoint: &Path, answers: Answers, profiles: Profiles) {
         let listening = mounts::at(mountpoint).and_then(|mount| {
             let mount = mount.filter(Mount::is_ferry).ok_or(io::ErrorKind::NotFound)?;
             let answers = move |question: &str| match question {
                 ALIVE => Some(socket::object([("alive", true.into())])),
                 question => answers(question),
             };
-            socket::answer_or_keep(&name(&mount, mounted_at()), answers, END, self.keep.clone())
+            let (keep, profiles) = (self.keep.clone(), profiles.clone());
+            let take = move |question: &str, stream| match question {
+                // The receiver is gone only if the process ends anyway.
+                END => {
+                    keep.send(stream).map(|()| None).map_err(|_| io::ErrorKind::NotConnected.into())
+                }
+                question => profiles.take(question, stream),
+            };
+            socket::answer_or_take(&name(&mount, mounted_at()), answers, take)
         });
         if let Err(error) = listening {
             tracing::warn!(%error, "questions are answered through the mount only: a caller may have to wait for it");
@@ -137,9 +146,14 @@ fn has_ended(pid: Pid) -> bool {
 /// Asks the daemon of a mount. `None`: no daemon answers this user over a socket. An error: the
 /// daemon does not answer in time.
 pub fn ask(mount: &Mount, question: &str) -> Result<Option<Value>, CliError> {
+    ask_for(mount, question, Duration::ZERO)
+}
+
+/// As [`ask`], for an answer that takes the daemon at least `time`.
+pub fn ask_for(mount: &Mount, question: &str, time: Duration) -> Result<Option<Value>, CliError> {
     let Some(stream) = connect(mount) else { return Ok(None) };
     let pid = socket::peer(&stream);
-    match socket::ask_on(stream, question) {
+    match socket::ask_on_for(stream, question, time) {
         Ok(answer) => Ok(Some(answer)),
         Err(error) if socket::is_silence(&error) => Err(silent(mount, pid)),
         Err(_) => Ok(None),

@@ -13,6 +13,7 @@ use ferry_net::{Export, IdSet};
 use crate::listen::Address;
 use crate::location::Location;
 use crate::options::{HELP as OPTIONS_HELP, one_access, parse_cache_disk, parse_flush_interval};
+use crate::profiled::SECS_MAX;
 use crate::schedule::Schedule;
 use crate::size::{parse_bytes, parse_duration};
 
@@ -143,6 +144,8 @@ pub enum Command {
     Space(SpaceArgs),
     /// Show what a mounted volume does, every second
     Top(TopArgs),
+    /// Show where the time of a mount or a server goes, by operation and layer
+    Profile(ProfileArgs),
     /// Show each request of a mount, with its caller, path, time and error
     Trace(TraceArgs),
     /// Fetch files of a volume in a store into the cache on disk of its mount: exit 1 stopped, or
@@ -960,6 +963,31 @@ pub struct TopArgs {
     /// End after so many
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
+}
+
+/// The arguments of `ferry profile`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The daemon looks about 800 times a second at what its threads do and at what waits without a thread, only while
+this command runs. `ms/s`: milliseconds of it in each second, over 1000 where several are under way together.
+  ferry profile /mnt
+  ferry profile /mnt --seconds 20 --svg profile.svg")]
+pub struct ProfileArgs {
+    /// The mount point, or any directory in it; or the volume, mounted or served
+    #[arg(value_name = "MOUNTPOINT|VOLUME")]
+    pub target: Location,
+    /// How long to look, in seconds
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u64).range(1..=SECS_MAX))]
+    pub seconds: u64,
+    /// Print what was seen as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Also write a line for each stack to this file, as tools read it that draw flame graphs
+    #[arg(long, value_name = "FILE")]
+    pub folded: Option<PathBuf>,
+    /// Also draw a flame graph into this file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
 }
 
 /// The arguments of `ferry trace`.

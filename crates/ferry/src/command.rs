@@ -16,8 +16,8 @@ use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
     backup, cert, clients, clone, control, copy, dashboard, debug, diff, doctor, fsck, list,
-    logging, mkfs, mount, pages, passphrase, rekey, replace, resize, rollback, scrub, serve,
-    snapshot, space, stats, sync, top, trace, umount, upgrade, warm,
+    logging, mkfs, mount, pages, passphrase, profile, rekey, replace, resize, rollback, scrub,
+    serve, snapshot, space, stats, sync, top, trace, umount, upgrade, warm,
 };
 
 /// The program that `ferry bench` runs, in the directory of `ferry`.
@@ -123,6 +123,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::List(args) => quietly().and_then(|()| list::run(args))?,
         Command::Stats(args) => quietly().and_then(|()| stats::run(args))?,
         Command::Space(args) => quietly().and_then(|()| space::run(args))?,
+        Command::Profile(args) => quietly().and_then(|()| profile::run(args))?,
         Command::Trace(args) => quietly().and_then(|()| trace::run(args))?,
         Command::Top(args) => quietly().and_then(|()| top::run(args))?,
         Command::Dashboard(args) => quietly().and_then(|()| dashboard::run(args))?,

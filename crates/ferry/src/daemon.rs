@@ -25,6 +25,7 @@ use crate::error::CliError;
 use crate::listen::Address;
 use crate::logging;
 use crate::mounts::{self, Mount};
+use crate::profiled::Profiles;
 use crate::{bdi, metrics, traced, uring, utab};
 
 /// What a daemon prints when the mount can be used.
@@ -148,7 +149,9 @@ pub fn serve(
     bdi::raise(service.mountpoint, writeback);
     let handle = session.handle();
     let answered = with_trace(session.handle(), traced_fs, Arc::clone(&answers));
-    service.asked.listen(service.mountpoint, answered);
+    let counted = session.handle();
+    let profiles = Profiles::new(move || counted.stats());
+    service.asked.listen(service.mountpoint, answered, profiles);
     // Held until the mount has ended.
     let _endpoint = bound
         .map(|(bound, question)| metrics::serve(bound, move || answers(question)))

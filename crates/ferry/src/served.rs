@@ -16,7 +16,7 @@ use siphasher::sip::SipHasher13;
 use crate::error::CliError;
 use crate::location::Location;
 use crate::spaced::Walks;
-use crate::{mounts, socket};
+use crate::{mounts, profiled, socket};
 
 /// Prefix of the sockets' names. A hash of the volume's path and the process number follow: one
 /// server may be ending while the next one of the same volume answers.
@@ -33,7 +33,10 @@ pub fn answer(volume: &Location, fs: Weak<LocalFs>, server: Control) -> io::Resu
     let path = volume.path().map_or_else(|| volume.identity(), Path::canonicalize)?;
     let name = format!("{}{}", prefix(&path), std::process::id());
     let walks = Walks::new(fs.clone());
-    socket::answer_each(&name, move |question| {
+    socket::answer_each(&name, move |question, stream| {
+        if let Some(time) = profiled::time_of(question) {
+            return profiled::profile(stream, time, &|| Value::Null);
+        }
         let fs = fs.upgrade()?;
         if question == ALIVE {
             return Some(socket::object([("alive", true.into())]));

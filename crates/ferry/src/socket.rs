@@ -8,11 +8,11 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use ferry_env::Env;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
 
@@ -37,31 +37,33 @@ pub fn answer(
     name: &str,
     answer: impl Fn(&str) -> Option<Value> + Send + 'static,
 ) -> io::Result<()> {
-    listen(name, move |stream| answer_one(&answer, stream))
-}
-
-/// As [`answer`]; the connection of a caller that asks the question `held` goes to `keep`, to be
-/// answered later.
-pub fn answer_or_keep(
-    name: &str,
-    answer: impl Fn(&str) -> Option<Value> + Send + 'static,
-    held: &'static str,
-    keep: Sender<UnixStream>,
-) -> io::Result<()> {
     listen(name, move |mut stream| {
         let question = line(&mut stream)?;
-        if question == held {
-            // The receiver is gone only if the process ends anyway.
-            return keep.send(stream).map_err(|_| io::ErrorKind::NotConnected.into());
-        }
         say(stream, answer(&question))
     })
 }
 
-/// As [`answer`], for questions that may take long: each has a thread of its own.
+/// As [`answer`]; `take` may take the connection of a caller, to answer it later. Otherwise it
+/// returns the connection.
+pub fn answer_or_take(
+    name: &str,
+    answer: impl Fn(&str) -> Option<Value> + Send + 'static,
+    take: impl Fn(&str, UnixStream) -> io::Result<Option<UnixStream>> + Send + 'static,
+) -> io::Result<()> {
+    listen(name, move |mut stream| {
+        let question = line(&mut stream)?;
+        match take(&question, stream)? {
+            Some(stream) => say(stream, answer(&question)),
+            None => Ok(()),
+        }
+    })
+}
+
+/// As [`answer`], for questions that may take long: each has a thread of its own. `answer` also
+/// gets the connection, to notice that its caller has hung up.
 pub fn answer_each(
     name: &str,
-    answer: impl Fn(&str) -> Option<Value> + Send + Sync + 'static,
+    answer: impl Fn(&str, &UnixStream) -> Option<Value> + Send + Sync + 'static,
 ) -> io::Result<()> {
     // Each thread holds a reference, so the count is the number of questions.
     let answer = Arc::new(answer);
@@ -71,7 +73,12 @@ pub fn answer_each(
         }
         let answer = Arc::clone(&answer);
         let answering = move || {
-            if let Err(error) = answer_one(&*answer, stream) {
+            let mut stream = stream;
+            let answered = line(&mut stream).and_then(|question| {
+                let answer = answer(&question, &stream);
+                say(stream, answer)
+            });
+            if let Err(error) = answered {
                 tracing::debug!(%error, "a question of another process");
             }
         };
@@ -107,12 +114,16 @@ fn listen(
     Ok(())
 }
 
-fn answer_one(answer: &impl Fn(&str) -> Option<Value>, mut stream: UnixStream) -> io::Result<()> {
-    let question = line(&mut stream)?;
-    say(stream, answer(&question))
+/// Waits for so long; `true`: the other side has hung up.
+pub fn hangs_up_within(stream: &UnixStream, time: Duration) -> bool {
+    let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+    // It asks for no event: only the end of the connection is told.
+    let mut ended = [PollFd::new(stream, PollFlags::empty())];
+    poll(&mut ended, Some(&time)).is_ok_and(|count| count > 0)
 }
 
-fn say(mut stream: UnixStream, answer: Option<Value>) -> io::Result<()> {
+/// Answers a question; `None`: it is unknown.
+pub fn say(mut stream: UnixStream, answer: Option<Value>) -> io::Result<()> {
     let answer =
         answer.unwrap_or_else(|| object([("error", "another version of ferry asks".into())]));
     stream.write_all(answer.to_string().as_bytes())
@@ -192,6 +203,17 @@ pub fn peer(stream: &UnixStream) -> Option<i32> {
 /// user or to root.
 pub fn process(name: &str) -> Option<u32> {
     connect(name).ok().as_ref().and_then(peer).and_then(|pid| u32::try_from(pid).ok())
+}
+
+/// As [`ask`], for an answer that takes the other process at least `time`.
+pub fn ask_for(name: &str, question: &str, time: Duration) -> io::Result<Value> {
+    ask_on_for(connect(name)?, question, time)
+}
+
+/// As [`ask_on`], for an answer that takes the other process at least `time`.
+pub fn ask_on_for(stream: UnixStream, question: &str, time: Duration) -> io::Result<Value> {
+    stream.set_read_timeout(Some(TIME_MAX + time))?;
+    ask_on(stream, question)
 }
 
 /// As [`ask`], for a question that may take long: waits for the answer, or until the other process

@@ -15,6 +15,7 @@ use super::host::{HostFile, write_all};
 use super::inbox::Shared;
 use super::ring::{Ring, Turn};
 use crate::device::Io;
+use ferry_env::activity::{self, Layer, Operation};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::Cell;
@@ -133,10 +134,13 @@ fn run_one_by_one(shared: &Shared) {
             (&shared.bell).read_exact(&mut [0; 8]).expect("an eventfd gives 8 bytes");
         }
         shared.awake();
+        let _doing = activity::begin(Operation::Completion);
         for io in work.drain(..) {
             match io {
                 Io::Write { offset, buf, done } => {
+                    let writing = activity::enter(Layer::DeviceWrite);
                     let result = write_all(&shared.host.file, offset, &buf);
+                    drop(writing);
                     drop(buf);
                     done(result);
                 }

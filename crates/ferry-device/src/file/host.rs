@@ -4,6 +4,7 @@ use super::cached::CachedFlushes;
 use super::lock;
 use crate::timing::FlushTimer;
 use ferry_env::Env;
+use ferry_env::activity::{self, Layer};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,6 +25,7 @@ pub(super) struct HostFile {
 impl HostFile {
     /// Flushes and takes the time of it.
     pub fn flush(&self) -> io::Result<()> {
+        let _inside = activity::enter(Layer::DeviceFlush);
         let begun = self.env.clock.monotonic();
         match &self.cached {
             None => self.file.sync_data(),

@@ -23,6 +23,7 @@ use cached::CachedFlushes;
 use engine::Engine;
 pub(crate) use engine::on_io_thread;
 use ferry_env::Env;
+use ferry_env::activity::{self, Layer};
 use host::{HostFile, write_all};
 pub use lock::{FileLock, LockHolder};
 use parking_lot::Mutex;
@@ -224,6 +225,7 @@ impl BlockDevice for FileDevice {
 
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
         check_range(self.capacity(), offset, buf.len() as u64)?;
+        let _inside = activity::enter(Layer::DeviceRead);
         let mut at = 0;
         while at < buf.len() {
             match self.host.file.read_at(&mut buf[at..], offset + at as u64) {
@@ -270,6 +272,7 @@ impl BlockDevice for FileDevice {
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
         self.check_writable()?;
         check_range(self.capacity(), offset, buf.len() as u64)?;
+        let _inside = activity::enter(Layer::DeviceWrite);
         write_all(&self.host.file, offset, buf)
     }
 

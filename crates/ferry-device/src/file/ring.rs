@@ -7,6 +7,7 @@
 use super::inbox::Shared;
 use crate::buffer::BLOCK_SIZE;
 use crate::device::Io;
+use ferry_env::activity::{self, Operation};
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, opcode, squeue};
 use std::collections::VecDeque;
@@ -153,6 +154,7 @@ impl Ring {
 
     fn reap(&mut self) {
         while let Some((user_data, result)) = self.next_completion() {
+            let _doing = activity::begin(Operation::Completion);
             if user_data == BELL {
                 self.bell_armed = false;
             } else {

@@ -4,6 +4,7 @@ use crate::api::types::{
     Attr, DirEntry, Entry, Errno, FileLock, Ino, Listing, Opened, Statfs, Timestamp,
 };
 use ferry_device::ReadRing;
+use ferry_env::activity::{self, Layer};
 use std::marker::PhantomData;
 use std::time::Duration;
 
@@ -191,6 +192,16 @@ impl Cx<'_> {
     /// Parks the request.
     pub fn park<T: Into<Reply>>(&self, interrupt: Option<Interrupt>) -> Parked<T> {
         Parked { complete: Some(self.park.park(interrupt)), answer: PhantomData }
+    }
+
+    /// The same; a profile shows that the request waits in this layer.
+    pub(crate) fn park_in<T: Into<Reply>>(
+        &self,
+        layer: Layer,
+        interrupt: Option<Interrupt>,
+    ) -> Parked<T> {
+        let _inside = activity::enter(layer);
+        self.park(interrupt)
     }
 
     /// Says whether the change was acknowledged before it came here, and how. Never, with a mount.

@@ -3,6 +3,7 @@
 use crate::cache::eviction::CachedFile;
 use crate::keys::BLOCK;
 use ferry_device::AlignedBuf;
+use ferry_env::activity::{self, Layer};
 use ferry_journal::JournalError;
 use parking_lot::{Condvar, Mutex};
 use std::ops::Range;
@@ -89,6 +90,7 @@ impl Transfers {
     pub fn wait_below(&self, most: usize) {
         let mut in_flight = self.in_flight.lock();
         while bytes(&in_flight) >= most {
+            let _waiting = activity::enter(Layer::DeviceWrite);
             self.completed.wait(&mut in_flight);
         }
     }
@@ -97,6 +99,7 @@ impl Transfers {
     pub fn wait_for(&self, blocks: Range<u64>) {
         let mut in_flight = self.in_flight.lock();
         while in_flight.iter().any(|range| range.start < blocks.end && blocks.start < range.end) {
+            let _waiting = activity::enter(Layer::DeviceWrite);
             self.completed.wait(&mut in_flight);
         }
     }

@@ -1,5 +1,6 @@
 //! Blocks of a file that are being read from the device.
 
+use ferry_env::activity::{self, Layer};
 use parking_lot::{Condvar, Mutex};
 use std::ops::Range;
 
@@ -35,6 +36,7 @@ impl Fetching {
         let mut waited = false;
         while ranges.iter().any(|r| r.contains(&block)) {
             waited = true;
+            let _waiting = activity::enter(Layer::DeviceRead);
             self.done.wait(&mut ranges);
         }
         waited

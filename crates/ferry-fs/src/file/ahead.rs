@@ -11,6 +11,7 @@ use crate::keys::BLOCK;
 use crate::store::ahead_jobs::Job;
 use crate::store::data_store::DataStore;
 use crate::store::fetch::{DIRECT_BLOCKS, missing};
+use ferry_env::activity::{self, Operation};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,6 +31,7 @@ pub fn start(store: &Arc<DataStore>) {
     let body = move || {
         while let Some((inode, job)) = jobs.next() {
             let (Some(store), Some(inode)) = (weak.upgrade(), inode.upgrade()) else { continue };
+            let _doing = activity::begin(Operation::ReadAhead);
             match job {
                 Job::Fetch(blocks) => store.prefetch(&inode, blocks),
                 Job::Tell(bytes) => store.tell_device(&inode, bytes),

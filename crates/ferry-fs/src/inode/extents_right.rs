@@ -2,6 +2,7 @@
 
 use crate::inode::incore::Inode;
 use crate::order::{Held, Rank};
+use ferry_env::activity::{self, Layer};
 use std::sync::Arc;
 
 /// The right to change a file's extents.
@@ -17,6 +18,7 @@ impl ExtentsGuard {
         let lock = &inode.file.extents;
         let mut busy = lock.busy.lock();
         while *busy {
+            let _waiting = activity::enter(Layer::Lock);
             lock.free.wait(&mut busy);
         }
         *busy = true;

@@ -9,6 +9,7 @@ use crate::error::FsError;
 use crate::inode::state::InodeState;
 use crate::order::{Guard, Rank};
 use crate::patience;
+use ferry_env::activity::{self, Layer};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
@@ -69,7 +70,11 @@ impl StateLock {
 
     /// Takes it shared; the times may be behind.
     pub fn share(&self) -> Shared<'_> {
-        Guard::wait(Rank::Inode(self.ino), || self.state.read())
+        let wait = || {
+            let _waiting = activity::enter(Layer::Lock);
+            self.state.read()
+        };
+        Guard::wait(Rank::Inode(self.ino), || self.state.try_read().unwrap_or_else(wait))
     }
 
     /// The same, unless somebody has it exclusively.
@@ -101,7 +106,12 @@ impl StateLock {
 
     /// Takes it exclusively, with the times in line.
     pub fn write(&self) -> Exclusive<'_> {
-        self.in_line(Guard::wait(Rank::Inode(self.ino), || self.state.write()))
+        let wait = || {
+            let _waiting = activity::enter(Layer::Lock);
+            self.state.write()
+        };
+        let lock = || self.state.try_write().unwrap_or_else(wait);
+        self.in_line(Guard::wait(Rank::Inode(self.ino), lock))
     }
 
     /// The same, if nobody has it.

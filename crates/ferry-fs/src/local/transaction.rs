@@ -18,6 +18,7 @@ use crate::keys::{self, Number};
 use crate::local::counters::Commit;
 use crate::local::local_fs::{LocalFs, errno};
 use crate::store::data_store::Busy;
+use ferry_env::activity::{self, Layer};
 use ferry_env::planted::{Bug, is_planted};
 use ferry_journal::{Completion, Credits, Seq, Transaction};
 use parking_lot::{Condvar, Mutex};
@@ -150,6 +151,7 @@ impl LocalFs {
 
 /// Waits until the completion that `start` gets is called.
 pub(crate) fn await_context(start: impl FnOnce(Completion)) -> Result<(), FsError> {
+    let _waiting = activity::enter(Layer::Commit);
     let outcome = Arc::new((Mutex::new(None), Condvar::new()));
     let theirs = outcome.clone();
     start(Box::new(move |durable| {

@@ -17,6 +17,7 @@ use crate::local::local_fs::LocalFs;
 use crate::local::reclaimer::{Job, Queue, Reclaimer};
 use crate::posix::is_regular;
 use crate::volume::VolumeError;
+use ferry_env::activity::{self, Operation};
 use ferry_journal::{Credits, Transaction};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -42,6 +43,7 @@ fn run(reclaimer: &Reclaimer, fs: &Weak<LocalFs>) {
     let mut done = 0;
     while let Some(job) = reclaimer.next() {
         let Some(fs) = fs.upgrade() else { return };
+        let _doing = activity::begin(Operation::Reclaim);
         match job {
             Job::Removed(inode) => fs.reclaim(&inode),
             Job::Forgotten(inode) => fs.reclaim_if_unknown(&inode),

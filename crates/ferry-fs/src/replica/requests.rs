@@ -8,6 +8,7 @@ use crate::replica::showing::{Current, Request};
 use crate::requests::stats::ended;
 use crate::volume::VolumeError;
 use ferry_env::Env;
+use ferry_env::activity::{self, Layer, Operation};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -147,8 +148,10 @@ fn run<T: Into<Reply> + Send + 'static>(
     number: Ino,
     request: impl Fn(&Current, Ino) -> Result<T, Errno> + Send + 'static,
 ) -> Run {
-    let parked: Parked<T> = cx.park(None);
+    let parked: Parked<T> = cx.park_in(Layer::Pool, None);
+    let operation = activity::operation();
     Box::new(move |replica| {
+        let _resumed = activity::resume(operation);
         parked.complete(replica.following.showing.with(kind, number, request));
     })
 }
@@ -272,8 +275,9 @@ impl Filesystem for Replica {
         }
         let direct_io =
             self.following.options.cache == CacheMode::Strict || flags & libc::O_DIRECT != 0;
-        let parked: Parked<Opened> = cx.park(None);
+        let parked: Parked<Opened> = cx.park_in(Layer::Pool, None);
         self.others.push(Other(Box::new(move |replica| {
+            let _resumed = activity::resume(Operation::Open);
             // A turn that begins now drops its pages.
             replica.following.showing.opened(number);
             let answer = replica

@@ -12,6 +12,7 @@ use crate::local::local_fs::LocalFs;
 use crate::local::pool::{Pool, Work};
 use crate::patience::Hurried;
 use crate::store::data_store::Busy;
+use ferry_env::activity::{self, Layer};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -120,8 +121,11 @@ impl LocalFs {
         let Cx { uid, gid, umask, pid: caller, .. } = *cx;
         let caller = InProcess { uid, gid, umask, caller, ack: cx.early_ack() };
         let progress = Arc::new(Mutex::new(Progress::Waiting));
-        let parked: Parked<Reply> = cx.park(Some(self.when_given_up(&progress)));
+        let given_up = self.when_given_up(&progress);
+        let parked: Parked<Reply> = cx.park_in(Layer::Pool, Some(given_up));
+        let operation = activity::operation();
         pool.push(work(Box::new(move |fs: &LocalFs| {
+            let _resumed = activity::resume(operation);
             if matches!(*progress.lock(), Progress::GivenUp) {
                 return;
             }
@@ -185,8 +189,9 @@ impl LocalFs {
                 change(fs).map_err(|error| Stop::Errno(fs.report(what, ino, error)))
             });
         }
-        let parked = cx.park::<T>(None);
+        let (parked, operation) = (cx.park_in::<T>(Layer::Pool, None), activity::operation());
         self.blocking_drops.push(BlockingDrop(Box::new(move |fs: &LocalFs| {
+            let _resumed = activity::resume(operation);
             parked.complete(change(fs).map_err(|error| fs.report(what, ino, error)));
         })));
         Err(Stop::Parked)

@@ -12,6 +12,7 @@ use crate::local::handles::Handle;
 use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::LocalFs;
 use crate::store::data_store::{Busy, Dirty};
+use ferry_env::activity::Layer;
 use ferry_journal::{JournalError, Seq};
 use std::sync::Arc;
 
@@ -44,12 +45,12 @@ impl LocalFs {
             return match asked.newest() {
                 None => Ok(asked.answer()),
                 Some(newest) => {
-                    self.force_files(asked, newest, cx.park::<Vec<u8>>(None));
+                    self.force_files(asked, newest, cx.park_in::<Vec<u8>>(Layer::Commit, None));
                     Err(Stop::Parked)
                 }
             };
         }
-        let (files, parked) = (asked.inodes(), cx.park::<Vec<u8>>(None));
+        let (files, parked) = (asked.inodes(), cx.park_in::<Vec<u8>>(Layer::Commit, None));
         let then = move |fs: &LocalFs| {
             // What can be refused was refused above.
             let _waited = fs.log_files(&mut asked, Busy::Wait);

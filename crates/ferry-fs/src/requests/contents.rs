@@ -17,6 +17,7 @@ use crate::patience::{self, Hurried};
 use crate::posix::{is_dir, without_set_ids};
 use crate::store::data_store::{At, Busy, Touch};
 use ferry_device::ReadRing;
+use ferry_env::activity::{self, Layer, Operation};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -36,6 +37,7 @@ impl Work<LocalFs> for PooledRead {
 
     fn run(these: Vec<Self>, fs: &LocalFs) {
         for PooledRead { handle, offset, len, parked } in these {
+            let _resumed = activity::resume(Operation::Read);
             parked.complete(fs.read_waiting(&handle, offset, len));
         }
     }
@@ -162,7 +164,9 @@ impl LocalFs {
         let miss = ring.and_then(|ring| {
             Some((ring, self.data.miss(&handle.inode, offset, len, handle.misses)?))
         });
-        let read = PooledRead { handle, offset, len, parked: cx.park(None) };
+        let waits_for = if miss.is_some() { Layer::DeviceRead } else { Layer::Pool };
+        let parked = cx.park_in(waits_for, None);
+        let read = PooledRead { handle, offset, len, parked };
         match miss {
             Some((ring, miss)) => self.start_read(ring, miss, read),
             None => self.read_pool.push(read),

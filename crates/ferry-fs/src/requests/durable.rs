@@ -9,6 +9,7 @@ use crate::local::local_fs::{CacheMode, LocalFs};
 use crate::local::pool::Work;
 use crate::local::transaction::await_context;
 use crate::store::data_store::{Busy, Dirty};
+use ferry_env::activity::{self, Layer, Operation};
 use ferry_journal::{Caller, JournalError, Seq};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,6 +30,7 @@ impl Work<LocalFs> for BlockingFsync<LocalFs> {
     const TOGETHER: bool = true;
 
     fn run(these: Vec<Self>, fs: &LocalFs) {
+        let _doing = activity::begin(Operation::WriteBack);
         let files = these.iter().flat_map(|fsync| fsync.files.iter().cloned()).collect();
         if let Err(error) = fs.data.write_back(Dirty::Files(files), Busy::Wait) {
             tracing::debug!(%error, "write-back for many fsyncs failed; each is told its own error");
@@ -46,7 +48,12 @@ impl LocalFs {
                 Err(FsError::WouldWait) => {}
                 written => {
                     if let Some(seq) = self.logged(&handle, written)? {
-                        self.force_for(Caller(cx.pid), handle, seq, cx.park::<()>(None));
+                        self.force_for(
+                            Caller(cx.pid),
+                            handle,
+                            seq,
+                            cx.park_in::<()>(Layer::Commit, None),
+                        );
                         return Err(Stop::Parked);
                     }
                     return Ok(());
@@ -54,7 +61,7 @@ impl LocalFs {
             }
         }
         let (file, parked, caller) =
-            (Arc::clone(&handle.inode), cx.park::<()>(None), Caller(cx.pid));
+            (Arc::clone(&handle.inode), cx.park_in::<()>(Layer::Commit, None), Caller(cx.pid));
         self.blocking_fsyncs.push(BlockingFsync {
             files: vec![file],
             then: Box::new(move |fs: &LocalFs| fs.finish_fsync(caller, handle, parked)),
@@ -135,7 +142,7 @@ impl LocalFs {
             looked => looked?,
         };
         if times_dirty && self.log_times(std::slice::from_ref(&inode), self.patience(cx)) < 1 {
-            let (parked, caller) = (cx.park::<()>(None), Caller(cx.pid));
+            let (parked, caller) = (cx.park_in::<()>(Layer::Commit, None), Caller(cx.pid));
             let then = move |fs: &LocalFs| {
                 fs.log_times(std::slice::from_ref(&inode), Busy::Wait);
                 fs.answer_when(Until::Forced(caller), fs.newest_of(&inode), parked);
@@ -170,7 +177,7 @@ impl LocalFs {
                 Ok(seq) => return self.park_until(cx, Until::Durable, seq),
             }
         }
-        let (file, parked) = (Arc::clone(&inode), cx.park::<Vec<u8>>(None));
+        let (file, parked) = (Arc::clone(&inode), cx.park_in::<Vec<u8>>(Layer::Commit, None));
         let then = move |fs: &LocalFs| match fs.commit_file(&inode, Busy::Wait) {
             Ok(seq) => fs.answer_when(Until::Durable, seq, parked),
             Err(error) => parked.complete(Err(fs.not_durable("wait", ino, error))),
@@ -216,7 +223,7 @@ impl LocalFs {
         if seq <= self.journal.durable() {
             return Ok(T::default());
         }
-        self.answer_when(until, seq, cx.park::<T>(None));
+        self.answer_when(until, seq, cx.park_in::<T>(Layer::Commit, None));
         Err(Stop::Parked)
     }
 
@@ -244,7 +251,7 @@ impl LocalFs {
                 Ok(seq) => return self.park_until(cx, until, seq),
             }
         }
-        let parked = cx.park::<Vec<u8>>(None);
+        let parked = cx.park_in::<Vec<u8>>(Layer::Commit, None);
         let then = move |fs: &LocalFs| match fs.commit_everything(Busy::Wait) {
             Ok(seq) => fs.answer_when(until, seq, parked),
             Err(error) => parked.complete(Err(fs.not_durable("sync", 0, error))),

@@ -5,6 +5,7 @@ use crate::scrub::run::scrub_source;
 use crate::scrub::source::{ScrubOptions, ScrubProgress, Source, Watch};
 use crate::store::data_store::DataStore;
 use crate::volume::read_superblock_copies;
+use ferry_env::activity::{self, Operation};
 use ferry_env::{Env, Utc};
 use ferry_journal::Journal;
 use parking_lot::{Condvar, Mutex};
@@ -196,6 +197,7 @@ fn nanos_since(began: Duration, env: &Env) -> u64 {
 
 impl Shared {
     fn run(&self, volume: &Mounted, options: ScrubOptions) {
+        let _doing = activity::begin(Operation::Scrub);
         tracing::info!(rate = options.rate, "scrubbing");
         let data = &volume.data;
         // A log that grows moves the geometry before the superblocks, and back if it fails.

@@ -7,6 +7,7 @@ use crate::reader::{Outer, Reader};
 use crate::snapdir::directory::{Directory, NAME};
 use crate::snapdir::number::{DIRECTORY, LIVE_END, Node, TREES_MAX, Tree};
 use crate::snapdir::open::{OPEN_MAX, OpenSnapshots, Source};
+use ferry_env::activity::{self, Layer};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,8 +70,10 @@ impl WithSnapshots {
     where
         T: Into<Reply> + Send + 'static,
     {
-        let parked: Parked<T> = cx.park(None);
+        let parked: Parked<T> = cx.park_in(Layer::Pool, None);
+        let operation = activity::operation();
         self.pool.push(Job(Box::new(move |fs| {
+            let _resumed = activity::resume(operation);
             let answer = fs.open.with(tree, request);
             parked.complete(answer);
         })));

@@ -1,5 +1,6 @@
 //! How the write-back thread and the threads that wait for it call each other.
 
+use ferry_env::activity::{self, Layer};
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -62,6 +63,7 @@ impl Signal {
             self.work.notify_one();
             // The condition is not under this lock: a wake-up can fall between the look and the
             // wait.
+            let _waiting = activity::enter(Layer::WriteBack);
             self.progress.wait_for(&mut state, ROUND);
         }
         true

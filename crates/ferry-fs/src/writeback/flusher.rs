@@ -4,6 +4,7 @@
 use crate::store::data_store::{Busy, DataStore, Dirty};
 use crate::store::signal::Signal;
 use crate::writeback::trim::Quiet;
+use ferry_env::activity::{self, Operation};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -27,6 +28,7 @@ fn run(store: &Weak<DataStore>, signal: &Signal) {
     let (mut stuck, mut untidy, mut quiet) = (false, false, Quiet::default());
     while let Some(wanted) = signal.wait() {
         let Some(store) = store.upgrade() else { return };
+        let _doing = activity::begin(Operation::WriteBack);
         let result = store.round(wanted);
         if let (Err(error), false) = (&result, stuck) {
             tracing::error!(%error, "write-back failed");

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use ferry_device::ReadRing;
+use ferry_env::activity::{self, Layer};
 use ferry_fs::{
     Answer, Complete, Cx, Errno, FileLock, Filesystem, Host, Ino, Interrupt, Park, RenameFlags,
     Reply, Stop, ToForget, ioctl,
@@ -143,7 +144,10 @@ impl Dispatcher {
             reads: from.reads,
             parked: AtomicBool::new(false),
         };
-        let answer = self.call(head, op, out, &parker);
+        let answer = {
+            let _inside = activity::enter(Layer::FileSystem);
+            self.call(head, op, out, &parker)
+        };
         let parked = parker.parked.into_inner();
         if parked {
             self.parked.settled(head.unique);

@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ferry_device::ReadRing;
+use ferry_env::activity::Waiting;
 use ferry_fs::{Complete, Errno, Interrupt, Park, Reply};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -69,6 +70,7 @@ struct ParkedRequest {
     interrupted: bool,
     /// It was waiting at the previous sweep already.
     swept: bool,
+    _waiting: Waiting,
 }
 
 impl ParkedRequest {
@@ -381,6 +383,7 @@ impl Park for RequestParker<'_> {
             begun: self.begun,
             interrupted: false,
             swept: false,
+            _waiting: Waiting::here(),
         };
         self.table.insert(self.unique, waiting);
         let (table, unique) = (Arc::clone(self.table), self.unique);

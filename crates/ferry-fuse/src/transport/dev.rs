@@ -20,11 +20,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use ferry_env::activity;
 use parking_lot::{Mutex, MutexGuard};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::buffer::Buffer;
-use crate::abi::{InHeader, OutHeader, READ_BUFFER_MIN, WriteIn, op};
+use crate::abi::{self, InHeader, OutHeader, READ_BUFFER_MIN, WriteIn, op};
 use crate::decode::RequestArgs;
 use crate::device::FuseDevice;
 use crate::encode::{AnswerBody, AnswerBytes};
@@ -154,6 +155,7 @@ impl DeviceWorker {
 
     /// Serves a message.
     fn serve(&mut self, head: &InHeader, len: usize) {
+        let _doing = activity::begin(abi::operation(head.opcode));
         let body = &self.request.bytes()[IN_HEADER..len];
         let args = RequestArgs::split(head.opcode, self.dispatcher.setxattr_ext, body);
         let answer = self.answer.bytes();

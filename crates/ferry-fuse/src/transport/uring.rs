@@ -28,6 +28,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, ThreadId};
 
 use ferry_device::ReadRing;
+use ferry_env::activity;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -533,6 +534,7 @@ impl QueueRing {
         ) else {
             unreachable!("the header buffer holds both");
         };
+        let _doing = activity::begin(abi::operation(head.opcode));
         if head.opcode == op::NOTIFY_REPLY {
             slot.set_answer(head.unique, 0, 0);
             self.fetching = Some(number);

@@ -5,6 +5,7 @@ use super::checkpoint::{Checkpoint, LAYERS_MAX};
 use super::core::Core;
 use crate::log::format::LOG_BLOCK;
 use crate::{JournalError, Seq};
+use ferry_env::activity::{self, Operation};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -21,6 +22,7 @@ impl Core {
     pub fn run(self: &Arc<Self>) {
         let mut looked = Duration::ZERO;
         loop {
+            let doing = activity::begin(Operation::Journal);
             let seen = self.durable();
             let due = self.work();
             let look = self.look_at_waiters(&mut looked);
@@ -31,6 +33,7 @@ impl Core {
                     self.signal.kick();
                 }
             }
+            drop(doing);
             let go_on = self.signal.wait(time);
             self.signal.asleep.store(false, Ordering::SeqCst);
             if !go_on {

@@ -6,6 +6,7 @@ use crate::home::Renewal;
 use crate::log::format::LOG_BLOCK;
 use crate::view::layers::{Layer, Merge, View, merged};
 use crate::{JournalError, Seq};
+use ferry_env::activity;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -62,6 +63,7 @@ impl Core {
             self.space.fail_waiters();
             return Err(JournalError::NoSpace);
         }
+        let _inside = activity::enter(activity::Layer::Checkpoint);
         let started = self.env.clock.monotonic();
         // From now on the hold thread seals in time.
         self.hold_timer.arm(started);

@@ -17,7 +17,7 @@ use crate::log::space::{NoGrant, Space};
 use crate::types::Point;
 use crate::view::layers::{Layer, View};
 use crate::{Credits, JournalClient, JournalError, Seq, Value};
-use ferry_env::Env;
+use ferry_env::{Env, activity};
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -234,6 +234,7 @@ impl Core {
             self.end(reserved);
             return self.head.read().seq;
         }
+        let _inside = activity::enter(activity::Layer::Journal);
         let adds = joining.payload();
         loop {
             let mut head = self.head.write();

@@ -17,6 +17,7 @@ use crate::log::format::{LOG_BLOCK, RecordKind};
 use crate::log::record::{RecordPlan, encode};
 use crate::view::layers::Merge;
 use crate::{Completion, JournalError, Seq};
+use ferry_env::activity::{self, Layer};
 use ferry_env::planted::{Bug, is_planted};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -296,6 +297,7 @@ impl Core {
     }
 
     fn write_record(self: &Arc<Self>, plan: &RecordPlan, number: u64, context: Option<&Context>) {
+        let _inside = activity::enter(Layer::LogWrite);
         let area = self.area();
         let chunks = match context {
             Some(c) => encode(&area, plan, &c.extents, Merge::all(&c.layers)),

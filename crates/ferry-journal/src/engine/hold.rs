@@ -4,6 +4,7 @@
 
 use super::background::OVERDUE_LOOK;
 use super::core::Core;
+use ferry_env::activity::{self, Operation};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ impl Core {
     /// the timer again if the hold continues. A checkpoint arms the timer as it begins.
     pub fn run_holds(self: &Arc<Self>) {
         while self.hold_timer.wait(|| self.env.clock.monotonic()) {
+            let _doing = activity::begin(Operation::Journal);
             self.drive();
             if self.checkpointing.is_locked() && self.failure().is_none() {
                 let left = self.seal_in_time().unwrap_or(OVERDUE_LOOK).min(OVERDUE_LOOK);

@@ -7,6 +7,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::rt::Mutex;
+use ferry_env::activity::{self, Layer};
 use ferry_fs::{Answer, Complete, Cx, Errno, Ino, Reply, Stop};
 
 use super::change::{Key, Pending, Waiter};
@@ -196,6 +197,7 @@ impl RemoteFs {
         // It keeps the request: an answer that has just come must still be undone.
         let interrupted = Arc::clone(&waiting);
         let interrupt = Box::new(move || interrupted.interrupt());
+        let _inside = activity::enter(Layer::Server);
         waiting.set_complete(cx.park.park(Some(interrupt)));
         let files = self.files_of(&op);
         Pending { files, ..Pending::new(caller(cx), op, waiting) }

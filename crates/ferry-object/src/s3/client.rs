@@ -7,6 +7,7 @@ use super::settings::{S3Settings, TimeLimits};
 use super::sign::{Unsigned, encode, query, sign};
 use crate::error::ObjectError;
 use ferry_env::Clock;
+use ferry_env::activity::{self, Layer};
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
@@ -88,6 +89,7 @@ impl Client {
     /// Sends a request. Any answer of the store is a result; the error says why there is none. If
     /// the store says that the keys have expired and there are others, it is sent once more.
     pub fn send(&self, request: &Request<'_>) -> Result<Answer, ObjectError> {
+        let _inside = activity::enter(Layer::StoreRequest);
         let keys = self.credentials.keys()?;
         let answer = self.send_with(request, &keys)?;
         if answer.keys_expired() && self.credentials.renew(&keys) {

@@ -29,6 +29,7 @@ mod compare;
 use crate::sync::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 #[cfg(feature = "compare")]
 pub use compare::Wake;
+use ferry_env::activity::{self, Layer};
 use std::collections::VecDeque;
 
 /// How many takers may barge while the same waiter is first.
@@ -361,6 +362,7 @@ impl Space {
             self.pass(&mut queues);
         }
         before_wait();
+        let _waiting = activity::enter(Layer::LogSpace);
         #[cfg(feature = "compare")]
         loop {
             if let Some(outcome) = waiter.sleep() {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ferry_env::activity::{self, Operation};
 use ferry_fs::{Errno, FileLock, Ino};
 
 use super::applying::{Applying, Done, Respond, within};
@@ -27,6 +28,7 @@ impl Applying<'_> {
         op: Op,
         respond: Respond,
     ) -> Asked {
+        let _doing = activity::begin(Operation::Requests);
         let mut op = op;
         let reads = self.reads(&op);
         let behind =

@@ -1,5 +1,6 @@
 //! A change, as a call of the server's file system.
 
+use ferry_env::activity::{self, Operation};
 use ferry_fs::{Answer, Cx, Entry, Errno, Ino, Opened, SYMLINK_MAX, XATTR_SIZE_MAX};
 
 use super::applying::{Applying, Done, OFFSET_MAX, within};
@@ -12,6 +13,7 @@ const PERMISSIONS: u32 = 0o7777;
 impl Applying<'_> {
     /// Makes a change of names, inodes or attributes, or of what the other two functions make.
     pub(super) fn make_any(&self, op: Op) -> Done {
+        let _doing = activity::begin(Operation::Changes);
         let fs = self.fs();
         match op {
             Op::Setattr { ino, fh, mut set } => {
