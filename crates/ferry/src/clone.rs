@@ -13,7 +13,7 @@ use crate::cli::CloneArgs;
 use crate::control::print;
 use crate::error::CliError;
 use crate::location::{Location, resolved_url};
-use crate::mounts::{self, Mount};
+use crate::mounts;
 use crate::open::{begin_timeline_in_store, explain};
 use crate::rollback::volume_and_name;
 use crate::socket::printable;
@@ -35,10 +35,9 @@ impl From<ObjectError> for Failure {
 
 /// Runs the command.
 pub fn run(args: &CloneArgs) -> Result<(), CliError> {
-    let is_mounted = |mount: Mount| mount.is_ferry();
     match (&args.snapshot, &args.new) {
         (Location::Path(_), Location::Path(new)) => return clone_file(args, new),
-        (volume @ Location::Path(_), new) if !mounts::of(volume).is_some_and(is_mounted) => {
+        (volume @ Location::Path(_), new) if mounts::of(volume)?.is_none() => {
             return Err(not_there(volume, new));
         }
         _ => {}

@@ -36,7 +36,7 @@ enum Way {
 }
 
 impl Control {
-    /// Finds the process; `target`: a volume, or any file or directory of a mount.
+    /// Finds the process; `target`: a volume, or any directory of a mount.
     pub fn of(target: &Location) -> Result<Self, CliError> {
         Self::find(target)?.ok_or_else(|| CliError::NotMounted(target.to_string().into()))
     }
@@ -47,19 +47,18 @@ impl Control {
         if let Some(socket) = served::at(target)? {
             return Ok(control(Way::Server(socket)));
         }
-        let unreadable = CliError::path(target.to_string(), "cannot read the table of mounts");
-        let mount = mounts::find(target).map_err(unreadable)?;
-        if let Some(mount) = mount.filter(mounts::Mount::is_ferry) {
+        if let Some(mount) = mounts::of(target)? {
             mounts::must_be_reached(&mount)?;
             return Ok(control(Way::Mount(open(&mount.target)?)));
         }
-        // A snapshot is no file of a mount.
-        let Some(path) = target.path().filter(|_| target.snapshot().is_none()) else {
-            return Ok(None);
-        };
-        let file = open(path)?;
-        let mounted = mounts::above(path).is_some_and(|mount| mount.is_ferry()) || path.is_dir();
-        Ok(if mounted { control(Way::Mount(file)) } else { None })
+        // A snapshot is no file.
+        if let Some(path) = target.path().filter(|_| target.snapshot().is_none()) {
+            open(path)?;
+            if path.is_dir() {
+                return Err(CliError::NotMounted(path.into()));
+            }
+        }
+        Ok(None)
     }
 
     /// Makes everything durable that programs have written, also what only the kernel has of it.
@@ -145,7 +144,9 @@ fn cannot_wait(target: &Location, error: &io::Error) -> Option<CliError> {
         libc::EOPNOTSUPP => {
             "with cache=writeback the kernel holds changes back, and only fsync makes it hand them over"
         }
-        libc::ENOTTY if mounts::of(target).is_some_and(|mount| mount.is_remote()) => {
+        libc::ENOTTY
+            if target.path().and_then(mounts::above).is_some_and(|mount| mount.is_remote()) =>
+        {
             "a server does not say when something becomes durable; `ferry sync` without --wait-only makes it so"
         }
         libc::ENOTTY => "it is not on FerryFS; `ferry sync` without --wait-only makes it durable",
@@ -156,7 +157,7 @@ fn cannot_wait(target: &Location, error: &io::Error) -> Option<CliError> {
 
 /// The statistics of the volume that `target` is, or is on.
 pub fn read_stats(target: &Location) -> Result<Value, CliError> {
-    let mount = mounts::of(target).filter(|mount| mount.is_ferry() && !mount.is_remote());
+    let mount = mounts::of(target)?.filter(|mount| !mount.is_remote());
     if let Some(stats) = mount.map(|mount| asked::ask(&mount, STATS)).transpose()?.flatten() {
         return Ok(stats);
     }

@@ -1,6 +1,6 @@
-//! Draws a flame graph: what was seen as a tree of frames, each as wide as it was frequent, and what
-//! is inside a frame above it. One SVG without a script; a browser shows the numbers of the frame
-//! that the pointer is on.
+//! Draws a flame graph: what was seen as a tree of frames, each as wide as it was frequent, and
+//! what is inside a frame above it. One SVG without a script; a browser shows the numbers of the
+//! frame that the pointer is on.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

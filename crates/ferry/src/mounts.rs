@@ -98,9 +98,13 @@ pub fn find(target_or_volume: &Location) -> io::Result<Option<Mount>> {
     Ok(found.map(|i| mounts.swap_remove(i)))
 }
 
-/// The mount that a file or directory is on, by its path; or the mount of a volume by its URL.
-pub fn of(target: &Location) -> Option<Mount> {
-    target.path().map_or_else(|| find(target).ok()?, above)
+/// The FerryFS mount that `target` means: its mount point, its volume, or a directory in it. A file
+/// on a mount may be a volume that is not mounted, and means no mount.
+pub fn of(target: &Location) -> Result<Option<Mount>, CliError> {
+    let unreadable = CliError::path(target.to_string(), "cannot read the table of mounts");
+    let found = find(target).map_err(unreadable)?;
+    let on = || target.path().filter(|path| path.is_dir()).and_then(above);
+    Ok(found.or_else(on).filter(Mount::is_ferry))
 }
 
 /// The mount that a file or directory is on, by its path.
@@ -127,7 +131,17 @@ pub fn is_on_fuse(path: &Path) -> bool {
     holding(path, &mounts).is_some_and(|mount| mount.fs_type.starts_with("fuse"))
 }
 
-/// The FerryFS mount that a path means, as [`find`].
+/// As [`of`]; it is an error if `target` means no mount.
+pub fn meant(target: &Location) -> Result<Mount, CliError> {
+    of(target)?.ok_or_else(|| match target.path().and_then(above) {
+        Some(on) if on.is_ferry() => {
+            CliError::Failed(format!("{target}: it is no directory, and no mounted volume"))
+        }
+        _ => CliError::NotMounted(target.to_string().into()),
+    })
+}
+
+/// As [`find`]; it is an error if that is no FerryFS mount.
 pub fn find_ferry(target: &Location) -> Result<Mount, CliError> {
     let name = || PathBuf::from(target.to_string());
     let mount = find(target).map_err(CliError::path(name(), "cannot read the table of mounts"))?;

@@ -13,7 +13,7 @@ use crate::cli::ProfileArgs;
 use crate::control::print;
 use crate::error::CliError;
 use crate::flame::{self, Frame};
-use crate::mounts::{self, Mount};
+use crate::mounts;
 use crate::profiled::PROFILE;
 use crate::size::format_nanos;
 use crate::socket::{self, printable};
@@ -51,8 +51,7 @@ fn ask(args: &ProfileArgs) -> Result<Value, CliError> {
             |error| CliError::Failed(format!("{target}: no profile of its server: {error}"));
         return socket::ask_for(&server, &question, time).map_err(failed);
     }
-    let mount = mounts::of(target).filter(Mount::is_ferry);
-    let mount = mount.ok_or_else(|| CliError::NotMounted(target.to_string().into()))?;
+    let mount = mounts::meant(target)?;
     asked::ask_for(&mount, &question, time)?.ok_or_else(|| {
         CliError::Failed(format!(
             "{}: its daemon gives no profile: it answers root and the user who has mounted it, if it is of the same version of ferry, \
@@ -202,6 +201,7 @@ fn each_stack(frame: &Frame, above: &mut Vec<String>, visit: &mut impl FnMut(&[S
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
     use super::*;
     use serde_json::json;
 
@@ -233,7 +233,7 @@ mod tests {
 2.0 s, 1000 samples. At a time: 2.00 requests, 0.05 in the background; 2.5 threads wait for work
 
 requests            share      ms/s  requests/s      each
-fsync              75.0 %    1500.0           5  300.0 ms
+fsync              75.0 %    1500.0           5  300.00 ms
   commit           75.0 %    1500.0
     device flush   75.0 %    1500.0
 create             25.0 %     500.0        2500  200.0 µs

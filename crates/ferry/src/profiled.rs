@@ -1,5 +1,5 @@
-//! The daemon's side of `ferry profile`: samples what its threads do, for as long as the caller asks
-//! and is there to hear it.
+//! The daemon's side of `ferry profile`: samples what its threads do, for as long as the caller
+//! asks and is there to hear it.
 
 use std::io;
 use std::os::unix::net::UnixStream;

@@ -18,7 +18,7 @@ use crate::cli::{NewSize, ResizeArgs};
 use crate::control::{Control, print};
 use crate::error::CliError;
 use crate::location::Location;
-use crate::mounts::{self, Mount};
+use crate::mounts;
 use crate::open::{How, explain as explain_open, open_when_free};
 use crate::size::format_bytes;
 use crate::waiting::{progress_bar, stop_on_signals};
@@ -33,7 +33,7 @@ pub fn run(args: &ResizeArgs) -> Result<(), CliError> {
     if matches!(target, Location::Store(_)) {
         return Err(fixed(target));
     }
-    let mount = mount_of(target)?;
+    let mount = mounts::of(target)?;
     let bytes = match args.size {
         NewSize::Max => 0,
         NewSize::Bytes(bytes) => bytes,
@@ -55,15 +55,6 @@ pub fn run(args: &ResizeArgs) -> Result<(), CliError> {
         mkfs::warn_of_full_host(target, path, size);
     }
     print(&format!("{target}: {}\n", format_bytes(size)))
-}
-
-/// The mount of the volume, or the one that a directory is on. A file on a mount that is no mounted
-/// volume is meant itself.
-fn mount_of(target: &Location) -> Result<Option<Mount>, CliError> {
-    let unreadable = CliError::path(target.to_string(), "cannot read the table of mounts");
-    let mounted = mounts::find(target).map_err(unreadable)?;
-    let on = || target.path().filter(|path| path.is_dir()).and_then(mounts::above);
-    Ok(mounted.or_else(on).filter(Mount::is_ferry))
 }
 
 /// Does `turn` in this process, as [`in_turns`]: nobody else has the volume open.

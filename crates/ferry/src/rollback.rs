@@ -75,14 +75,12 @@ pub fn volume_and_name(
         Location::Store(_) => Err(CliError::Usage(format!(
             "{snapshot}: name the snapshot behind the volume, VOLUME@NAME; `ferry snapshot list {snapshot}` shows them"
         ))),
-        Location::Path(path) => match (snappath::wanted(path), mounts::of(snapshot)) {
+        Location::Path(path) => match (snappath::wanted(path), mounts::of(snapshot)?) {
             (Some((volume, name)), _) => Ok((Location::Path(volume), name)),
-            (None, Some(mount)) if mount.is_ferry() && mount.is_local() => {
-                Err(CliError::Usage(format!(
-                    "{snapshot}: that is a mount: {first}name the snapshot by the volume: `ferry {command} {}@NAME`",
-                    mount.volume()
-                )))
-            }
+            (None, Some(mount)) if mount.is_local() => Err(CliError::Usage(format!(
+                "{snapshot}: that is a mount: {first}name the snapshot by the volume: `ferry {command} {}@NAME`",
+                mount.volume()
+            ))),
             (None, _) => Err(CliError::Usage(format!(
                 "{snapshot}: name the snapshot behind the volume, VOLUME@NAME; `ferry snapshot list VOLUME` shows them"
             ))),

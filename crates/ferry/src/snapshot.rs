@@ -17,7 +17,7 @@ use crate::cli::{SnapshotArgs, SnapshotCommand, SnapshotCreateArgs};
 use crate::control::{Control, print};
 use crate::error::CliError;
 use crate::location::Location;
-use crate::mounts::{self, Mount};
+use crate::mounts;
 use crate::object;
 use crate::open::{
     How, OpenError, explain, mounted, open_when_free, sizes_in_store, snapshots_in_store,
@@ -233,8 +233,7 @@ fn snapshots_of(target: &Location, volume: &Location) -> Result<Vec<Snapshot>, C
 
 /// The volume that is mounted at `target`, or that `target` is.
 pub fn volume_of(target: &Location) -> Result<Location, CliError> {
-    let mount = mounts::of(target).filter(Mount::is_ferry);
-    let volume = mount.map_or_else(|| target.clone(), |mount| mount.volume());
+    let volume = mounts::of(target)?.map_or_else(|| target.clone(), |mount| mount.volume());
     match volume {
         Location::Snapshot(..) | Location::Server(_) => Err(volume.not_the_volume()),
         Location::Path(_) if volume.snapshot().is_some() => Err(volume.not_the_volume()),

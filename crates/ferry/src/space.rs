@@ -121,22 +121,12 @@ fn meant(target: &Location) -> Result<(Daemon, Option<Ino>), CliError> {
     if let Some(socket) = served::at(target)? {
         return Ok((Daemon::Server(socket), None));
     }
-    let unreadable = CliError::path(target.to_string(), "cannot read the table of mounts");
-    if let Some(mount) = mounts::find(target).map_err(unreadable)?.filter(Mount::is_ferry) {
-        mounts::must_be_reached(&mount)?;
-        return Ok((of_volume(target, mount)?, None));
-    }
-    let not_mounted = || CliError::NotMounted(target.to_string().into());
-    let mount = mounts::of(target).filter(Mount::is_ferry).ok_or_else(not_mounted)?;
-    let path = target.path().ok_or_else(not_mounted)?;
+    let mount = mounts::meant(target)?;
+    mounts::must_be_reached(&mount)?;
+    let Some(path) = target.path() else { return Ok((of_volume(target, mount)?, None)) };
     asked::must_answer(path)?;
     let attributes = std::fs::metadata(path).map_err(CliError::path(path, "cannot open"))?;
-    if !attributes.is_dir() {
-        return Err(CliError::Failed(format!(
-            "{target}: it is no directory, and no mounted volume"
-        )));
-    }
-    Ok((of_volume(target, mount)?, Some(attributes.ino())))
+    Ok((of_volume(target, mount)?, attributes.is_dir().then(|| attributes.ino())))
 }
 
 /// A mount that has a volume.

@@ -32,8 +32,7 @@ const ROOT: Ino = 1;
 
 /// Runs until a signal stops it, the mount ends, or it has shown enough requests.
 pub fn run(args: &TraceArgs) -> Result<(), CliError> {
-    let not_mounted = || CliError::NotMounted(args.target.to_string().into());
-    let mount = mounts::of(&args.target).filter(Mount::is_ferry).ok_or_else(not_mounted)?;
+    let mount = mounts::meant(&args.target)?;
     let below = args.path.as_deref().map(|path| wanted(path, &mount)).transpose()?;
     let stop = stop_on_signals()?;
     let clock = Env::real().clock;

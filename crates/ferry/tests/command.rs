@@ -220,6 +220,31 @@ fn the_flush_policy_is_an_option_and_can_be_tuned() {
 }
 
 #[test]
+fn a_volume_that_lies_on_a_mount_is_not_taken_for_the_volume_of_that_mount() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let inner = fixture.mnt().join("inner.ferry");
+    ok(&ferry(&["mkfs", path(&inner), "--size", "64M"]));
+    for asked in [&["trim"][..], &["tune", "--flush", "each"], &["stats"]] {
+        fails(&ferry(&[asked, &[path(&inner)]].concat()), 1, "no FerryFS is mounted here");
+    }
+    for asked in ["profile", "space", "trace"] {
+        fails(&ferry(&[asked, path(&inner)]), 1, "no mounted volume");
+    }
+    let scrubbed = ferry(&["scrub", path(&inner), "--json"]);
+    ok(&scrubbed);
+    let report: serde_json::Value = serde_json::from_slice(&scrubbed.stdout).expect("JSON");
+    assert_eq!(
+        report["verified"]["extents"], 0,
+        "the inner volume is empty, and the outer is not: {report}"
+    );
+    let stats = ferry(&["stats", path(&fixture.mnt()), "--json"]);
+    let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).expect("JSON");
+    assert_ne!(stats["flush"]["policy"], "each");
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
+}
+
+#[test]
 fn a_volume_is_free_after_a_read_only_unmount() {
     use std::os::unix::fs::MetadataExt;
     let fixture = TestVolume::new();

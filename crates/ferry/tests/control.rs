@@ -7,6 +7,8 @@ mod dashboard;
 mod doctor;
 #[path = "control/metrics.rs"]
 mod metrics;
+#[path = "control/profile.rs"]
+mod profile;
 #[path = "control/space.rs"]
 mod space;
 #[path = "control/trace.rs"]
