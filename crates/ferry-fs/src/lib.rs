@@ -90,5 +90,5 @@ pub use scrub::{ScrubOptions, scrub};
 pub use session_store::{Reservation, SessionStore};
 pub use snapdir::WithSnapshots;
 pub use space::reservation::{target_cost, write_cost};
-pub use store::data_store::At;
+pub use store::data_store::{At, DataStats, SpaceTotals};
 pub use volume::{MkfsOptions, Superblock, VolumeError, mkfs};

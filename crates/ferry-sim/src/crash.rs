@@ -149,11 +149,10 @@ impl<'p> Life<'p> {
             let what = format!("{inodes} inodes counted, there are {}", model.inodes());
             return self.fail("at the end", what);
         }
-        if let Ok(work) = world.work() {
-            self.tally.in_flight_max = self.tally.in_flight_max.max(work.in_flight_max);
-            self.tally.log_rounds += work.log.0 / work.log.1;
-            self.tally.holds += work.holds;
-        }
+        let work = world.work();
+        self.tally.in_flight_max = self.tally.in_flight_max.max(work.in_flight_max);
+        self.tally.log_rounds += work.log.0 / work.log.1;
+        self.tally.holds += work.holds;
         match world.close() {
             Ok(()) => {}
             Err(_) if self.plan.fault.is_some() => {
@@ -200,13 +199,12 @@ impl<'p> Life<'p> {
         let (before, from) = (world.work(), device.trace_len());
         let step = self.act(world, history, model, op, n, device)?;
         let range = from + 1..device.trace_len();
-        if let (Ok(before), Ok(after)) = (before, world.work()) {
-            if after.cleaned > before.cleaned {
-                self.cleaning.push(range.clone());
-            }
-            if after.checkpoints > before.checkpoints {
-                self.checkpoints.push(range);
-            }
+        let after = world.work();
+        if after.cleaned > before.cleaned {
+            self.cleaning.push(range.clone());
+        }
+        if after.checkpoints > before.checkpoints {
+            self.checkpoints.push(range);
         }
         self.worked.end = device.trace_len();
         Ok(step)
@@ -423,7 +421,7 @@ impl<'p> Life<'p> {
         }
         let step = self.step(&mut world, &mut history, &mut model, &Op::Sync, 99_999, &**image);
         self.at(format!("{stage}, then synced"), step)?;
-        let space = self.at(stage, world.space())?;
+        let space = world.space();
         if space.used != space.live + space.unwritten {
             return self.fail(stage, format!("space is lost: {space:?}"));
         }
@@ -458,7 +456,7 @@ impl<'p> Life<'p> {
                 .map_err(|what| format!("{op}: {what}"))?;
         }
         self.step(world, history, model, &Op::Sync, 99_999, device)?;
-        let space = world.space()?;
+        let space = world.space();
         let inodes = world.inodes()?;
         if space == (Space { used: 0, live: 0, unwritten: 0 }) && inodes == 1 {
             return Ok(());

@@ -162,47 +162,34 @@ impl World {
     }
 
     /// Space; exact when nothing is dirty.
-    pub fn space(&self) -> Result<Space, Trouble> {
-        let stats = self.fs.stats();
-        let data = &stats["data"];
-        Ok(Space {
-            used: number(&stats["space"]["used"])?,
-            live: number(&data["live_bytes"])?,
-            unwritten: number(&data["unwritten_bytes"])?,
-        })
+    pub fn space(&self) -> Space {
+        let (space, data) = (self.fs.space_totals(), self.fs.data_stats());
+        Space { used: space.used, live: data.live_bytes, unwritten: data.unwritten_bytes }
     }
 
     /// There is room enough, in the log and for data, that no operation has to make some, which
     /// would wait for the device.
-    pub fn roomy(&self) -> Result<bool, Trouble> {
-        let stats = self.fs.stats();
-        let half = |part: &serde_json::Value, whole: &serde_json::Value| -> Result<bool, Trouble> {
-            Ok(2 * number(part)? > number(whole)?)
-        };
-        Ok(half(&stats["log"]["free_bytes"], &stats["log"]["bytes"])?
-            && half(&stats["space"]["available"], &stats["space"]["total"])?)
+    pub fn roomy(&self) -> bool {
+        let (log, space) = (self.fs.journal_stats(), self.fs.space_totals());
+        2 * log.log_free_bytes > log.log_bytes && 2 * space.available > space.total
     }
 
     /// Something is being collected, which time will seal.
-    pub fn collecting(&self) -> Result<bool, Trouble> {
-        Ok(number(&self.fs.stats()["log"]["active_keys"])? > 0)
+    pub fn collecting(&self) -> bool {
+        self.fs.journal_stats().active_keys > 0
     }
 
     /// What the background did.
-    pub fn work(&self) -> Result<Work, Trouble> {
-        let stats = self.fs.stats();
-        Ok(Work {
-            cleaned: number(&stats["data"]["cleaned_segments"])?,
-            checkpoints: number(&stats["log"]["checkpoints"])?,
-            log: (number(&stats["log"]["written_bytes"])?, number(&stats["log"]["bytes"])?),
-            in_flight_max: number(&stats["log"]["in_flight_max"])?,
-            holds: number(&stats["flush"]["commit_delays"])?,
-        })
+    pub fn work(&self) -> Work {
+        let (log, data) = (self.fs.journal_stats(), self.fs.data_stats());
+        Work {
+            cleaned: data.cleaned_segments,
+            checkpoints: log.checkpoints,
+            log: (log.log_written_bytes, log.log_bytes),
+            in_flight_max: log.log_in_flight_max,
+            holds: log.flush.commit_delays,
+        }
     }
-}
-
-fn number(value: &serde_json::Value) -> Result<u64, Trouble> {
-    value.as_u64().map_or_else(|| wrong("a counter is missing"), Ok)
 }
 
 fn kind(mode: u32) -> Result<Kind, Trouble> {

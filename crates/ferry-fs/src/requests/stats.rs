@@ -6,7 +6,7 @@ use crate::local::local_fs::{LocalFs, errno};
 use crate::requests::devices::{Device, shorten_names};
 use crate::requests::memory::Memory;
 use crate::scrub::live::ScrubState;
-use crate::store::data_store::DataStats;
+use crate::store::data_store::{DataStats, SpaceTotals};
 use ferry_journal::{JournalStats, TimesStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -297,6 +297,21 @@ impl LocalFs {
             files: inodes.saturating_add(files_free),
             files_free,
         }
+    }
+
+    /// Counters of the journal.
+    pub fn journal_stats(&self) -> JournalStats {
+        self.journal.stats()
+    }
+
+    /// Counters of the contents of files.
+    pub fn data_stats(&self) -> DataStats {
+        self.data.stats()
+    }
+
+    /// How much space there is.
+    pub fn space_totals(&self) -> SpaceTotals {
+        self.data.totals()
     }
 
     /// Counters of everything, as JSON.

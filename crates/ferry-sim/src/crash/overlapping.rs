@@ -29,10 +29,10 @@ impl Life<'_> {
         }
         let waits = match op {
             Op::Sync | Op::Trim | Op::Release(_) => true,
-            Op::Tick(_) => overlap.rng.chance(1, 4) || !world.collecting()?,
+            Op::Tick(_) => overlap.rng.chance(1, 4) || !world.collecting(),
             _ => false,
         };
-        let prompt = waits || overlap.is_full() || !world.roomy()?;
+        let prompt = waits || overlap.is_full() || !world.roomy();
         if prompt && let Step::DeviceFailed = judge(overlap.catch_up(world, history), faulty)? {
             return Ok(Step::DeviceFailed);
         }
