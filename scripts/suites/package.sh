@@ -66,10 +66,11 @@ completes() {
   fish --no-execute "$target/package/ferry.fish"
 }
 
-# The paths of crates in the program's messages are in no list that cargo makes.
+# The paths of crates in the program's messages are in no list that cargo makes. Of the program as it is
+# installed: debug information has such paths without an end.
 lists_components() {
   local shown=$scratch/shown listed=$scratch/listed
-  grep -aoE 'registry/src/[^/]+/[A-Za-z0-9_-]+-[0-9]+\.[^/]*' "$ferry" | sed 's,.*/,,' | sort -u >"$shown"
+  grep -aoE 'registry/src/[^/]+/[A-Za-z0-9_-]+-[0-9]+\.[A-Za-z0-9.+-]*' "$target/package/ferry" | sed 's,.*/,,' | sort -u >"$shown"
   python3 -c 'import json, sys
 for one in json.load(open(sys.argv[1]))["components"]:
     print(one["name"] + "-" + one["version"])' "$target"/packages/*.cdx.json | sort -u >"$listed"
