@@ -301,6 +301,10 @@ impl Link {
         }
         {
             let mut state = self.state.lock();
+            if state.phase.is_closed() {
+                // The mount has ended while the server was asked.
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
             let first = state.session == 0;
             if !resumed && !first {
                 tracing::warn!("the server does not know this session any more: it is made anew");

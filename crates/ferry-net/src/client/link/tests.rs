@@ -58,7 +58,14 @@ fn connect_with(
     restore: &dyn Restore,
 ) -> lanes::Outgoing<()> {
     let (line, sent) = lanes::line();
-    let welcome = ToClient::Welcome {
+    // The connection before is closed.
+    link.state.lock().phase.disconnect(Duration::ZERO);
+    link.enter(welcome(session, resumed), &line, restore).expect("welcome");
+    sent
+}
+
+fn welcome(session: u128, resumed: bool) -> ToClient {
+    ToClient::Welcome {
         session,
         boot: 1,
         resumed,
@@ -70,11 +77,7 @@ fn connect_with(
         epoch: 0,
         now: ferry_fs::Timestamp(0),
         mark: None,
-    };
-    // The connection before is closed.
-    link.state.lock().phase.disconnect(Duration::ZERO);
-    link.enter(welcome, &line, restore).expect("welcome");
-    sent
+    }
 }
 
 fn sent(link: &Link, line: &mut lanes::Outgoing<()>) -> Vec<ToServer> {
@@ -120,6 +123,16 @@ fn changes(messages: Vec<ToServer>) -> Vec<Op> {
         .into_iter()
         .filter_map(|m| if let ToServer::Change { op, .. } = m { Some(op) } else { None })
         .collect()
+}
+
+#[test]
+fn a_welcome_that_comes_behind_the_end_of_the_mount_connects_nothing() {
+    let link = link();
+    link.close();
+    let (line, mut outgoing) = lanes::line();
+    link.enter(welcome(1, false), &line, &OneFile).expect_err("the mount has ended");
+    assert!(link.state.lock().phase.is_closed());
+    assert!(sent(&link, &mut outgoing).is_empty());
 }
 
 #[test]
