@@ -37,10 +37,7 @@ pub fn answer(
     name: &str,
     answer: impl Fn(&str) -> Option<Value> + Send + 'static,
 ) -> io::Result<()> {
-    listen(name, move |mut stream| {
-        let question = line(&mut stream)?;
-        say(stream, answer(&question))
-    })
+    answer_or_take(name, answer, |_, stream| Ok(Some(stream)))
 }
 
 /// As [`answer`]; `take` may take the connection of a caller, to answer it later. Otherwise it

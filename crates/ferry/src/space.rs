@@ -123,10 +123,11 @@ fn meant(target: &Location) -> Result<(Daemon, Option<Ino>), CliError> {
     }
     let mount = mounts::meant(target)?;
     mounts::must_be_reached(&mount)?;
-    let Some(path) = target.path() else { return Ok((of_volume(target, mount)?, None)) };
+    let daemon = of_volume(target, mount)?;
+    let Some(path) = target.path() else { return Ok((daemon, None)) };
     asked::must_answer(path)?;
     let attributes = std::fs::metadata(path).map_err(CliError::path(path, "cannot open"))?;
-    Ok((of_volume(target, mount)?, attributes.is_dir().then(|| attributes.ino())))
+    Ok((daemon, attributes.is_dir().then(|| attributes.ino())))
 }
 
 /// A mount that has a volume.

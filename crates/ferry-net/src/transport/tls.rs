@@ -207,7 +207,7 @@ fn roots(dir: &Path) -> Result<RootCertStore, NetError> {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, NetError> {
-    must_exist(path, "")?;
+    must_exist(path, "ferry cert")?;
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
         Ok(all) if all.is_empty() => Err(unusable(path, &"there is no certificate in it")),
@@ -222,7 +222,7 @@ type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>, Option<u6
 fn identity(dir: &Path, name: &str) -> Result<Identity, NetError> {
     let key = dir.join(format!("{name}.key"));
     let maker = if name == "client" { "issue" } else { "init" };
-    must_exist(&key, maker)?;
+    must_exist(&key, &format!("ferry cert {maker}"))?;
     must_be_private(&key)?;
     let private = PrivateKeyDer::from_pem_file(&key).map_err(|e| unusable(&key, &e))?;
     let path = dir.join(format!("{name}.pem"));
@@ -239,13 +239,11 @@ fn identity(dir: &Path, name: &str) -> Result<Identity, NetError> {
 }
 
 /// Refuses a file that is not there: which command makes it.
-fn must_exist(path: &Path, maker: &str) -> Result<(), NetError> {
+fn must_exist(path: &Path, command: &str) -> Result<(), NetError> {
     if path.exists() {
         return Ok(());
     }
-    let command = format!("ferry cert {maker}");
-    let said = format!("there is no such file: `{}` makes it", command.trim_end());
-    Err(unusable(path, &said))
+    Err(unusable(path, &format!("there is no such file: `{command}` makes it")))
 }
 
 /// Others that can read a private key may act as its owner.
