@@ -38,6 +38,6 @@ pub use error::NetError;
 pub use frame::Stream;
 pub use limits::{Export, IdSet, Limits, Terms};
 pub use message::VERSION;
-pub use server::{Control, Server, ServerOptions, panic_is_answered};
+pub use server::{Bound, Control, Server, ServerOptions, panic_is_answered};
 pub use tls::{ClientTls, ServerTls, TcpConnector, authority, ends_soon};
 pub use transport::{Connecting, Connector};

@@ -1,14 +1,16 @@
 //! `ferry list`: the mounts and servers of this machine, with their states. Each is asked over a
 //! [`socket`], so that one which hangs does not hold the command up for long.
 
+use std::ffi::OsStr;
 use std::fmt;
 
 use rustix::process::{Uid, geteuid};
 use serde_json::Value;
 
-use crate::cli::ListArgs;
+use crate::cli::{ListArgs, Looked};
 use crate::control::{STATS, print};
 use crate::error::CliError;
+use crate::location::Location;
 use crate::mounts::{self, Mount};
 use crate::socket::printable;
 use crate::{asked, clients, remote, served, socket, table};
@@ -40,6 +42,16 @@ impl Kind {
         match self {
             Self::Mount => "mount",
             Self::Server => "server",
+        }
+    }
+}
+
+impl Found {
+    /// What commands take for it: the mount point, or the volume that is served.
+    fn into_name(self) -> String {
+        match self.kind {
+            Kind::Mount => self.at,
+            Kind::Server => self.volume,
         }
     }
 }
@@ -111,6 +123,34 @@ pub fn found() -> Result<Vec<Found>, CliError> {
     let mut all = socket::ask_each(&ferry, |mount| of_mount(mount, &mounts));
     all.extend(clients::servers(|name, answer| of_server(name, &answer))?);
     Ok(all)
+}
+
+impl Looked {
+    /// What is meant.
+    pub fn meant(&self) -> Result<Location, CliError> {
+        let target = self.target.clone();
+        target.map_or_else(|| only(&[Kind::Mount, Kind::Server]), Ok)
+    }
+}
+
+/// The only one of these kinds on this machine.
+pub fn only(kinds: &[Kind]) -> Result<Location, CliError> {
+    only_of(found()?, kinds)
+}
+
+fn only_of(all: Vec<Found>, kinds: &[Kind]) -> Result<Location, CliError> {
+    let wanted = all.into_iter().filter(|one| kinds.contains(&one.kind));
+    let mut names: Vec<String> = wanted.map(Found::into_name).collect();
+    match names.len() {
+        0 => Err(CliError::Usage(
+            "no FerryFS is mounted or served here (`ferry mount`, `ferry serve`)".into(),
+        )),
+        1 => Location::parse(OsStr::new(&names.remove(0))).map_err(CliError::Usage),
+        _ => Err(CliError::Usage(format!(
+            "there are several here: name one of {}",
+            names.iter().map(|name| printable(name)).collect::<Vec<_>>().join(", ")
+        ))),
+    }
 }
 
 fn of_mount(mount: &Mount, mounts: &[Mount]) -> Found {
@@ -213,6 +253,30 @@ mod tests {
         let hears = |owner: u32, user: u32| would_hear(Some(owner), Uid::from_raw(user));
         assert!(hears(1000, 0) && hears(1000, 1000) && hears(0, 1000));
         assert!(!hears(1000, 1001), "the daemons of other users do not answer a user");
+    }
+
+    #[test]
+    fn the_only_mount_or_server_needs_no_name() {
+        let one = |kind: Kind, volume: &str, at: &str| Found {
+            kind,
+            volume: volume.into(),
+            at: at.into(),
+            pid: None,
+            state: State::Fine,
+            figures: None,
+            clients: Vec::new(),
+        };
+        let mount = || one(Kind::Mount, "/srv/a.ferry", "/mnt");
+        let server = || one(Kind::Server, "/srv/b.ferry", "[::]:7373");
+        let both = [Kind::Mount, Kind::Server];
+        let only = |all, kinds: &[Kind]| only_of(all, kinds).map(|found| found.to_string());
+        assert_eq!(only(vec![mount()], &both).expect("one"), "/mnt");
+        assert_eq!(only(vec![server()], &both).expect("one"), "/srv/b.ferry");
+        assert_eq!(only(vec![mount(), server()], &[Kind::Mount]).expect("one"), "/mnt");
+        let several = only(vec![mount(), server()], &both).expect_err("two").to_string();
+        assert!(several.contains("name one of /mnt, /srv/b.ferry"), "{several}");
+        let none = only(vec![server()], &[Kind::Mount]).expect_err("none").to_string();
+        assert!(none.contains("`ferry mount`"), "{none}");
     }
 
     #[test]

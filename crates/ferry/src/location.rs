@@ -128,6 +128,16 @@ impl Location {
         }
     }
 
+    /// The name of a server's volume, if this is a path of the form HOST:/PATH, which NFS uses.
+    pub fn as_server(&self) -> Option<Self> {
+        let (host, path) = self.path()?.to_str()?.split_once(":/")?;
+        let is_host = !host.is_empty() && !host.contains('/');
+        is_host.then(|| {
+            let path = format!("/{path}");
+            Self::Server(Address { host: host.into(), port: Address::PORT, path })
+        })
+    }
+
     /// The error of a command that needs the volume itself.
     pub fn not_the_volume(&self) -> CliError {
         CliError::Usage(match self {

@@ -102,9 +102,14 @@ fn source(volume: &Location) -> Result<PathBuf, CliError> {
         };
     }
     path.canonicalize().map_err(|error| match error.kind() {
-        ErrorKind::NotFound => CliError::Failed(format!(
-            "{volume}: there is no such volume: `ferry mkfs` makes one, `ferry mount --create` makes and mounts it"
-        )),
+        ErrorKind::NotFound => CliError::Failed(match volume.as_server() {
+            Some(server) => format!(
+                "{volume}: there is no such volume on this machine; one that a server has is named {server}"
+            ),
+            None => format!(
+                "{volume}: there is no such volume: `ferry mkfs` makes one, `ferry mount --create` makes and mounts it"
+            ),
+        }),
         _ => CliError::path(path, "cannot open")(error),
     })
 }

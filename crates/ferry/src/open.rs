@@ -29,7 +29,7 @@ const READER_LOOKS: u32 = 20;
 /// in use.
 const CLOSING: Duration = Duration::from_secs(30);
 /// The same for a server, which usually keeps running.
-const STOPPING: Duration = Duration::from_secs(3);
+pub const STOPPING: Duration = Duration::from_secs(3);
 
 /// What a volume is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

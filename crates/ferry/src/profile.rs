@@ -13,6 +13,7 @@ use crate::cli::ProfileArgs;
 use crate::control::print;
 use crate::error::CliError;
 use crate::flame::{self, Frame};
+use crate::location::Location;
 use crate::mounts;
 use crate::profiled::PROFILE;
 use crate::size::format_nanos;
@@ -24,7 +25,8 @@ const BACKGROUND: &str = "background";
 
 /// Takes a profile and shows it.
 pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
-    let answer = ask(args)?;
+    let target = &args.looked.meant()?;
+    let answer = ask(target, args.seconds)?;
     let profile = Profile::of(&answer);
     let write = |path: &Path, text: &str| {
         std::fs::write(path, text).map_err(CliError::path(path, "cannot write"))
@@ -33,7 +35,7 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
         write(path, &profile.folded())?;
     }
     if let Some(path) = &args.svg {
-        let title = format!("{}: {} s", args.target, args.seconds);
+        let title = format!("{target}: {} s", args.seconds);
         write(path, &flame::draw(&title, profile.samples, &profile.all()))?;
     }
     match args.json {
@@ -42,10 +44,8 @@ pub fn run(args: &ProfileArgs) -> Result<(), CliError> {
     }
 }
 
-fn ask(args: &ProfileArgs) -> Result<Value, CliError> {
-    let (question, time) =
-        (format!("{PROFILE}{}", args.seconds), Duration::from_secs(args.seconds));
-    let target = &args.target;
+fn ask(target: &Location, seconds: u64) -> Result<Value, CliError> {
+    let (question, time) = (format!("{PROFILE}{seconds}"), Duration::from_secs(seconds));
     if let Some(server) = served::at(target)? {
         let failed =
             |error| CliError::Failed(format!("{target}: no profile of its server: {error}"));
@@ -136,6 +136,9 @@ impl Profile {
         });
         let names = groups.iter().flatten().map(|row| row.name.chars().count());
         let width = names.max().unwrap_or_default();
+        if self.requests.count == 0 {
+            out.push_str("no program or client asked for anything meanwhile\n");
+        }
         // A group in which nothing was seen has no table.
         for rows in groups.iter().filter(|rows| rows.len() > 1) {
             out.push('\n');
@@ -267,7 +270,8 @@ fsync;commit;device flush 1500
         assert_eq!(idle.folded(), "");
         assert_eq!(
             idle.table(),
-            "0.0 s, 10 samples. At a time: 0.00 requests, 0.00 in the background; 9.0 threads wait for work\n"
+            "0.0 s, 10 samples. At a time: 0.00 requests, 0.00 in the background; 9.0 threads wait for work\n\
+             no program or client asked for anything meanwhile\n"
         );
     }
 

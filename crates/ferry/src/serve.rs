@@ -1,11 +1,12 @@
 //! `ferry serve`: shares a volume with other machines.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 
 use ferry_env::Env;
 use ferry_fs::{CacheMode, Filesystem, FsOptions, LocalFs, SessionStore};
-use ferry_net::{Export, Server, ServerOptions, ServerTls};
+use ferry_net::{Bound, Export, NetError, Server, ServerOptions, ServerTls};
 use ferry_object::OnDisk;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -14,7 +15,8 @@ use crate::cache_size::{GivesWay, default_bytes};
 use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::location::Location;
-use crate::open::{How, Opened, explain, on_disk, open_on_disk_when_free};
+use crate::open::{How, Opened, STOPPING, explain, on_disk, open_on_disk_when_free};
+use crate::waiting::{PAUSE_MAX, pause};
 use crate::{clients, daemon, logging, metrics, served};
 
 #[cfg(test)]
@@ -25,15 +27,17 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
     let stamped = std::env::var_os("JOURNAL_STREAM").is_none();
     logging::start(log_level, "info", stamped).map_err(CliError::Usage)?;
     logging::log_panics();
-    let addr = address(&args.listen)?;
+    let address = parse(&args.listen)?;
     let tls = match &args.tls {
         Some(dir) => Some(ServerTls::load(dir).map_err(|e| CliError::Failed(e.to_string()))?),
         None => {
-            allowed_plain(addr.ip(), args.insecure)?;
+            allowed_plain(address.ip(), args.insecure)?;
             None
         }
     };
     daemon::prepare(false);
+    // Before the volume is opened, and perhaps taken from its owner.
+    let address = bind(address)?;
     let env = Env::real();
     let exports = if args.export.is_empty() {
         vec![Export { path: b"/".to_vec(), read_only: false }]
@@ -52,7 +56,7 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
     };
     let (opened, fs) = open(&args.volume, how, options, &on_disk, &env)?;
     let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
-    let served = serve(&fs, args, addr, tls, exports, &env);
+    let served = serve(&fs, args, address, tls, exports, &env);
     drop(gives_way);
     fs.detach();
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", args.volume));
@@ -93,12 +97,12 @@ fn open(
 fn serve(
     fs: &Arc<LocalFs>,
     args: &ServeArgs,
-    addr: SocketAddr,
+    bound: Bound,
     tls: Option<ServerTls>,
     exports: Vec<Export>,
     env: &Env,
 ) -> Result<(), CliError> {
-    let failed = |e: ferry_net::NetError| CliError::Failed(e.to_string());
+    let failed = |e: NetError| CliError::Failed(e.to_string());
     let options = ServerOptions {
         exports,
         session_life: args.session_life,
@@ -115,8 +119,9 @@ fn serve(
     // The panic hook has logged why.
     server.on_panic(|| std::process::abort());
     let plain = tls.is_none();
-    let bound = server.listen(addr, tls).map_err(failed)?;
-    clients::answer(server.control(), &args.volume, bound)
+    let addr = bound.addr();
+    server.listen(bound, tls).map_err(failed)?;
+    clients::answer(server.control(), &args.volume, addr)
         .map_err(|e| CliError::Failed(format!("cannot listen to `ferry clients`: {e}")))?;
     served::answer(&args.volume, Arc::downgrade(fs), server.control())
         .map_err(|e| CliError::Failed(format!("cannot listen to control requests: {e}")))?;
@@ -124,7 +129,7 @@ fn serve(
     let figures = move || Some(served::stats(&*counted.upgrade()?, &control));
     // Held until the server has ended.
     let _endpoint = scraped.map(|bound| metrics::serve(bound, figures)).transpose()?;
-    tracing::info!(volume = %args.volume, address = %bound, tls = !plain, "serving");
+    tracing::info!(volume = %args.volume, address = %addr, tls = !plain, "serving");
     daemon::notify_systemd("READY=1");
     signals.forever().next();
     tracing::info!("asked to stop");
@@ -133,7 +138,23 @@ fn serve(
     Ok(())
 }
 
-fn address(text: &str) -> Result<SocketAddr, CliError> {
+/// Takes the address. A server that is ending may still have it.
+fn bind(address: SocketAddr) -> Result<Bound, CliError> {
+    let clock = Env::real().clock;
+    let until = clock.monotonic() + STOPPING;
+    loop {
+        match Bound::new(address) {
+            Err(NetError::Listen { error, .. })
+                if error.kind() == ErrorKind::AddrInUse && clock.monotonic() < until =>
+            {
+                pause(PAUSE_MAX);
+            }
+            other => return other.map_err(|error| CliError::Failed(error.to_string())),
+        }
+    }
+}
+
+fn parse(text: &str) -> Result<SocketAddr, CliError> {
     let wrong = |e: std::io::Error| {
         CliError::Usage(format!("--listen {text}: {e}; ADDRESS:PORT is wanted"))
     };

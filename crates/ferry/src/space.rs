@@ -97,7 +97,8 @@ pub fn count(
 
 /// Runs the command.
 pub fn run(args: &SpaceArgs) -> Result<(), CliError> {
-    let (daemon, dir) = meant(&args.target)?;
+    let target = &args.looked.meant()?;
+    let (daemon, dir) = meant(target)?;
     let stop = stop_on_signals()?;
     let bar = progress_bar(BAR);
     let told = |counted, of| {
@@ -107,11 +108,11 @@ pub fn run(args: &SpaceArgs) -> Result<(), CliError> {
     let counted = count(&daemon, args.depth.into(), dir, &stop, told);
     bar.finish_and_clear();
     let named = |error: CliError| match error {
-        CliError::Failed(why) => CliError::Failed(format!("{}: {why}", args.target)),
+        CliError::Failed(why) => CliError::Failed(format!("{target}: {why}")),
         other => other,
     };
     let Some(answer) = counted.map_err(named)? else {
-        return Err(CliError::Failed(format!("{}: stopped", args.target)));
+        return Err(CliError::Failed(format!("{target}: stopped")));
     };
     print(&if args.json { format!("{answer:#}\n") } else { for_people(&answer) })
 }

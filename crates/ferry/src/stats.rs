@@ -19,17 +19,18 @@ pub fn run(args: &StatsArgs) -> Result<(), CliError> {
 }
 
 fn show_stats(args: &StatsArgs) -> Result<(), CliError> {
+    let target = &args.looked.meant()?;
     // This process asks the store. So no request of the mount waits for it, and Ctrl-C ends it.
-    let held = args.snapshots.then(|| snapshot::figures(&args.target, args.json)).transpose()?;
-    let mut value = match own_figures(&args.target)? {
+    let held = args.snapshots.then(|| snapshot::figures(target, args.json)).transpose()?;
+    let mut value = match own_figures(target)? {
         Some(figures) => {
             eprintln!(
                 "ferry: {}: its server is away: these are this machine's own figures",
-                args.target
+                target
             );
             figures
         }
-        None => read_stats(&args.target)?,
+        None => read_stats(target)?,
     };
     if let (Some(held), Value::Object(sections)) = (held, &mut value) {
         sections.insert("snapshots".into(), held);

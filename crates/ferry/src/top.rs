@@ -35,10 +35,11 @@ pub fn run(args: &TopArgs) -> Result<(), CliError> {
             INTERVAL_MIN.as_millis()
         )));
     }
+    let target = &args.looked.meant()?;
     let stop = stop_on_signals()?;
     let clock = Env::real().clock;
     // The mount is opened for each frame only, so that this process does not keep it busy.
-    let mut before = (read_stats(&args.target)?, clock.monotonic());
+    let mut before = (read_stats(target)?, clock.monotonic());
     let volume = before.0["volume"]["id"].clone();
     let screen = Screen::enter(std::io::stdout().is_terminal())?;
     let mut left = args.count;
@@ -46,17 +47,17 @@ pub fn run(args: &TopArgs) -> Result<(), CliError> {
         if !wait(args.interval, &stop) {
             return Ok(());
         }
-        let now = match read_stats(&args.target) {
+        let now = match read_stats(target) {
             Ok(stats) if stats["volume"]["id"] == volume => (stats, clock.monotonic()),
             Err(error) if !matches!(error, CliError::NotMounted(_)) => return Err(error),
             _ => {
                 drop(screen);
-                return print(&format!("{}: the volume was unmounted\n", args.target));
+                return print(&format!("{}: the volume was unmounted\n", target));
             }
         };
         let rates =
             Rates { before: &before.0, now: &now.0, seconds: (now.1 - before.1).as_secs_f64() };
-        if !screen.show(&frame(&args.target, &rates))? {
+        if !screen.show(&frame(target, &rates))? {
             return Ok(());
         }
         before = now;

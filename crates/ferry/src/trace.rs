@@ -13,6 +13,7 @@ use crate::asked;
 use crate::cli::TraceArgs;
 use crate::control::is_read;
 use crate::error::CliError;
+use crate::list::{self, Kind};
 use crate::mounts::{self, Mount};
 use crate::size::format_nanos;
 use crate::socket::printable;
@@ -32,7 +33,8 @@ const ROOT: Ino = 1;
 
 /// Runs until a signal stops it, the mount ends, or it has shown enough requests.
 pub fn run(args: &TraceArgs) -> Result<(), CliError> {
-    let mount = mounts::meant(&args.target)?;
+    let target = args.target.clone().map_or_else(|| list::only(&[Kind::Mount]), Ok)?;
+    let mount = mounts::meant(&target)?;
     let below = args.path.as_deref().map(|path| wanted(path, &mount)).transpose()?;
     let stop = stop_on_signals()?;
     let clock = Env::real().clock;
@@ -47,7 +49,7 @@ pub fn run(args: &TraceArgs) -> Result<(), CliError> {
         answer = match ask(&mount, &format!("{REQUESTS}{next}")) {
             // Another mount may be there by now: that one is not asked for.
             Err(_) if !is_there(&mount) => {
-                eprintln!("ferry: {}: it was unmounted", args.target);
+                eprintln!("ferry: {target}: it was unmounted");
                 return Ok(());
             }
             answer => answer?,

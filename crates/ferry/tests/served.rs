@@ -6,6 +6,7 @@ mod start;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::net::TcpListener;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -191,6 +192,16 @@ fn a_side_of_a_served_mirror_is_replaced_while_a_client_writes() {
         );
     }
     ok(&ferry(&["umount", &mnt]));
+}
+
+#[test]
+fn a_server_looks_whether_its_address_is_free_before_it_opens_the_volume() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = taken.local_addr().expect("an address").to_string();
+    let refused = ferry(&["serve", "/no/such/volume", "--listen", &address, "--insecure"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("cannot listen at") && said.contains("another port"), "{said}");
+    assert_eq!(refused.status.code(), Some(1), "{said}");
 }
 
 #[test]

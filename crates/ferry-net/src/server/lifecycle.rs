@@ -1,7 +1,6 @@
 //! A server: it starts, listens, and stops.
 
 use crate::rt::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -10,20 +9,20 @@ use crate::rt::Mutex;
 use crate::rt::runtime::Runtime;
 use ferry_env::Env;
 use ferry_fs::{SessionSeq, SessionStore};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::barrier::Barrier;
+use super::connection;
 use super::control::Control;
 use super::core::{Core, Stage, WalkTimes, random};
 use super::leases::Leases;
+use super::listen::{self, Bound};
 use super::locks::Locks;
 use super::recovery::EXPIRY_INTERVAL;
 use super::refusals::Refusals;
 use super::session::{CloseReason, Greeting};
 use super::sync_queue::SyncQueue;
 use super::unstable::UnstableSet;
-use super::{connection, listen};
 use crate::error::NetError;
 use crate::frame::Stream;
 use crate::limits::{Export, Peer};
@@ -235,12 +234,9 @@ impl Server {
         self.runtime.as_ref().expect("it runs until it is dropped")
     }
 
-    /// Accepts connections at `addr`. Returns the address, with the port that was chosen if `addr`
-    /// says 0.
-    pub fn listen(&self, addr: SocketAddr, tls: Option<ServerTls>) -> Result<SocketAddr, NetError> {
-        let failed = |error| NetError::Listen { addr, error };
-        let listener = self.runtime().block_on(TcpListener::bind(addr)).map_err(failed)?;
-        let bound = listener.local_addr().map_err(failed)?;
+    /// Accepts connections at an address.
+    pub fn listen(&self, bound: Bound, tls: Option<ServerTls>) -> Result<(), NetError> {
+        let listener = self.runtime().block_on(bound.watched())?;
         if let Some(tls) = &tls {
             self.core.revocations.add(tls.revoked().to_owned());
             *self.core.certificate_until.lock() = tls.until();
@@ -255,7 +251,7 @@ impl Server {
             });
         }
         self.runtime().spawn(listen::accept(Arc::clone(&self.core), listener, tls));
-        Ok(bound)
+        Ok(())
     }
 
     /// Serves a connection that the caller has made.

@@ -1,5 +1,6 @@
 //! How connections come in: accepted, greeted with TLS or without, and handed to `connection`.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::admission::Newcomer;
 use super::connection;
 use super::core::{Core, Stage};
+use crate::error::NetError;
 use crate::frame::Stream;
 use crate::limits::Peer;
 use crate::message::ToClient;
@@ -21,6 +23,39 @@ const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 const LAST_MESSAGE_TIME_MAX: Duration = Duration::from_secs(1);
 /// How often the server looks whether the rest of a greeting has arrived.
 const PEEK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Connections that may wait to be accepted: clients come all at once when a server starts again.
+const BACKLOG: i32 = 1024;
+
+/// An address that this process has taken. Clients that connect wait until a server serves it.
+#[derive(Debug)]
+pub struct Bound {
+    addr: SocketAddr,
+    listener: std::net::TcpListener,
+}
+
+impl Bound {
+    /// Takes the address; port 0 chooses a port.
+    pub fn new(addr: SocketAddr) -> Result<Self, NetError> {
+        let bound = std::net::TcpListener::bind(addr).and_then(|listener| {
+            rustix::net::listen(&listener, BACKLOG)?;
+            listener.set_nonblocking(true)?;
+            Ok(Self { addr: listener.local_addr()?, listener })
+        });
+        bound.map_err(|error| NetError::Listen { addr, error })
+    }
+
+    /// With the port that was chosen.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// For the runtime of the caller, which watches it.
+    pub(super) async fn watched(self) -> Result<TcpListener, NetError> {
+        let Self { addr, listener } = self;
+        TcpListener::from_std(listener).map_err(|error| NetError::Listen { addr, error })
+    }
+}
 
 pub(super) async fn accept(core: Arc<Core>, listener: TcpListener, tls: Option<ServerTls>) {
     let mut stopping = core.stopping.subscribe();

@@ -49,4 +49,5 @@ pub(crate) use core::WalkTimes;
 #[cfg(test)]
 pub(crate) use entry::SESSIONS_OF_CERTIFICATE_MAX;
 pub use lifecycle::{Server, ServerOptions};
+pub use listen::Bound;
 pub use panics::panic_is_answered;

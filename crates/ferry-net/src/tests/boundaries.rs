@@ -341,8 +341,7 @@ fn a_client_without_a_valid_certificate_is_refused() {
     let ours = authority::issue(&ca, "laptop", &Terms::default(), authority::DAYS).unwrap();
     let theirs = authority::issue(&stranger, "laptop", &Terms::default(), authority::DAYS).unwrap();
     let server = world.server();
-    let bound =
-        server.listen("127.0.0.1:0".parse().unwrap(), Some(ServerTls::load(&ca).unwrap())).unwrap();
+    let bound = on_loopback(&server, Some(ServerTls::load(&ca).unwrap()));
     let connect = |host: &str, tls: Option<ClientTls>| {
         let address = Address { host: host.into(), port: bound.port(), path: "/".into() };
         let options = ClientOptions {

@@ -555,7 +555,7 @@ impl Listening {
         let dir = tempfile::tempdir().unwrap();
         authority::init(dir.path(), &["localhost".into()], authority::DAYS).unwrap();
         let tls = ServerTls::load(dir.path()).unwrap();
-        let port = world.server().listen("127.0.0.1:0".parse().unwrap(), Some(tls)).unwrap().port();
+        let port = on_loopback(&world.server(), Some(tls)).port();
         Self { world, dir, port }
     }
 

@@ -33,6 +33,7 @@ mod space;
 mod walks;
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -49,14 +50,22 @@ use crate::message::FRAME_MAX;
 use crate::rt::Mutex;
 use crate::server::WalkTimes;
 use crate::{
-    ClientOptions, Connecting, Connector, Control, Export, NetError, RemoteFs, Server,
-    ServerOptions, Stream,
+    Bound, ClientOptions, Connecting, Connector, Control, Export, NetError, RemoteFs, Server,
+    ServerOptions, ServerTls, Stream,
 };
 
 use caller::InProcess;
 use release_before::Before;
 
 type Done<T = ()> = Result<T, Errno>;
+
+/// The server listens on this machine alone: at which address.
+fn on_loopback(server: &Server, tls: Option<ServerTls>) -> SocketAddr {
+    let bound = Bound::new(([127, 0, 0, 1], 0).into()).unwrap();
+    let addr = bound.addr();
+    server.listen(bound, tls).unwrap();
+    addr
+}
 
 /// A small generator of random numbers, so that a seed says everything.
 struct Random(AtomicU64);

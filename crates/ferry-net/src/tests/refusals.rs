@@ -100,7 +100,7 @@ fn a_mismatch_of_tls_is_reported_on_both_sides() {
         assert!(said.contains("the server speaks TLS: mount with -o tls=DIR"), "{said}");
     }
     was_refused(world, "without_tls", 20);
-    let plain = world.server().listen("127.0.0.1:0".parse().unwrap(), None).unwrap().port();
+    let plain = on_loopback(&world.server(), None).port();
     for _ in 0..20 {
         let said = connect(world, plain, Some(ClientTls::load(&laptop).unwrap()));
         assert!(said.contains("does not speak TLS: mount with -o insecure"), "{said}");

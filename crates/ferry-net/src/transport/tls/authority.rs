@@ -188,7 +188,7 @@ fn issue_to(
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), NetError> {
     let made = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
     made.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|e| match e.kind() {
-        io::ErrorKind::AlreadyExists => unusable(path, &"is there already, and not overwritten: who wants a new one moves it away, with the .pem beside it"),
+        io::ErrorKind::AlreadyExists => unusable(path, &"is there already, and not overwritten. To renew it, or to change its names, move it and the .pem beside it away, and give the command again: the authority stays the same, and so do all other certificates"),
         _ => unusable(path, &e),
     })
 }

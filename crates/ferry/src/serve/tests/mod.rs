@@ -11,7 +11,7 @@ fn without_tls_an_address_is_served_only_if_that_was_asked_for() {
         ("[::1]:0", "every user of this machine"),
         ("0.0.0.0:0", "everybody on the network"),
     ] {
-        let ip = super::address(address).expect("an address").ip();
+        let ip = super::parse(address).expect("an address").ip();
         let said = allowed_plain(ip, false).expect_err(address).to_string();
         assert!(
             said.contains(exposed_to) && said.contains("--tls") && said.contains("--insecure"),

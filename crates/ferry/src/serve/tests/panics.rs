@@ -89,7 +89,8 @@ fn serves_for_the_other_tests() {
     )
     .unwrap();
     let exports = vec![Export { path: b"/".to_vec(), read_only: false }];
-    serve(&fs, &args, address(&args.listen).unwrap(), None, exports, &Env::real()).unwrap();
+    serve(&fs, &args, bind(parse(&args.listen).unwrap()).unwrap(), None, exports, &Env::real())
+        .unwrap();
 }
 
 /// A server, which ends with the test, and its messages since it listens.
