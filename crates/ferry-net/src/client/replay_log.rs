@@ -102,7 +102,7 @@ pub(super) enum Unanswered {
 }
 
 /// Whether it changes anything that may be lost.
-fn matters(op: &Op) -> bool {
+pub(super) fn matters(op: &Op) -> bool {
     op.info().effect != Effect::Nothing
 }
 
@@ -362,10 +362,8 @@ impl ReplayLog {
         (last_applied, durable): (u64, u64),
     ) -> Unanswered {
         let info = op.info();
-        match (info.effect, info.replay) {
-            (Effect::Nothing, _) => return Unanswered::Again,
-            (_, Replay::Never) => return Unanswered::Unknown,
-            _ => {}
+        if info.replay == Replay::Never {
+            return Unanswered::Unknown;
         }
         let advances = info.effect == Effect::Metadata;
         let sequenced = self.sequenced_from.is_some_and(|from| seq >= from);

@@ -177,6 +177,26 @@ fn a_client_that_comes_after_the_grace_period_has_lost_its_locks() {
     }
 }
 
+/// There is no lock on it, and opening it has changed nothing.
+#[test]
+fn a_file_that_was_opened_early_when_the_session_ended_is_open_in_the_next() {
+    let world = World::with(712, short_lives());
+    let Away { net, client } = Away::new(&world, true);
+    let away = Away { net, client: client.warm_up() };
+    let client = &away.client;
+    let (ino, made) = client.create(ROOT, "f").unwrap();
+    client.write(ino, made, 0, b"x").unwrap();
+    client.sync().unwrap();
+    away.net.silence_all();
+    let early = client.open(ino).unwrap();
+    assert_eq!(client.fs.unanswered(), Ok(1), "the server does not know that it is open");
+    away.goes_for_good(&world, 0);
+    away.comes_back(&world);
+    for fh in [made, early] {
+        assert_eq!(client.read(ino, fh, 10).unwrap(), b"x");
+    }
+}
+
 /// The server that it comes to has a grace period, but another client had the lock at the server in
 /// between.
 #[test]

@@ -13,7 +13,7 @@ use super::replay::Crashing;
 use super::*;
 use crate::codec::List;
 use crate::limits::Peer;
-use crate::message::{Claim, Op, Outcome, ToClient, ToServer};
+use crate::message::{Claim, Op, Outcome, ToClient, ToServer, WINDOW_OPS};
 
 /// What release 0.1.0 says to a newer client.
 const REFUSAL: &str =
@@ -212,6 +212,48 @@ fn what_a_crash_takes_a_client_of_protocol_8_replays() {
     before.lock(ino, fh, 1, libc::F_UNLCK, false).unwrap();
     let all: Vec<u8> = (0..4).flat_map(|round| [round; 1000]).collect();
     assert_eq!(newest.read(ino, at_newest, 1 << 20).unwrap(), all);
+}
+
+/// Release 0.1.0 does not record who holds locks, so the next server lets nobody have them again.
+/// There are more of them than the window holds: what opens the file anew waits for room.
+#[test]
+fn a_file_whose_locks_are_lost_in_an_upgrade_can_be_opened_anew() {
+    for crashes in [false, true] {
+        let options = ServerOptions { lease_term: Duration::from_millis(500), ..server_options() };
+        let mut world = World::with(888, options);
+        let before = world.client_of_8();
+        let (ino, fh) = before.create(ROOT, "x").unwrap();
+        before.write(ino, fh, 0, b"before").unwrap();
+        before.sync().unwrap();
+        let byte = |at| FileLock { start: at, end: at, owner: 1, pid: 1, ..FileLock::default() };
+        for at in 0..2 * WINDOW_OPS as u64 {
+            let kind = if at % 2 == 0 { libc::F_WRLCK } else { libc::F_RDLCK };
+            let lock = FileLock { kind, ..byte(at) };
+            before.me.call(|cx| before.fs.setlk(cx, ino, fh, &lock, false)).unwrap();
+        }
+        if crashes {
+            drop(world.take_server())
+        } else {
+            world.stop()
+        }
+        world.reopen();
+        world.fs.remove_lock_holders(&world.fs.lock_holders().unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            let unanswered = || before.fs.connection()["unanswered_changes"].as_u64().unwrap();
+            let writing = scope.spawn(|| before.write(ino, fh, 0, b"behind"));
+            super::claims::until("the write", || unanswered() == 1);
+            let opening = scope.spawn(|| before.open(ino));
+            super::claims::until("the open", || unanswered() == 2);
+            world.start();
+            assert_eq!(writing.join().unwrap(), Err(Errno(libc::EIO)), "{crashes}: it had a lock");
+            let anew = opening.join().unwrap().expect("it is opened anew");
+            assert_eq!(before.read(ino, anew, 100).unwrap(), b"before");
+            assert_eq!(before.write(ino, anew, 0, b"anew"), Ok(4));
+            assert_eq!(before.fsync(ino, anew), Ok(()));
+            assert_eq!(before.lock(ino, anew, 1, libc::F_WRLCK, false), Ok(()));
+            assert_eq!(before.read(ino, fh, 100), Err(Errno(libc::EIO)));
+        });
+    }
 }
 
 #[test]

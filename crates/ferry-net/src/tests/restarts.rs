@@ -169,6 +169,29 @@ fn new_locks_wait_for_the_grace_period() {
     assert_eq!(world.figure("locks"), 1);
 }
 
+/// The volume knows nothing of a session that has changed nothing.
+#[test]
+fn a_file_that_was_being_opened_in_a_crash_is_opened_at_the_next_server() {
+    let mut world = World::new(25);
+    let (maker, client) = (world.waiting_client(), world.waiting_client());
+    let (ino, _) = maker.create(ROOT, "f").unwrap();
+    assert_eq!(client.ino(ROOT, "f"), ino);
+    // It is sent, and there is no answer.
+    world.net.silence_all();
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| client.open(ino));
+        while client.fs.connection()["unanswered_changes"] != 1 {
+            std::thread::yield_now();
+        }
+        drop(world.take_server());
+        world.net.cut_all();
+        world.reopen();
+        world.start();
+        let fh = opening.join().unwrap().expect("nothing can have been changed");
+        assert_eq!(client.write(ino, fh, 0, b"x"), Ok(1));
+    });
+}
+
 #[test]
 fn fsync_reports_unsynced_data_lost_in_a_crash() {
     let mut world = World::new(12);

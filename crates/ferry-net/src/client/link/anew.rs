@@ -8,7 +8,7 @@ use super::restore::{Before, Ended, Restore, Restored};
 use super::state::State;
 use super::unclaimed::Unclaimed;
 use crate::client::change::{Change, Key, Stage};
-use crate::client::replay_log::{Replayable, Unanswered};
+use crate::client::replay_log::{self, Replayable, Unanswered};
 use crate::message::Op;
 
 /// What the server's welcome says of the new session.
@@ -54,20 +54,24 @@ fn sort(state: &mut State, welcomed: &Welcomed, unlocked: bool) -> Sorted {
         if let Op::Numbered { made, .. } = &change.pending.op {
             unnamed.extend(&made.0);
         }
-        let is_abandoned = change.is_abandoned();
+        let (is_abandoned, is_fatal) = (change.is_abandoned(), change.stage() == Stage::Fatal);
         match &change.pending.op {
-            // What it makes has an inode number of the session that has ended.
-            _ if is_acknowledged => ended.add(change, Stage::Lost),
+            // What it makes has an inode number of the session that has ended. A file that it only
+            // opens is opened again with all others.
+            op if is_acknowledged && (is_fatal || replay_log::matters(op)) => {
+                ended.add(change, Stage::Lost);
+            }
             // The new session knows nothing yet that could be forgotten.
             Op::Forget { .. } => ended.fail(change, eio),
             // Nor has it given any space.
             Op::Remaining { .. } => ended.add(change, Stage::Withdrawn),
-            _ if is_abandoned || change.pending.role.restores() => {
+            _ if is_acknowledged || is_abandoned || change.pending.role.restores() => {
                 ended.add(change, Stage::Withdrawn);
             }
-            _ if change.stage() == Stage::Fatal => ended.fail(change, eio),
+            _ if is_fatal => ended.fail(change, eio),
             Op::Release { .. } | Op::Unlock { .. } => resend.push(change),
-            op if change.may_be_applied() && !clean => {
+            // What changes the session alone, such as opening a file, is not done in the new one.
+            op if change.may_be_applied() && !clean && replay_log::matters(op) => {
                 let found =
                     |last_applied| state.log.unanswered(change.seq, op, (last_applied, durable));
                 match last_applied.map(found) {

@@ -43,6 +43,7 @@ use self::state::State;
 use super::cache::Cache;
 use super::change::{Key, Pending};
 use super::kernel::Kernel;
+use super::replay_log;
 use crate::message::{Claim, Numbers, Op, ToServer};
 use crate::transport::Connector;
 
@@ -197,15 +198,16 @@ impl Link {
         }
     }
 
-    /// A file is lost: changes of it that are not sent yet fail.
+    /// A file is lost: changes of it that are not sent yet fail. Opening it anew is none.
     pub(super) fn fail_unsent(&self, ino: Ino) {
         let mut waiters = Vec::new();
         {
             let mut state = self.state.lock();
             for change in state.changes.unsent_mut() {
-                let Pending { touched, files, .. } = &change.pending;
+                let Pending { op, touched, files, .. } = &change.pending;
                 let names_it = touched.contains(&ino) || files.iter().any(|(_, file)| *file == ino);
-                if names_it && !change.is_abandoned() && change.abandon() {
+                let changes_it = names_it && replay_log::matters(op);
+                if changes_it && !change.is_abandoned() && change.abandon() {
                     waiters.push(Arc::clone(&change.pending.waiter));
                 }
             }
