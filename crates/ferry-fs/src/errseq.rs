@@ -27,11 +27,33 @@ pub struct ErrorSequence {
 #[derive(Debug, Default)]
 pub struct ErrorCursor(AtomicU64);
 
+impl ErrorCursor {
+    /// All that it is, for [`ErrorCursor::at`].
+    pub fn value(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// The cursor that another process had.
+    pub fn at(value: u64) -> Self {
+        Self(AtomicU64::new(value))
+    }
+}
+
 fn errno(newest: u64) -> Errno {
     Errno((newest & (TOLD - 1)) as i32)
 }
 
 impl ErrorSequence {
+    /// All that it is, for [`ErrorSequence::restore`].
+    pub fn value(&self) -> u64 {
+        self.newest.load(Ordering::Acquire)
+    }
+
+    /// Becomes what another process had.
+    pub fn restore(&self, value: u64) {
+        self.newest.store(value, Ordering::Release);
+    }
+
     /// An error has come.
     pub fn add(&self, Errno(errno): Errno) {
         let next = |old: u64| Some(((old >> 32) + 1) << 32 | u64::from(errno.unsigned_abs()));

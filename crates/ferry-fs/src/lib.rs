@@ -82,6 +82,7 @@ pub use compare::locking::Locking;
 pub use errseq::{ErrorCursor, ErrorSequence};
 pub use ferry_journal::{FlushPolicy, LogOptions};
 pub use inprocess::InProcess;
+pub use local::carried::Carried;
 pub use local::local_fs::{AccessTimes, CacheMode, FsOptions, LocalFs};
 pub use replica::{Lag, Replica, ReplicaOptions, Version, Versions};
 pub use requests::contents::OpenFile;

@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferry_env::activity::{self, Layer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -39,9 +40,13 @@ impl FuseDevice {
         &self.0
     }
 
-    /// Reads one message into `buffer`; `None`: the mount is gone.
-    pub(crate) fn receive(&self, buffer: &mut [u8]) -> Option<usize> {
+    /// Reads one message into `buffer`; `None`: the mount is gone, or `stop` is set. A signal makes
+    /// a thread look at `stop` again.
+    pub(crate) fn receive(&self, buffer: &mut [u8], stop: &AtomicBool) -> Option<usize> {
         loop {
+            if stop.load(Ordering::Acquire) {
+                return None;
+            }
             match (&self.0).read(buffer) {
                 Ok(n) => return Some(n),
                 Err(e) => match e.raw_os_error() {

@@ -70,6 +70,24 @@ pub(crate) struct Agreed {
     pub(crate) expires_names: bool,
 }
 
+impl Agreed {
+    /// As a number, for the process that goes on with the mount.
+    pub(crate) fn bits(&self) -> u64 {
+        let all = [self.setxattr_ext, self.no_opendir, self.io_uring, self.expires_names];
+        all.iter().enumerate().map(|(bit, is_set)| u64::from(*is_set) << bit).sum()
+    }
+
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        let is_set = |bit: u32| bits >> bit & 1 != 0;
+        Self {
+            setxattr_ext: is_set(0),
+            no_opendir: is_set(1),
+            io_uring: is_set(2),
+            expires_names: is_set(3),
+        }
+    }
+}
+
 /// Answers the kernel's `INIT`.
 pub(crate) fn negotiate(args: RequestArgs<'_>, wishes: Wishes) -> Result<(InitOut, Agreed), Error> {
     let (hello, _) = InitIn::read_from_prefix(args.fixed).map_err(|_| Error::Handshake)?;

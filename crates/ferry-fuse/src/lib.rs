@@ -36,4 +36,4 @@ mod transport;
 pub use error::Error;
 pub use init::IO_MAX;
 pub use mount::{HELPER, MountOptions, Transport, Unmount, unmount};
-pub use session::{MountHandle, Session};
+pub use session::{Connection, Ended, MountHandle, Session};

@@ -122,7 +122,10 @@ impl NoticeQueue {
     fn next(&self) -> Option<Notice> {
         let mut queue = self.notices.lock();
         loop {
-            if queue.closed {
+            // Those about attributes wait for nobody, and the next process of a mount does not know
+            // of them.
+            let is_due = |notice: &Notice| matches!(notice, Notice::Attributes { .. });
+            if queue.closed && !queue.waiting.front().is_some_and(is_due) {
                 return None;
             }
             if let Some(notice) = queue.waiting.pop_front() {
@@ -268,14 +271,14 @@ fn invalidate_entry(device: &FuseDevice, parent: Ino, name: &[u8], flags: u32) {
 }
 
 /// Makes the kernel send a request (NOTIFY_REPLY, without data) of this number to the queue of the
-/// calling thread's core. `file` is a regular file that the kernel knows.
-pub(crate) fn ask_for_request(device: &FuseDevice, file: Ino, unique: u64) {
+/// calling thread's core. `file` is a regular file; `false`: the kernel does not know it.
+pub(crate) fn ask_for_request(device: &FuseDevice, file: Ino, unique: u64) -> bool {
     let out = abi::NotifyRetrieve {
         notify_unique: unique,
         nodeid: file,
         ..abi::NotifyRetrieve::default()
     };
-    let _known = send(device, abi::NOTIFY_RETRIEVE, &[out.as_bytes()]);
+    send(device, abi::NOTIFY_RETRIEVE, &[out.as_bytes()])
 }
 
 /// Sends a notification; `false`: the kernel does not know the inode or name, so it has nothing to

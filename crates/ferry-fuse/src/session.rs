@@ -3,12 +3,14 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use ferry_fs::{Filesystem, Host};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use zerocopy::IntoBytes;
 
 use crate::abi::op;
@@ -26,11 +28,14 @@ use crate::request::idle_poll::IdlePoll;
 use crate::request::parked::ParkTable;
 use crate::request::realtime::RealTime;
 use crate::request::trace::Tracer;
-use crate::transport::dev::{self, DeviceWorker, Readers};
-use crate::transport::uring::UringQueues;
+use crate::transport::dev::{self, DeviceWorker, Readers, Reading};
+use crate::transport::memory::QueueMemory;
+use crate::transport::uring::{UringQueues, possible_cores};
 
 /// Threads that serve /dev/fuse, for each core: some of them may wait for the disk.
 const THREADS_PER_CORE: usize = 2;
+/// How often a session that is handed over looks whether all requests have ended.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A mounted file system. Dropping it unmounts (lazily) and waits.
 #[derive(Debug)]
@@ -47,9 +52,73 @@ pub struct MountHandle {
     over: Arc<Mutex<bool>>,
     host: Arc<Notifier>,
     tracer: Arc<Tracer>,
+    reading: Arc<Reading>,
+    queues: Arc<Mutex<Option<UringQueues>>>,
+    handing: Arc<HandingOver>,
+}
+
+/// How far a hand-over is that somebody has asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Handing {
+    #[default]
+    Not,
+    /// The requests under way may take so long.
+    Asked(Duration),
+    /// They took longer.
+    Refused,
+    Done,
+}
+
+#[derive(Debug, Default)]
+struct HandingOver {
+    state: Mutex<Handing>,
+    decided: Condvar,
+}
+
+impl HandingOver {
+    fn decide(&self, how: Handing) {
+        *self.state.lock() = how;
+        self.decided.notify_all();
+    }
+}
+
+/// What another process needs to go on with a mount, beside what the file system says.
+#[derive(Debug)]
+pub struct Connection {
+    /// The connection with the kernel.
+    pub device: OwnedFd,
+    /// The memory of the queues.
+    pub memory: OwnedFd,
+}
+
+/// How a [`Session`] has ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// The mount is gone, and the file system has been told so.
+    Unmounted,
+    /// The mount goes on in another process. No request is under way here.
+    HandedOver(Connection),
 }
 
 impl MountHandle {
+    /// Stops serving, so that another process can go on: what arrives from now on is left to it.
+    /// `false`: not possible in this time, because requests are under way; they are served on.
+    /// If it is possible, [`Session::wait`] returns.
+    pub fn hand_over(&self, patience: Duration) -> Result<bool, Error> {
+        let queues = self.queues.lock();
+        if let Some(queues) = &*queues
+            && !queues.drain(patience)
+        {
+            return Ok(false);
+        }
+        drop(queues);
+        *self.handing.state.lock() = Handing::Asked(patience);
+        self.reading.stop().map_err(Error::Transport)?;
+        let mut state = self.handing.state.lock();
+        self.handing.decided.wait_while(&mut state, |state| matches!(state, Handing::Asked(_)));
+        Ok(*state == Handing::Done)
+    }
+
     /// The requests that have ended behind the first `after` since somebody asked first, and how
     /// many of them are lost, as JSON. They are recorded for some seconds after each question.
     pub fn trace(&self, after: Option<u64>) -> serde_json::Value {
@@ -82,61 +151,79 @@ impl MountHandle {
 
 struct Running {
     dispatcher: Arc<Dispatcher>,
+    device: Arc<FuseDevice>,
+    memory: Arc<QueueMemory>,
+    counters: Arc<MountCounters>,
+    readers: Readers,
+    threads: usize,
     workers: Vec<JoinHandle<()>>,
-    queues: Option<UringQueues>,
+    queues: Arc<Mutex<Option<UringQueues>>>,
+    reading: Arc<Reading>,
     notifying: Vec<JoinHandle<()>>,
 }
 
 impl Running {
-    fn spawn(
-        &mut self,
-        device: Arc<FuseDevice>,
-        host: &Arc<Notifier>,
-        all: &MountCounters,
-        options: &MountOptions,
-        agreed: Agreed,
-    ) -> io::Result<()> {
-        // With io_uring queues these threads serve only FORGET and INTERRUPT; if the queues fail,
-        // the kernel sends every request here.
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let threads = options.threads.unwrap_or(cores * THREADS_PER_CORE).max(1);
-        let readers = if agreed.io_uring {
-            Readers::Gatherer(Arc::default())
-        } else if self.dispatcher.remote {
-            // Requests that wait for a server are parked: no thread waits, so one thread may lead.
-            Readers::Leader(Arc::default())
-        } else {
-            Readers::All
-        };
-        for i in 0..threads {
-            let own = if i == 0 { Arc::clone(&device) } else { another(&device) };
-            let worker =
-                DeviceWorker::new(own, Arc::clone(&self.dispatcher), all.block(), readers.clone());
+    /// Starts the threads that read. With io_uring queues these serve only FORGET and INTERRUPT; if
+    /// the queues fail, the kernel sends every request here.
+    fn read(&mut self) -> io::Result<()> {
+        for i in 0..self.threads {
+            let own = if i == 0 { Arc::clone(&self.device) } else { another(&self.device) };
+            let (dispatcher, reading) = (Arc::clone(&self.dispatcher), Arc::clone(&self.reading));
+            let (counters, readers) = (self.counters.block(), self.readers.clone());
+            let worker = DeviceWorker::new(own, dispatcher, counters, readers, reading);
             self.workers.push(spawn(format!("fuse-{i}"), move || worker.run())?);
         }
-        if agreed.io_uring {
-            self.queues = Some(UringQueues::start(&device, &self.dispatcher, all)?);
+        Ok(())
+    }
+
+    fn spawn(
+        &mut self,
+        host: &Arc<Notifier>,
+        options: &MountOptions,
+        uring: bool,
+    ) -> io::Result<()> {
+        self.read()?;
+        let device = &self.device;
+        if uring {
+            let queues =
+                UringQueues::start(device, &self.dispatcher, &self.counters, &self.memory)?;
+            *self.queues.lock() = Some(queues);
             let realtime = Arc::clone(&self.dispatcher.realtime);
             self.dispatcher.parked.start_sweep(move || realtime.watch())?;
         }
         for kind in NoticeKind::ALL {
-            let (notifier, device) = (Arc::clone(host), Arc::clone(&device));
+            let (notifier, device) = (Arc::clone(host), Arc::clone(device));
             self.notifying.push(spawn("fuse-notify".into(), move || notifier.run(&device, kind))?);
         }
-        if options.idle_poll && cores > 1 {
+        if options.idle_poll && cores() > 1 {
             self.dispatcher.idle.start()?;
         }
         Ok(())
     }
 
-    /// Waits until the kernel has ended the mount, then ends the other threads.
-    fn finish(self, handle: &MountHandle) {
-        for worker in self.workers {
-            worker.join().expect("a serving thread does not panic");
-        }
+    /// Waits until the kernel has ended the mount, or it is handed over, then ends the other
+    /// threads.
+    fn finish(mut self, handle: &MountHandle) -> Ended {
+        let handed_over = loop {
+            for worker in self.workers.drain(..) {
+                worker.join().expect("a serving thread does not panic");
+            }
+            let asked = *handle.handing.state.lock();
+            match asked {
+                Handing::Asked(patience) if !self.has_ended_requests(patience) => {
+                    self.reading.restart();
+                    if let Err(error) = self.read() {
+                        tracing::error!(%error, "the mount cannot be served on");
+                    }
+                    handle.handing.decide(Handing::Refused);
+                }
+                Handing::Asked(_) => break true,
+                Handing::Not | Handing::Refused | Handing::Done => break false,
+            }
+        };
         *handle.over.lock() = true;
         self.dispatcher.parked.interrupt_all();
-        if let Some(queues) = self.queues {
+        if let Some(queues) = self.queues.lock().take() {
             queues.stop();
         }
         handle.host.close();
@@ -144,7 +231,31 @@ impl Running {
         for notifying in self.notifying {
             notifying.join().expect("the notifying thread does not panic");
         }
+        if handed_over {
+            let device = self.device.file().try_clone().map(OwnedFd::from);
+            match device.and_then(|device| Ok(Connection { device, memory: self.memory.file()? })) {
+                Ok(connection) => {
+                    handle.handing.decide(Handing::Done);
+                    return Ended::HandedOver(connection);
+                }
+                Err(error) => tracing::error!(%error, "the mount cannot go on"),
+            }
+        }
         self.dispatcher.fs.detach();
+        handle.handing.decide(Handing::Refused);
+        Ended::Unmounted
+    }
+
+    /// Whether the requests that the readers have left end in this time.
+    fn has_ended_requests(&self, patience: Duration) -> bool {
+        let looks = patience.as_millis() / LOOK_INTERVAL.as_millis();
+        (0..=looks).any(|_| {
+            let ended = self.dispatcher.parked.len() == 0;
+            if !ended {
+                thread::park_timeout(LOOK_INTERVAL);
+            }
+            ended
+        })
     }
 }
 
@@ -164,7 +275,19 @@ impl Session {
         let mount_error = |error| Error::Mount { mountpoint: mountpoint.into(), error };
         let mountpoint = fs::canonicalize(mountpoint).map_err(mount_error)?;
         let device = mount::mount(&mountpoint, options)?;
-        Self::start(fs, &mountpoint, device, options)
+        Self::start(fs, &mountpoint, device, options, None)
+    }
+
+    /// Goes on with the mount of another process, at an absolute path. Sends the mount no request.
+    pub fn go_on(
+        fs: Arc<dyn Filesystem>,
+        mountpoint: &Path,
+        options: &MountOptions,
+        before: Connection,
+    ) -> Result<Self, Error> {
+        let found = QueueMemory::of(before.memory).map_err(Error::Transport)?;
+        let device = FuseDevice::from_file(before.device.into());
+        Self::start(fs, mountpoint, device, options, Some(found))
     }
 
     fn start(
@@ -172,6 +295,7 @@ impl Session {
         mountpoint: &Path,
         device: FuseDevice,
         options: &MountOptions,
+        found: Option<(QueueMemory, Agreed)>,
     ) -> Result<Self, Error> {
         let all = Arc::new(MountCounters::default());
         let tracer = Arc::<Tracer>::default();
@@ -186,19 +310,13 @@ impl Session {
         ));
         // Before the answer to INIT, because requests follow it at once.
         fs.attach(Arc::clone(&host) as Arc<dyn Host>);
-        let wishes = Wishes {
-            writeback_cache: fs.writeback_cache(),
-            is_shared: fs.is_shared(),
-            io_uring: options.transport == Transport::Auto && UringQueues::possible(),
-        };
-        let agreed = match negotiate(&device, wishes) {
-            Ok(agreed) => agreed,
-            Err(e) => {
+        let (memory, agreed) = match found {
+            Some(found) => found,
+            None => begin(&device, &*fs, options).inspect_err(|_| {
                 let undone = mount::unmount(mountpoint, Unmount::Lazy);
                 tracing::debug!(?undone, "unmounted after a failed start");
                 fs.detach();
-                return Err(e);
-            }
+            })?,
         };
         host.agreed(&agreed);
         let (remote, keeps_listings) = (fs.is_shared(), fs.keeps_listings());
@@ -222,10 +340,31 @@ impl Session {
             over: Arc::default(),
             host,
             tracer,
+            reading: Arc::default(),
+            queues: Arc::default(),
+            handing: Arc::default(),
         };
-        let mut running =
-            Running { dispatcher, workers: Vec::new(), queues: None, notifying: Vec::new() };
-        let spawned = running.spawn(Arc::new(device), &handle.host, &all, options, agreed);
+        let readers = if agreed.io_uring {
+            Readers::Gatherer(Arc::default())
+        } else if remote {
+            // Requests that wait for a server are parked: no thread waits, so one thread may lead.
+            Readers::Leader(Arc::default())
+        } else {
+            Readers::All
+        };
+        let mut running = Running {
+            dispatcher,
+            device: Arc::new(device),
+            memory: Arc::new(memory),
+            counters: all,
+            readers,
+            threads: options.threads.unwrap_or(cores() * THREADS_PER_CORE).max(1),
+            workers: Vec::new(),
+            queues: Arc::clone(&handle.queues),
+            reading: Arc::clone(&handle.reading),
+            notifying: Vec::new(),
+        };
+        let spawned = running.spawn(&handle.host, options, agreed.io_uring);
         let session = Self { handle, running: Some(running) };
         if let Err(e) = spawned {
             // By force: with some of its queues missing the mount would answer no request.
@@ -241,15 +380,13 @@ impl Session {
         self.handle.clone()
     }
 
-    /// Returns when the mount is gone and the file system has been told so.
-    pub fn wait(mut self) {
-        self.finish();
+    /// Returns when the mount is gone or is handed over.
+    pub fn wait(mut self) -> Ended {
+        self.finish()
     }
 
-    fn finish(&mut self) {
-        if let Some(running) = self.running.take() {
-            running.finish(&self.handle);
-        }
+    fn finish(&mut self) -> Ended {
+        self.running.take().map_or(Ended::Unmounted, |running| running.finish(&self.handle))
     }
 }
 
@@ -262,6 +399,31 @@ impl Drop for Session {
             self.finish();
         }
     }
+}
+
+/// Makes the memory of the queues, and agrees with the kernel.
+fn begin(
+    device: &FuseDevice,
+    fs: &dyn Filesystem,
+    options: &MountOptions,
+) -> Result<(QueueMemory, Agreed), Error> {
+    let queues = match options.transport {
+        Transport::Auto if UringQueues::possible() => possible_cores().map_or(0, usize::from),
+        Transport::Auto | Transport::Device => 0,
+    };
+    let memory = QueueMemory::new(queues).or_else(|error| {
+        tracing::debug!(%error, queues, "no memory for queues");
+        QueueMemory::new(0)
+    });
+    let memory = memory.map_err(Error::Transport)?;
+    let wishes = Wishes {
+        writeback_cache: fs.writeback_cache(),
+        is_shared: fs.is_shared(),
+        io_uring: memory.queues() > 0,
+    };
+    let agreed = negotiate(device, wishes)?;
+    memory.set_agreed(&agreed).map_err(Error::Transport)?;
+    Ok((memory, agreed))
 }
 
 /// Answers the kernel's INIT.
@@ -281,6 +443,10 @@ fn negotiate(device: &FuseDevice, wishes: Wishes) -> Result<Agreed, Error> {
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     thread::Builder::new().name(name).spawn(body)
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Another descriptor of the mount, or the same one where this process may not open the device

@@ -39,6 +39,27 @@ pub(crate) fn set_realtime(thread: libc::pid_t, realtime: bool) -> io::Result<()
     check(unsafe { libc::sched_setscheduler(thread, policy, &raw const param) })
 }
 
+/// What makes a thread look up from a wait. It does nothing else, also where nobody expects it.
+const INTERRUPTS: libc::c_int = libc::SIGURG;
+
+extern "C" fn do_nothing(_signal: libc::c_int) {}
+
+/// From now on [`interrupt`] ends a system call in which a thread waits.
+pub(crate) fn let_signals_interrupt() -> io::Result<()> {
+    // SAFETY: all zero is an action without flags (so that calls are not restarted) and mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = do_nothing as *const () as libc::sighandler_t;
+    // SAFETY: the action outlives the call, and its handler may run at any moment.
+    check(unsafe { libc::sigaction(INTERRUPTS, &raw const action, std::ptr::null_mut()) })
+}
+
+/// Interrupts a thread of this process. If it has ended, nothing happens.
+pub(crate) fn interrupt(thread: libc::pid_t) {
+    let process = rustix::process::getpid().as_raw_nonzero().get();
+    // SAFETY: takes numbers.
+    let _ended = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, INTERRUPTS) };
+}
+
 /// Leaves the calling thread without open files; other threads keep theirs.
 pub(crate) fn forget_files() -> io::Result<()> {
     let flags = libc::CLOSE_RANGE_UNSHARE as libc::c_int;

@@ -6,8 +6,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::Duration;
 
 use common::{Mounted, on_each_transport, until};
 use ferry_fs::ToForget;
@@ -343,6 +345,93 @@ fn invalidated_entries_are_looked_up_again() {
             fs::metadata(m.path("f")).expect("stats");
             thread::yield_now();
         }
+        m.end(Unmount::Normal);
+    });
+}
+
+/// Makes, writes, reads, and removes files until `enough`; how many.
+fn work_on(m: &std::path::Path, name: &str, enough: &AtomicBool) -> usize {
+    let mut files = 0;
+    while !enough.load(Ordering::Relaxed) {
+        let path = m.join(format!("{name}-{files}"));
+        let bytes = vec![files as u8; 1 + files * 977 % 200_000];
+        fs::write(&path, &bytes).expect("writes");
+        assert!(fs::read(&path).expect("reads") == bytes, "{}", path.display());
+        assert_eq!(fs::metadata(&path).expect("stats").len(), bytes.len() as u64);
+        fs::remove_file(&path).expect("removes");
+        files += 1;
+    }
+    files
+}
+
+#[test]
+fn another_session_goes_on_under_load() {
+    on_each_transport(|mut m| {
+        let mut open = File::options()
+            .create_new(true)
+            .read(true)
+            .write(true)
+            .open(m.path("open"))
+            .expect("creates");
+        open.write_all(b"before").expect("writes");
+        let (enough, dir) = (AtomicBool::new(false), m.dir.path().to_owned());
+        thread::scope(|scope| {
+            let worker = |name| {
+                scope.spawn({
+                    let (dir, enough) = (&dir, &enough);
+                    move || work_on(dir, name, enough)
+                })
+            };
+            let workers = ["a", "b", "c", "d"].map(worker);
+            for _ in 0..100 {
+                assert!(m.hand_over(Duration::from_secs(10)), "every request ends");
+                open.write_all(b".").expect("writes");
+            }
+            enough.store(true, Ordering::Relaxed);
+            for worker in workers {
+                assert!(worker.join().expect("no error") > 0);
+            }
+        });
+        let mut text = Vec::new();
+        open.seek(SeekFrom::Start(0)).expect("seeks");
+        open.read_to_end(&mut text).expect("reads");
+        assert_eq!(text, ["before", &".".repeat(100)].concat().as_bytes());
+        drop(open);
+        m.end(Unmount::Normal);
+    });
+}
+
+#[test]
+fn a_mount_that_nobody_uses_goes_on() {
+    on_each_transport(|mut m| {
+        for _ in 0..20 {
+            assert!(m.hand_over(Duration::from_secs(10)));
+        }
+        fs::write(m.path("file"), "x").expect("writes");
+        m.end(Unmount::Normal);
+    });
+}
+
+#[test]
+fn a_session_whose_requests_do_not_end_serves_on() {
+    on_each_transport(|mut m| {
+        let file = File::create(m.path("slow")).expect("creates");
+        let waiting = std::sync::Arc::clone(&m.waiting);
+        let (enough, dir) = (AtomicBool::new(false), m.dir.path().to_owned());
+        thread::scope(|scope| {
+            let caller = calling_fsync(scope, file);
+            until(&waiting, |w| w.parked.len() == 1);
+            let worker = scope.spawn(|| work_on(&dir, "worker", &enough));
+            for _ in 0..5 {
+                assert!(!m.hand_over(Duration::from_millis(20)));
+                fs::write(dir.join("file"), "x").expect("it is served on");
+            }
+            waiting.0.lock().parked.pop().expect("it waits").complete(Ok(()));
+            caller.join().expect("it is answered");
+            assert!(m.hand_over(Duration::from_secs(10)));
+            enough.store(true, Ordering::Relaxed);
+            assert!(worker.join().expect("no error") > 0);
+        });
         m.end(Unmount::Normal);
     });
 }

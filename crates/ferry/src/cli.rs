@@ -66,6 +66,8 @@ pub enum Command {
     /// the command is stopped or killed, or the machine crashes, the volume has the old size or the
     /// new one, and all of its files.
     Resize(ResizeArgs),
+    /// Let this version of ferry go on with a mount, while programs use it
+    UpgradeMount(UpgradeMountArgs),
     /// Give a volume that an earlier release has made what volumes have that are made now, in place
     ///
     /// Nobody may have it open. If the command is stopped or killed, or the machine crashes, the
@@ -835,6 +837,21 @@ pub struct ResizeArgs {
     /// The size that it is to have; max: on a block device, all of it
     #[arg(value_parser = parse_new_size)]
     pub size: NewSize,
+}
+
+/// The arguments of `ferry upgrade-mount`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The daemon of the mount ends in order, and the program that runs this command goes on with its mount: nothing is unmounted, open files stay open,
+and programs wait meanwhile. If the new program does not start, the one before goes on. It works for volumes on disks of this machine.
+  apt-get install ./ferryfs_0.3.0_amd64.deb && ferry upgrade-mount /mnt")]
+pub struct UpgradeMountArgs {
+    /// The mount point, or any directory in it; or the volume
+    #[arg(value_name = "MOUNTPOINT|VOLUME")]
+    pub target: Location,
+    /// Another program to go on
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
 }
 
 /// The arguments of `ferry upgrade`.

@@ -15,7 +15,7 @@ use crate::error::CliError;
 use crate::helper::{self, Asked};
 use crate::options::MountOptions;
 use crate::{
-    backup, cert, clients, clone, control, copy, dashboard, debug, diff, doctor, fsck, list,
+    backup, cert, clients, clone, control, copy, dashboard, debug, diff, doctor, fsck, go_on, list,
     logging, mkfs, mount, pages, passphrase, profile, rekey, replace, resize, rollback, scrub,
     serve, snapshot, space, stats, sync, top, trace, umount, upgrade, warm,
 };
@@ -104,7 +104,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         logging::start(level, "warn", false).map_err(CliError::Usage)
     };
     match command {
-        Command::Mount(args) => mount::run(args, &words(&args.options)?, level)?,
+        Command::Mount(args) => return mount::run(args, &words(&args.options)?, level),
         Command::Serve(args) => serve::run(args, level)?,
         Command::Clients(args) => quietly().and_then(|()| clients::show(args))?,
         Command::Evict(args) => quietly().and_then(|()| clients::evict(args))?,
@@ -112,6 +112,7 @@ fn run(command: &Command, level: Option<&str>, sloppy: bool) -> Result<ExitCode,
         Command::Mkfs(args) => quietly().and_then(|()| mkfs::run(args))?,
         Command::Passphrase(args) => quietly().and_then(|()| rekey::run(args))?,
         Command::Resize(args) => quietly().and_then(|()| resize::run(args))?,
+        Command::UpgradeMount(args) => quietly().and_then(|()| go_on::run(args))?,
         Command::Upgrade(args) => quietly().and_then(|()| upgrade::run(args))?,
         Command::Replace(args) => quietly().and_then(|()| replace::run(args))?,
         Command::Snapshot(command) => quietly().and_then(|()| snapshot::run(command))?,

@@ -1,12 +1,7 @@
 //! The life of a mount: started in the foreground or as a daemon, served until it is unmounted or
 //! told to stop.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
@@ -14,22 +9,25 @@ use std::thread;
 use std::time::Duration;
 
 use ferry_fs::Filesystem;
-use ferry_fuse::{MountHandle, Session, Unmount};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use ferry_fuse::{Connection, Ended, MountHandle, Session, Unmount};
+use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, Signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::asked::{Answers, Asked};
 use crate::error::CliError;
+use crate::hold::Holder;
 use crate::listen::Address;
 use crate::logging;
 use crate::mounts::{self, Mount};
 use crate::profiled::Profiles;
-use crate::{bdi, metrics, traced, uring, utab};
+use crate::{bdi, metrics, socket, starter, traced, uring, utab};
 
-/// What a daemon prints when the mount can be used.
-const READY: &str = "ready";
+/// The question whether another program may go on with the mount; its path follows.
+pub const GO_ON: &str = "go-on ";
+/// Requests that are under way may take so long, before another process goes on.
+const REQUESTS_END: Duration = Duration::from_secs(10);
 /// How long to wait for a mount that was ended by force.
 const FORCED: Duration = Duration::from_secs(5);
 /// The limit of open files is raised to this, so that a volume with many open files does not run
@@ -55,62 +53,34 @@ pub struct Service<'a> {
     pub stop_timeout: Duration,
     /// Answers questions over a socket.
     pub asked: &'a Asked,
+    /// What the process before has left, if this one goes on with its mount.
+    pub before: Option<Connection>,
+    /// Makes all changes durable before another process goes on with the mount. `None`: none can.
+    pub settle: Option<Settle>,
     /// Where the figures are served to Prometheus, and the question that asks for them.
     pub metrics: Option<(&'a Address, &'static str)>,
 }
 
-/// Starts this program again with `args`, as a daemon; returns when its mount can be used.
-pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliError> {
-    let start = |e| CliError::Failed(format!("cannot start the daemon: {e}"));
-    let mut daemon = Command::new("/proc/self/exe")
-        .arg0("ferry")
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(start)?;
-    let mut line = String::new();
-    if let Some(stdout) = daemon.stdout.take() {
-        BufReader::new(stdout).read_line(&mut line).map_err(start)?;
-    }
-    if line.trim_end() == READY {
-        if log.is_none() && !logging::has_syslog() {
-            eprintln!(
-                "ferry: mounted; there is no system log here (/dev/log), -o log=FILE would keep the daemon's messages"
-            );
-        }
-        return Ok(());
-    }
-    // It has printed the reason on the stderr that it shares with this process.
-    let status = daemon.wait().map_err(start)?;
-    match status.code() {
-        Some(_) => Err(CliError::Daemon),
-        None => Err(CliError::Failed(format!("the daemon was killed while it started ({status})"))),
-    }
-}
+/// Makes changes durable; an error says why not.
+pub type Settle = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// If the process that started this daemon gives up waiting for the mount (Ctrl-C), the daemon
-/// ends, too. The daemon is in another session, and gets no signal of that terminal.
-fn end_with_starter() {
-    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::TERM)) {
-        tracing::debug!(%error, "PR_SET_PDEATHSIG");
-    }
-    // That process may have ended before: then nothing reads this daemon's output.
-    let stdout = rustix::stdio::stdout();
-    let mut reader = [PollFd::new(&stdout, PollFlags::empty())];
-    let looked = poll(&mut reader, Some(&Timespec::default()));
-    if looked.is_ok() && reader[0].revents().contains(PollFlags::ERR) {
-        std::process::exit(1);
-    }
+/// How a mount has ended, for this process.
+pub enum Served {
+    /// It is gone.
+    Unmounted,
+    /// This program goes on with it.
+    HandedOver(Connection, PathBuf),
 }
 
 /// Prepares the process before it serves a mount. A failure of any step is no reason to fail.
 pub fn prepare(daemon: bool) {
-    if daemon && let Err(error) = rustix::process::setsid() {
-        tracing::debug!(%error, "no session of its own");
-    }
-    if daemon {
-        end_with_starter();
+    if Holder::get().is_some() {
+        // Nobody else could end it, or go on with its mount.
+        if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
+            tracing::debug!(%error, "PR_SET_PDEATHSIG");
+        }
+    } else {
+        starter::prepare(daemon);
     }
     // Memory that the daemon needs to write back dirty data must not wait for that very data.
     if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
@@ -132,9 +102,9 @@ pub fn prepare(daemon: bool) {
 /// Mounts `fs` and serves it until the mount is gone. `answers` answers questions over a socket.
 pub fn serve(
     fs: Arc<dyn Filesystem>,
-    service: &Service<'_>,
+    service: &mut Service<'_>,
     answers: Answers,
-) -> Result<(), CliError> {
+) -> Result<Served, CliError> {
     let (events, received) = mpsc::channel();
     watch_signals(events.clone())?;
     uring::offer();
@@ -144,11 +114,19 @@ pub fn serve(
         service.metrics.map(|(address, question)| Ok((address.bind("metrics=")?, question)));
     let bound = bound.transpose()?;
     let traced_fs = Arc::downgrade(&fs);
-    let session = Session::mount(fs, service.mountpoint, &service.options)
-        .map_err(|e| CliError::Failed(e.to_string()))?;
-    bdi::raise(service.mountpoint, writeback);
+    let goes_on = service.before.is_some();
+    let session = match service.before.take() {
+        Some(before) => Session::go_on(fs, service.mountpoint, &service.options, before),
+        None => Session::mount(fs, service.mountpoint, &service.options),
+    };
+    let session = session.map_err(|e| CliError::Failed(e.to_string()))?;
+    if !goes_on {
+        bdi::raise(service.mountpoint, writeback);
+    }
     let handle = session.handle();
     let answered = with_trace(session.handle(), traced_fs, Arc::clone(&answers));
+    let successor = Arc::new(Mutex::new(None));
+    let answered = with_successor(session.handle(), service.settle.clone(), &successor, answered);
     let counted = session.handle();
     let profiles = Profiles::new(move || counted.stats());
     service.asked.listen(service.mountpoint, answered, profiles);
@@ -157,9 +135,8 @@ pub fn serve(
         .map(|(bound, question)| metrics::serve(bound, move || answers(question)))
         .transpose()?;
     let serving = thread::Builder::new().name("session".into()).spawn(move || {
-        session.wait();
         // The receiver is gone only if the process ends anyway.
-        let _ = events.send(Event::Ended);
+        let _ = events.send(Event::Ended(session.wait()));
     });
     serving.map_err(|e| CliError::Failed(format!("cannot start a thread: {e}")))?;
     if let Some(words) = &service.listed_options {
@@ -168,15 +145,49 @@ pub fn serve(
     announce(service).inspect_err(|_| stop(&handle, FORCED))?;
     tracing::info!(volume = service.options.fsname, mountpoint = %service.mountpoint.display(), "mounted");
 
-    await_end(&handle, &received, service.stop_timeout);
+    if let Ended::HandedOver(connection) = await_end(&handle, &received, service.stop_timeout) {
+        let program = successor.lock().take().unwrap_or_else(|| "/proc/self/exe".into());
+        return Ok(Served::HandedOver(connection, program));
+    }
     // The next mount may use this mount point already.
     if service.listed_options.is_some()
         && matches!(mounts::at(service.mountpoint), Ok(mount) if !mount.as_ref().is_some_and(Mount::is_ferry))
     {
         utab::forget(service.mountpoint);
     }
-    notify_systemd("STOPPING=1");
-    Ok(())
+    notify("STOPPING=1");
+    Ok(Served::Unmounted)
+}
+
+/// Lets another process go on with the mount, if somebody asks for it.
+fn with_successor(
+    handle: MountHandle,
+    settle: Option<Settle>,
+    successor: &Arc<Mutex<Option<PathBuf>>>,
+    answers: Answers,
+) -> Answers {
+    let successor = Arc::clone(successor);
+    Arc::new(move |question| {
+        let Some(program) = question.strip_prefix(GO_ON) else { return answers(question) };
+        let done = match &settle {
+            None => Err("this kind of mount cannot go on in another process".into()),
+            Some(settle) => {
+                *successor.lock() = Some(program.into());
+                settle().and_then(|()| match handle.hand_over(REQUESTS_END) {
+                    Ok(true) => Ok(()),
+                    Ok(false) => Err(format!(
+                        "requests are under way that have not ended for {} s: try again later",
+                        REQUESTS_END.as_secs()
+                    )),
+                    Err(error) => Err(error.to_string()),
+                })
+            }
+        };
+        Some(match done {
+            Ok(()) => socket::object([("going", true.into())]),
+            Err(why) => socket::object([("refused", why.into())]),
+        })
+    })
 }
 
 /// Answers the questions of `ferry trace`, too.
@@ -186,7 +197,7 @@ fn with_trace(handle: MountHandle, fs: Weak<dyn Filesystem>, answers: Answers) -
 
 /// Returns when the mount has ended or must end: a first signal asks for it, a second one or the
 /// timeout forces it.
-fn await_end(handle: &MountHandle, received: &Receiver<Event>, stop_timeout: Duration) {
+fn await_end(handle: &MountHandle, received: &Receiver<Event>, stop_timeout: Duration) -> Ended {
     let mut stage = Stage::Serving;
     loop {
         let event = match stage {
@@ -195,7 +206,8 @@ fn await_end(handle: &MountHandle, received: &Receiver<Event>, stop_timeout: Dur
             Stage::Forced => received.recv_timeout(FORCED),
         };
         stage = match (event, stage) {
-            (Ok(Event::Ended) | Err(RecvTimeoutError::Disconnected), _) => return,
+            (Ok(Event::Ended(how)), _) => return how,
+            (Err(RecvTimeoutError::Disconnected), _) => return Ended::Unmounted,
             (Ok(Event::Signal), Stage::Serving) => {
                 stop(handle, stop_timeout);
                 Stage::Stopping
@@ -209,7 +221,7 @@ fn await_end(handle: &MountHandle, received: &Receiver<Event>, stop_timeout: Dur
                 // The kernel ends the connection when this process ends, after it has closed the
                 // volume.
                 tracing::warn!("still in use: closing the volume under it");
-                return;
+                return Ended::Unmounted;
             }
         };
     }
@@ -225,7 +237,7 @@ enum Stage {
 
 enum Event {
     Signal,
-    Ended,
+    Ended(Ended),
 }
 
 /// Turns SIGTERM and SIGINT into events. SIGHUP (the terminal is gone) is no reason to end.
@@ -259,35 +271,34 @@ fn end(handle: &MountHandle, how: Unmount) {
     }
 }
 
-/// Tells the process that started this daemon that the mount can be used.
+/// Tells systemd and the process that started this daemon that the mount can be used.
 fn announce(service: &Service<'_>) -> Result<(), CliError> {
-    notify_systemd("READY=1");
-    if !service.daemon {
-        return Ok(());
-    }
+    notify("READY=1");
     let failed = |e| CliError::Failed(format!("cannot become a daemon: {e}"));
-    logging::detach(service.log).map_err(failed)?;
-    if let Err(error) = rustix::process::set_parent_process_death_signal(None) {
-        tracing::debug!(%error, "PR_SET_PDEATHSIG");
+    if service.daemon {
+        logging::detach(service.log).map_err(failed)?;
     }
-    // From here on the daemon uses neither the caller's directory nor its terminal.
-    rustix::process::chdir("/").map_err(|e| failed(e.into()))?;
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{READY}").and_then(|()| out.flush()).map_err(failed)?;
-    let null = std::fs::OpenOptions::new().write(true).open("/dev/null").map_err(failed)?;
-    rustix::stdio::dup2_stdout(&null).map_err(|e| failed(e.into()))
+    match Holder::get() {
+        // The holder tells the starter, which ends then: the holder must not end with it.
+        Some(holder) => {
+            if service.daemon {
+                starter::leave_terminal().map_err(failed)?;
+            }
+            holder.ready()
+        }
+        None if service.daemon => starter::leave().map_err(failed),
+        None => Ok(()),
+    }
 }
 
-/// As sd_notify(3): sends one datagram to the socket that systemd names. Without systemd nothing
-/// happens.
-pub fn notify_systemd(state: &str) {
-    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let address = match name.as_encoded_bytes() {
-        [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),
-        _ => SocketAddr::from_pathname(&name),
-    };
-    let sent = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &to));
-    if let Err(error) = sent {
-        tracing::warn!(%error, "cannot notify systemd");
+/// Tells systemd, by way of the holder if there is one.
+fn notify(state: &str) {
+    match Holder::get() {
+        None => starter::notify_systemd(state),
+        Some(holder) => {
+            if let Err(error) = holder.notify(state) {
+                tracing::warn!(%error, "cannot notify systemd");
+            }
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use ferry_env::Env;
@@ -15,23 +16,38 @@ use crate::asked::Asked;
 use crate::cache_size::{GivesWay, default_bytes};
 use crate::cli::MountArgs;
 use crate::control::STATS;
-use crate::daemon::{self, Service};
+use crate::daemon::{self, Served, Service, Settle};
 use crate::error::CliError;
+use crate::hold::{self, Held, Holder};
 use crate::location::{Location, resolve};
 use crate::open::{How, explain, on_disk, open_on_disk_when_free};
 use crate::options::MountOptions;
 use crate::size::format_bytes;
 use crate::spaced::Walks;
-use crate::{logging, mkfs, mounts, passphrase, remote, replica, snappath, umount, utab};
+use crate::{logging, mkfs, mounts, passphrase, remote, replica, snappath, starter, umount, utab};
 
 /// A host is short of space if it has less than this, or less than the volume's size divided by
 /// `HOST_LOW_SHARE`.
 pub const HOST_LOW_BYTES: u64 = 1 << 30;
 const HOST_LOW_SHARE: u64 = 20;
 
-/// Runs `ferry mount`: in the foreground, or one of two halves: the process that starts a daemon,
-/// and the daemon.
+/// Runs `ferry mount`: in the foreground, or one of three parts: the process that starts a daemon,
+/// its holder, and the daemon.
 pub fn run(
+    args: &MountArgs,
+    options: &MountOptions,
+    log_level: Option<&str>,
+) -> Result<ExitCode, CliError> {
+    let is_local = args.volume.path().is_some() && args.volume.snapshot().is_none();
+    let is_own = is_local && options.replica.is_none() && options.snapshot.is_none();
+    if args.foreground && is_own && !options.remount && Holder::get().is_none() {
+        start_log(args.foreground, args.daemon, options, log_level)?;
+        return hold::run(args.daemon, options.log.as_deref());
+    }
+    mount(args, options, log_level).map(|()| ExitCode::SUCCESS)
+}
+
+fn mount(
     args: &MountArgs,
     options: &MountOptions,
     log_level: Option<&str>,
@@ -43,7 +59,8 @@ pub fn run(
     if options.remount {
         return remount(&args.mountpoint, options);
     }
-    if !args.daemon {
+    let held = Holder::get().map(Holder::held).transpose()?.flatten();
+    if !args.daemon && held.is_none() {
         clear_dead_mount(&args.mountpoint)?;
     }
     if options.replica.is_some() {
@@ -58,7 +75,11 @@ pub fn run(
     let args = &MountArgs { volume, ..args.clone() };
     let options = &MountOptions { read_only, ..options.clone() };
     on_disk(&args.volume, options.cache_disk(), options.local, options.local_log.as_deref())?;
-    let mountpoint = usable_mountpoint(&args.mountpoint)?;
+    let mountpoint = match &held {
+        // It sends no request to the mount, which nobody would answer.
+        Some(held) => held.mountpoint.clone(),
+        None => usable_mountpoint(&args.mountpoint)?,
+    };
     if let Location::Server(address) = &args.volume {
         remote::check(address, args, options)?;
         if args.foreground {
@@ -81,7 +102,7 @@ pub fn run(
         return replica::serve(&source, interval, &mountpoint, args, options, log.as_deref());
     }
     if args.foreground {
-        return serve(&source, how, &mountpoint, args, options, log.as_deref());
+        return serve(&source, how, &mountpoint, held, args, options, log.as_deref());
     }
     in_background(source.into(), mountpoint, args, options, log_level)
 }
@@ -140,7 +161,7 @@ fn in_background(
     if let Some(file) = &handed {
         command.extend(["--passphrase-file".into(), file.path.clone().into()]);
     }
-    daemon::spawn(&daemon_args(command, options, log_level), options.log.as_deref())
+    starter::spawn(&daemon_args(command, options, log_level), options.log.as_deref())
 }
 
 /// A mount of a file system that needs no volume.
@@ -172,14 +193,16 @@ pub fn run_plain(
     let mountpoint = usable_mountpoint(mount.mountpoint)?;
     if !mount.foreground {
         let command = vec![OsString::from(mount.name), mountpoint.into()];
-        return daemon::spawn(&daemon_args(command, options, log_level), options.log.as_deref());
+        return starter::spawn(&daemon_args(command, options, log_level), options.log.as_deref());
     }
     daemon::prepare(mount.daemon);
     let (log, asked) = (options.log_path()?, Asked::new());
     let served = daemon::serve(
         make(options.cache),
-        &Service {
+        &mut Service {
             mountpoint: &mountpoint,
+            before: None,
+            settle: None,
             options: options.for_kernel(mount.name.into(), false),
             listed_options: None,
             daemon: mount.daemon,
@@ -190,6 +213,7 @@ pub fn run_plain(
         },
         Arc::new(|_| None),
     );
+    let served = served.map(drop);
     asked.ended(&served);
     served
 }
@@ -198,6 +222,7 @@ fn serve(
     source: &Path,
     how: How,
     mountpoint: &Path,
+    held: Option<Held>,
     args: &MountArgs,
     options: &MountOptions,
     log: Option<&Path>,
@@ -210,26 +235,36 @@ fn serve(
     let opened = open_on_disk_when_free(&volume, how, &on_disk, &env);
     let opened = opened.map_err(|e| explain(&volume, &e))?;
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{volume}: {e}"));
-    let fs_options = fs_options(options);
+    let fs_options = FsOptions { goes_on: held.is_some(), ..fs_options(options) };
     let listed = options.listed_words(fs_options.flush, fs_options.fast_flush);
     let cache_size = fs_options.cache_bytes;
     let fs = LocalFs::open(opened.device.clone(), fs_options, env.clone());
     let fs = fs.map_err(|e| failed(&e))?;
     let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
-    if !options.read_only {
+    if let Some(held) = &held {
+        fs.take_over(&held.carried).map_err(|e| failed(&e))?;
+    } else if !options.read_only {
         warn_of_small_host(&volume, &fs);
     }
     let asked = Asked::new();
     let (answering, walks) = (Arc::downgrade(&fs), Walks::new(Arc::downgrade(&fs)));
     let shows_snapshots = !options.snapdir_off && volume.snapshot().is_none();
     let with_snapshots = shows_snapshots.then(|| WithSnapshots::new(&fs)).flatten();
+    let settled = Arc::downgrade(&fs);
+    let settle = move || {
+        let fs = settled.upgrade().ok_or("the volume is being closed")?;
+        fs.sync().map_err(|error| format!("the volume cannot be synced: {error}"))
+    };
+    let settle: Settle = Arc::new(settle);
     let served = daemon::serve(
         match &with_snapshots {
             Some(with) => Arc::clone(with) as Arc<dyn Filesystem>,
             None => Arc::clone(&fs) as Arc<dyn Filesystem>,
         },
-        &Service {
+        &mut Service {
             mountpoint,
+            before: held.map(|held| held.connection),
+            settle: Holder::get().map(|_| settle).filter(|_| with_snapshots.is_none()),
             options: options.for_kernel(source.to_string_lossy().into_owned(), false),
             listed_options: Some(listed),
             daemon: args.daemon,
@@ -244,6 +279,10 @@ fn serve(
         }),
     );
     drop(gives_way);
+    let carried = matches!(served, Ok(Served::HandedOver(..))).then(|| fs.carry());
+    if carried.is_some() {
+        fs.detach();
+    }
     // A mount that was ended by force may still have requests under way. The volume is closed
     // before those to snapshots have ended, which may wait for the store.
     if let Some(with) = &with_snapshots {
@@ -262,6 +301,13 @@ fn serve(
     }
     let closed = fs.close().map_err(|e| failed(&e));
     let closed = closed.and(opened.close().map_err(|e| failed(&e)));
+    if let (Some(carried), Ok(Served::HandedOver(connection, program))) = (&carried, &served)
+        && let Some(holder) = Holder::get()
+    {
+        let (open, known) = carried.counts();
+        holder.leave(connection, carried, mountpoint, program)?;
+        tracing::info!(program = %program.display(), open, known, "another process goes on");
+    }
     match &closed {
         Ok(()) if served.is_ok() => {
             tracing::info!(%volume, "closed: everything is durable")

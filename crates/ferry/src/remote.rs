@@ -106,7 +106,9 @@ pub fn serve(
     let listed = async_word(fs.is_asynchronous());
     let served = daemon::serve(
         fs as Arc<dyn Filesystem>,
-        &Service {
+        &mut Service {
+            before: None,
+            settle: None,
             mountpoint,
             options: fuse,
             listed_options: Some(listed),
@@ -118,6 +120,7 @@ pub fn serve(
         },
         answers,
     );
+    let served = served.map(drop);
     asked.ended(&served);
     served
 }

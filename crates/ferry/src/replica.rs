@@ -115,7 +115,9 @@ pub fn serve(
     let answering = Arc::downgrade(&replica);
     let served = daemon::serve(
         Arc::clone(&replica) as Arc<dyn Filesystem>,
-        &Service {
+        &mut Service {
+            before: None,
+            settle: None,
             mountpoint,
             options: options.for_kernel(format!("{}{SUFFIX}", source.display()), false),
             listed_options: Some(options.own_words()),
@@ -133,6 +135,7 @@ pub fn serve(
     drop(gives_way);
     // Requests under way may wait for the store.
     replica.end();
+    let served = served.map(drop);
     asked.ended(&served);
     replica.close();
     served

@@ -17,7 +17,7 @@ use crate::error::CliError;
 use crate::location::Location;
 use crate::open::{How, Opened, STOPPING, explain, on_disk, open_on_disk_when_free};
 use crate::waiting::{PAUSE_MAX, pause};
-use crate::{clients, daemon, logging, metrics, served};
+use crate::{clients, daemon, logging, metrics, served, starter};
 
 #[cfg(test)]
 mod tests;
@@ -130,10 +130,10 @@ fn serve(
     // Held until the server has ended.
     let _endpoint = scraped.map(|bound| metrics::serve(bound, figures)).transpose()?;
     tracing::info!(volume = %args.volume, address = %addr, tls = !plain, "serving");
-    daemon::notify_systemd("READY=1");
+    starter::notify_systemd("READY=1");
     signals.forever().next();
     tracing::info!("asked to stop");
-    daemon::notify_systemd("STOPPING=1");
+    starter::notify_systemd("STOPPING=1");
     server.stop();
     Ok(())
 }

@@ -5,6 +5,8 @@
 mod dashboard;
 #[path = "control/doctor.rs"]
 mod doctor;
+#[path = "control/go_on.rs"]
+mod go_on;
 #[path = "control/metrics.rs"]
 mod metrics;
 #[path = "control/profile.rs"]

@@ -141,6 +141,10 @@ pub trait Filesystem: Send + Sync + 'static {
     fn keeps_pages(&self, _ino: Ino, _fh: u64) -> bool {
         false
     }
+    /// Some regular files that the kernel knows, if there are any.
+    fn known_files(&self) -> Vec<Ino> {
+        Vec::new()
+    }
     /// Of each of these that has names in cached directories: it, one such directory and its name
     /// there. For messages.
     fn cached_names(&self, _inodes: &BTreeSet<Ino>) -> Vec<CachedName> {

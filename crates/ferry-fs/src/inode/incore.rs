@@ -90,9 +90,14 @@ impl Inode {
         self.flags.fetch_or(flag, Ordering::AcqRel) & flag != 0
     }
 
+    /// All flags that are set.
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Acquire)
+    }
+
     /// Whether a flag is set.
     pub fn has_flag(&self, flag: u32) -> bool {
-        self.flags.load(Ordering::Acquire) & flag != 0
+        self.flags() & flag != 0
     }
 
     /// Clears a flag; says whether it was set before.

@@ -143,6 +143,12 @@ impl From<Ino> for Half {
     }
 }
 
+impl From<Half> for Ino {
+    fn from(Half(high, low): Half) -> Self {
+        Self::from(high) << 32 | Self::from(low)
+    }
+}
+
 type Map<K, V> = HashMap<K, V, BuildHasherDefault<InoHasher>>;
 
 /// The bytes of an entry of the table of what is remembered, with its byte of control.
@@ -354,6 +360,21 @@ impl<I> Shard<I> {
         moved: &mut Moved<I>,
     ) {
         lock(&self.state).make_room(store, most, steps, moved);
+    }
+
+    /// What is remembered of those that are not resident.
+    pub fn remembered(&self) -> Vec<(Ino, Remembered)> {
+        let state = lock(&self.state);
+        state.remembered.iter().map(|(ino, known)| ((*ino).into(), *known)).collect()
+    }
+
+    /// The kernel knows an inode since before this process.
+    pub fn adopt(&self, store: &impl Store<Inode = I>, ino: Ino, known: Remembered) {
+        let mut state = lock(&self.state);
+        match state.resident.get(&ino) {
+            Some(inode) => store.restore(inode, known, state.newest_left),
+            None => state.remember(ino, known),
+        }
     }
 
     /// The kernel has forgotten everything. All residents.

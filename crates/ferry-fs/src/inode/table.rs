@@ -247,6 +247,16 @@ impl InodeTable {
         self.shard(ino).forget(ino, count)
     }
 
+    /// What is remembered of inodes that are not in memory whole.
+    pub(crate) fn remembered(&self) -> Vec<(Ino, Remembered)> {
+        self.shards.iter().flat_map(Shard::remembered).collect()
+    }
+
+    /// The kernel knows an inode since before this process. No request was served yet.
+    pub(crate) fn adopt(&self, ino: Ino, known: Remembered) {
+        self.shard(ino).adopt(&self.stored, ino, known);
+    }
+
     /// The kernel has forgotten every inode. Those in memory whole: the caller counts their
     /// lookups.
     pub(crate) fn forget_all(&self) -> Vec<Arc<Inode>> {

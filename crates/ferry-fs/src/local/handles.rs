@@ -61,6 +61,10 @@ impl Handles {
         });
         slots.by_ino.insert((handle.inode.ino, slot));
         slots.handles[slot] = Some(handle);
+        Self::number(shard, slot)
+    }
+
+    fn number(shard: usize, slot: usize) -> u64 {
         ((slot + 1) * SHARDS + shard) as u64
     }
 
@@ -103,6 +107,34 @@ impl Handles {
         open.sort_unstable();
         open.dedup();
         open
+    }
+
+    /// What `of` makes of each, with its number.
+    pub(crate) fn map<T>(&self, of: impl Fn(u64, &Handle) -> T) -> Vec<T> {
+        let mut all = Vec::new();
+        for (shard, slots) in self.shards.iter().map(|shard| shard.lock()).enumerate() {
+            let open = slots.handles.iter().enumerate();
+            let open = open.filter_map(|(slot, handle)| Some((slot, handle.as_deref()?)));
+            all.extend(open.map(|(slot, handle)| of(Self::number(shard, slot), handle)));
+        }
+        all
+    }
+
+    /// Gives open files the numbers that they had. There are none yet.
+    pub(crate) fn restore(&self, open: Vec<(u64, Handle)>) {
+        for (fh, handle) in open {
+            let Some((shard, slot)) = Self::slot_of(fh) else { continue };
+            let mut slots = self.shards[shard].lock();
+            if slots.handles.len() <= slot {
+                slots.handles.resize_with(slot + 1, || None);
+            }
+            slots.by_ino.insert((handle.inode.ino, slot));
+            slots.handles[slot] = Some(Arc::new(handle));
+        }
+        for mut slots in self.shards.iter().map(|shard| shard.lock()) {
+            let free = |slot: &usize| slots.handles[*slot].is_none();
+            slots.free = (0..slots.handles.len()).filter(free).collect();
+        }
     }
 
     /// Takes all of them.

@@ -109,6 +109,9 @@ pub struct FsOptions {
     /// contents, until [`SessionStore::reclaim_removed`](crate::SessionStore::reclaim_removed) is
     /// called on the next mount.
     pub keeps_removed: bool,
+    /// This process goes on with a mount: what was removed while programs had it open stays until
+    /// [`LocalFs::take_over`] says what they have open.
+    pub goes_on: bool,
 }
 
 impl Default for FsOptions {
@@ -129,6 +132,7 @@ impl Default for FsOptions {
             locking: Locking::Range,
             owner: 0,
             keeps_removed: false,
+            goes_on: false,
         }
     }
 }

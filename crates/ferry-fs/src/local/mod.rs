@@ -1,5 +1,6 @@
 //! A mounted volume: its options, inode numbers, open files, transactions and threads.
 
+pub mod carried;
 pub(crate) mod counters;
 pub(crate) mod handles;
 pub(crate) mod jobs;

@@ -86,7 +86,7 @@ impl LocalFs {
             true
         });
         scanned.map_err(FsError::from)?;
-        let held = self.options.keeps_removed;
+        let held = self.options.keeps_removed || self.options.goes_on;
         self.data.removed().left_over(if held || !self.options.background {
             0
         } else {

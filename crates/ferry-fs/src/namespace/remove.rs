@@ -88,9 +88,10 @@ impl LocalFs {
         if !is_planted(Bug::ForgottenOrphan) {
             txn.put(&keys::orphan(child.ino), &[keys::VALUE_VERSION]);
         }
-        // Mostly nobody reads an orphan file after a crash: its small contents need not go to the
-        // log once more. A symlink keeps its target: a record without one would be damage.
-        if !is_regular(state.rec.mode) || self.options.keeps_removed {
+        // Nobody reads an orphan file that is not open, or only from another machine: its small
+        // contents need not go to the log once more. Another process may go on with an open one. A
+        // symlink keeps its target: a record without one would be damage.
+        if !is_regular(state.rec.mode) || child.is_open() || self.options.keeps_removed {
             return put_inode(txn, child.ino, state);
         }
         let flags = state.rec.flags & !INODE_INLINE;

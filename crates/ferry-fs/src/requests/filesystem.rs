@@ -17,7 +17,11 @@ use crate::store::data_store::{At, Busy};
 use ferry_journal::Caller;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+/// So many files that the kernel knows are named: it may have forgotten some.
+const KNOWN_FILES: usize = 64;
 
 impl LocalFs {
     /// The answer, from a result; what programs need not know is logged.
@@ -278,6 +282,15 @@ impl Filesystem for LocalFs {
 
     fn keeps_pages(&self, ino: Ino, fh: u64) -> bool {
         self.is_mapped_past(ino, fh)
+    }
+
+    fn known_files(&self) -> Vec<Ino> {
+        let is_known = |inode: &Arc<Inode>| inode.lookups.load(Ordering::Acquire) > 0;
+        let all = self.table.all().into_iter().filter(is_known);
+        let files = all.filter(|inode| {
+            inode.state.try_share().is_some_and(|state| posix::is_regular(state.rec.mode))
+        });
+        files.take(KNOWN_FILES).map(|inode| inode.ino).collect()
     }
 
     fn cached_names(&self, inodes: &BTreeSet<Ino>) -> Vec<CachedName> {

@@ -15,8 +15,10 @@
 //! has gathered, and not for each file. A FORGET may reclaim a file, so the reader gives up the
 //! lead before it serves what it has read: what comes behind does not wait for that.
 
+use std::io;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -33,6 +35,7 @@ use crate::init::IO_MAX;
 use crate::request::counters::ThreadCounters;
 use crate::request::dispatch::{Dispatcher, Origin, ServeResult};
 use crate::request::parked::AnswerPort;
+use crate::sys;
 
 const IN_HEADER: usize = size_of::<InHeader>();
 const OUT_HEADER: usize = size_of::<OutHeader>();
@@ -42,6 +45,8 @@ const LARGE: usize = 32 << 10;
 const BACKLOG: u32 = 16;
 /// FORGETs gather for this time. An INTERRUPT may wait as long.
 const GATHER: Duration = Duration::from_millis(2);
+/// How often a thread that is to stop is interrupted.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Which threads read.
 #[derive(Clone)]
@@ -53,6 +58,35 @@ pub(crate) enum Readers {
     /// The thread that holds this lead, and only FORGET and INTERRUPT are expected. After any other
     /// message all read: the queues have failed. The flag: a FORGET was the last to come.
     Gatherer(Arc<Mutex<bool>>),
+}
+
+/// The threads that read, to stop them when another process goes on with the mount.
+#[derive(Debug, Default)]
+pub(crate) struct Reading {
+    stop: AtomicBool,
+    threads: Mutex<Vec<libc::pid_t>>,
+}
+
+impl Reading {
+    /// New threads may read.
+    pub(crate) fn restart(&self) {
+        self.stop.store(false, Ordering::Release);
+    }
+
+    /// Tells the threads to stop, each between two messages, and waits until they have.
+    pub(crate) fn stop(&self) -> io::Result<()> {
+        sys::let_signals_interrupt()?;
+        self.stop.store(true, Ordering::Release);
+        loop {
+            let threads = self.threads.lock().clone();
+            if threads.is_empty() {
+                return Ok(());
+            }
+            // A thread that was just about to wait has not noticed: it is told again.
+            threads.into_iter().for_each(sys::interrupt);
+            thread::park_timeout(INTERRUPT_INTERVAL);
+        }
+    }
 }
 
 impl AnswerPort for FuseDevice {
@@ -70,6 +104,7 @@ pub(crate) struct DeviceWorker {
     request: Buffer,
     answer: Buffer,
     readers: Readers,
+    reading: Arc<Reading>,
 }
 
 /// Buffers for one message each way. The data of a WRITE, and of the answer to a READ, is
@@ -85,14 +120,27 @@ impl DeviceWorker {
         dispatcher: Arc<Dispatcher>,
         counters: Arc<ThreadCounters>,
         readers: Readers,
+        reading: Arc<Reading>,
     ) -> Self {
         let (request, answer) = buffers();
         let port = Arc::clone(&device) as Arc<dyn AnswerPort>;
-        Self { device, port, dispatcher, counters, request, answer, readers }
+        Self { device, port, dispatcher, counters, request, answer, readers, reading }
     }
 
-    /// Serves until the mount is gone.
+    /// Serves until the mount is gone, or the thread is told to stop.
     pub(crate) fn run(mut self) {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        self.reading.threads.lock().push(thread);
+        self.read();
+        self.reading.threads.lock().retain(|other| *other != thread);
+    }
+
+    /// The next message; `None`: there is none any more.
+    fn receive(&mut self) -> Option<usize> {
+        self.device.receive(self.request.bytes(), &self.reading.stop)
+    }
+
+    fn read(&mut self) {
         match self.readers.clone() {
             Readers::All => {}
             Readers::Leader(lead) => return self.run_led(&lead),
@@ -102,7 +150,7 @@ impl DeviceWorker {
                 }
             }
         }
-        while let Some(len) = self.device.receive(self.request.bytes()) {
+        while let Some(len) = self.receive() {
             if let Some(head) = self.head(len) {
                 self.serve(&head, len);
             }
@@ -114,7 +162,7 @@ impl DeviceWorker {
         let mut backlog = 0;
         loop {
             leading.get_or_insert_with(|| lead.lock());
-            let Some(len) = self.device.receive(self.request.bytes()) else { return };
+            let Some(len) = self.receive() else { return };
             let Some(head) = self.head(len) else { continue };
             backlog = if self.device.has_more() { backlog + 1 } else { 0 };
             let long = len >= LARGE && backlog > 0 || head.opcode == op::BATCH_FORGET;
@@ -132,7 +180,7 @@ impl DeviceWorker {
             if mem::take(&mut *leading) {
                 thread::park_timeout(GATHER);
             }
-            let Some(len) = self.device.receive(self.request.bytes()) else { return false };
+            let Some(len) = self.receive() else { return false };
             let Some(head) = self.head(len) else { continue };
             *leading = matches!(head.opcode, op::FORGET | op::BATCH_FORGET);
             let failed = !*leading && head.opcode != op::INTERRUPT;
@@ -184,7 +232,9 @@ pub(crate) fn handshake<E>(
     unmounted: impl FnOnce() -> E,
 ) -> Result<(), E> {
     let (mut request, _) = buffers();
-    let Some(len) = device.receive(request.bytes()) else { return Err(unmounted()) };
+    let Some(len) = device.receive(request.bytes(), &AtomicBool::new(false)) else {
+        return Err(unmounted());
+    };
     let Ok((head, body)) = InHeader::read_from_prefix(&request.bytes()[..len]) else {
         return Err(unmounted());
     };

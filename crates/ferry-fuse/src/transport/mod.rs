@@ -2,6 +2,7 @@
 
 pub(crate) mod buffer;
 pub(crate) mod dev;
+pub(crate) mod memory;
 mod placement;
 mod reads;
 pub(crate) mod uring;

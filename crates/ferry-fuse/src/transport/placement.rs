@@ -110,6 +110,13 @@ impl Placement {
         Ok(Self { queue, loads, own, others, mover: Mover::new() })
     }
 
+    /// Pins the thread to the core of its queue again, where it stays; `false`: that is not
+    /// possible.
+    pub(super) fn stay(&mut self) -> bool {
+        self.others = None;
+        sched_setaffinity(None, &self.own).is_ok()
+    }
+
     /// The thread has served what came, and has so many reads under way.
     pub(super) fn end_turn(&mut self, reads: usize) {
         let Some(others) = &self.others else { return };

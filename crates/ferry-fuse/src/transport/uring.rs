@@ -19,13 +19,23 @@
 //! no other thread takes part in it.
 //!
 //! FORGET, INTERRUPT and notifications still go through /dev/fuse.
+//!
+//! Before another process goes on with the mount, a queue *drains*: it serves no more of what
+//! arrives, and commits nothing more, so that the kernel has no slot left that it could fill. What
+//! it has not filled by itself, probes fill. The requests and answers stay in the slots, whose
+//! memory the next process has, too ([`QueueMemory`]); that process serves and commits them. A slot
+//! that the kernel has when a ring ends is lost without harm, but a request that it is just putting
+//! there would fail. While a request is parked that may need the kernel's pages, reads and
+//! writes are served on: the kernel may wait for them before it gives those pages up.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, ThreadId};
+use std::time::Duration;
 
 use ferry_device::ReadRing;
 use ferry_env::activity;
@@ -34,17 +44,15 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::buffer::Buffer;
+use super::memory::{QueueMemory, RequestSlot, SLOTS_MAX, SlotState};
 use super::placement::{Loads, Placement};
 use super::reads::DeviceReads;
 use crate::abi::{
-    self, InHeader, OutHeader, URING_HEADER, URING_OP_IN, URING_RING_ENT, UringCmdReq,
-    UringEntInOut, op,
+    self, InHeader, OutHeader, URING_OP_IN, URING_RING_ENT, UringCmdReq, UringEntInOut, op,
 };
 use crate::decode::RequestArgs;
 use crate::device::FuseDevice;
 use crate::encode::{AnswerBody, AnswerBytes, SMALL_MAX};
-use crate::init::IO_MAX;
 use crate::notify::ask_for_request;
 use crate::request::counters::{MountCounters, ThreadCounters};
 use crate::request::dispatch::{Dispatcher, Origin, ServeResult};
@@ -55,8 +63,6 @@ use crate::request::realtime::Boost;
 const SLOTS_START: usize = 1024;
 /// If fewer slots than this are free, this many are added.
 const SPARE_SLOTS: usize = 512;
-/// Slots that a queue has at most: 16,384 parked requests.
-const SLOTS_MAX: usize = 1 << 14;
 /// Entries of the submission ring; more are submitted in several system calls.
 const SUBMIT_MAX: u32 = 128;
 /// Set in the numbers of probes: the kernel counts its own requests from 2 up.
@@ -74,10 +80,20 @@ struct ParkedAnswer {
     body: AnswerBytes<'static>,
 }
 
+/// What a queue's thread has to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Order {
+    #[default]
+    Serve,
+    /// Another process is to go on; the number tells one such order from the next.
+    Drain(u64),
+    End,
+}
+
 #[derive(Default)]
 struct Mailbox {
     answers: Vec<ParkedAnswer>,
-    stop: bool,
+    order: Order,
 }
 
 /// A queue, as other threads see it.
@@ -91,6 +107,11 @@ struct UringQueue {
 }
 
 impl UringQueue {
+    fn order(&self, order: Order) {
+        self.mailbox.lock().order = order;
+        self.ring_doorbell();
+    }
+
     fn ring_doorbell(&self) {
         if let Err(error) = (&self.doorbell).write(&1_u64.to_ne_bytes()) {
             tracing::error!(%error, queue = self.number, "cannot ring the doorbell of a FUSE queue");
@@ -112,7 +133,22 @@ impl AnswerPort for UringQueue {
 
 /// The queues of a mount.
 pub(crate) struct UringQueues {
-    all: Vec<(Arc<UringQueue>, JoinHandle<()>)>,
+    all: Vec<RunningQueue>,
+    /// Orders to drain so far.
+    drains: AtomicU64,
+}
+
+impl std::fmt::Debug for UringQueues {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UringQueues").field("queues", &self.all.len()).finish_non_exhaustive()
+    }
+}
+
+struct RunningQueue {
+    queue: Arc<UringQueue>,
+    thread: JoinHandle<()>,
+    /// The thread says here which order to drain it has carried out.
+    drained: Receiver<u64>,
 }
 
 impl UringQueues {
@@ -134,19 +170,23 @@ impl UringQueues {
         device: &Arc<FuseDevice>,
         dispatcher: &Arc<Dispatcher>,
         counters: &MountCounters,
+        memory: &Arc<QueueMemory>,
     ) -> io::Result<Self> {
-        let mut queues = Self { all: Vec::new() };
-        let count = possible_cores()?;
+        let mut queues = Self { all: Vec::new(), drains: AtomicU64::new(0) };
+        let count = memory.queues();
         let loads = Loads::new(count);
         for number in 0..count {
             let (device, dispatcher) = (Arc::clone(device), Arc::clone(dispatcher));
             let (counters, loads) = (counters.block(), loads.clone());
-            if let Err(e) = queues.add(number, |queue| QueueThread {
+            let memory = Arc::clone(memory);
+            if let Err(e) = queues.add(number, |queue, drained| QueueThread {
                 queue,
                 device,
                 dispatcher,
                 counters,
                 loads,
+                memory,
+                drained,
             }) {
                 queues.stop();
                 return Err(e);
@@ -158,7 +198,7 @@ impl UringQueues {
     fn add(
         &mut self,
         number: u16,
-        thread: impl FnOnce(Arc<UringQueue>) -> QueueThread,
+        thread: impl FnOnce(Arc<UringQueue>, Sender<u64>) -> QueueThread,
     ) -> io::Result<()> {
         let queue = Arc::new(UringQueue {
             number,
@@ -167,76 +207,105 @@ impl UringQueues {
             thread: OnceLock::new(),
         });
         let (ready, is_ready) = sync_channel(1);
-        let serving = thread(Arc::clone(&queue));
+        let (has_drained, drained) = channel();
+        let serving = thread(Arc::clone(&queue), has_drained);
         let name = format!("fuse-ring-{number}");
         let thread = thread::Builder::new().name(name).spawn(move || serving.run(&ready))?;
-        self.all.push((queue, thread));
+        self.all.push(RunningQueue { queue, thread, drained });
         is_ready.recv().map_err(io::Error::other)?
     }
 
-    /// The mount is gone: ends the threads.
-    pub(crate) fn stop(self) {
-        for (queue, _) in &self.all {
-            queue.mailbox.lock().stop = true;
-            queue.ring_doorbell();
+    /// Drains all queues; `false`: one did not in this time, and all serve on.
+    pub(crate) fn drain(&self, patience: Duration) -> bool {
+        let number = self.drains.fetch_add(1, Ordering::Relaxed) + 1;
+        self.all.iter().for_each(|running| running.queue.order(Order::Drain(number)));
+        let has_drained = |running: &RunningQueue| loop {
+            match running.drained.recv_timeout(patience) {
+                Ok(of) if of == number => return true,
+                // It carried out an order of which nobody expected that any more.
+                Ok(_) => {}
+                Err(_) => return false,
+            }
+        };
+        let drained = self.all.iter().all(has_drained);
+        if !drained {
+            self.resume();
         }
-        for (_, thread) in self.all {
-            thread.join().expect("a queue's thread does not panic");
+        drained
+    }
+
+    /// They serve again.
+    fn resume(&self) {
+        self.all.iter().for_each(|running| running.queue.order(Order::Serve));
+    }
+
+    /// The mount is gone, or the queues have drained: ends the threads.
+    pub(crate) fn stop(self) {
+        self.all.iter().for_each(|running| running.queue.order(Order::End));
+        for running in self.all {
+            running.thread.join().expect("a queue's thread does not panic");
         }
     }
 }
 
 /// A ring to which only its own thread submits. The kernel's part of a command runs when that
-/// thread asks for completions, and does not interrupt it.
+/// thread makes a system call, and does not interrupt it.
 fn builder() -> io_uring::Builder<squeue::Entry128, cqueue::Entry> {
     let mut builder = IoUring::builder();
-    builder.setup_single_issuer().setup_defer_taskrun().setup_clamp();
+    builder.setup_single_issuer().setup_coop_taskrun().setup_clamp();
     builder
 }
 
 /// The kernel has a queue for each core that might ever be present.
-fn possible_cores() -> io::Result<u16> {
+pub(crate) fn possible_cores() -> io::Result<u16> {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
     let last = list.trim().rsplit(['-', ',']).next().and_then(|n| n.parse::<u16>().ok());
     last.and_then(|n| n.checked_add(1)).ok_or_else(|| io::Error::other("unreadable list of cores"))
 }
 
-/// The buffers of one ring entry. Boxed: the kernel has their addresses.
-struct RequestSlot {
-    headers: Box<[u8; URING_HEADER]>,
-    payload: Buffer,
-    parts: Box<[libc::iovec; 2]>,
-}
-
 impl RequestSlot {
-    fn new() -> Self {
-        let mut headers = Box::new([0_u8; URING_HEADER]);
-        let mut payload = Buffer::new(0, IO_MAX);
-        let part = |bytes: &mut [u8]| libc::iovec {
-            iov_base: bytes.as_mut_ptr().cast(),
-            iov_len: bytes.len(),
-        };
-        let parts = Box::new([part(&mut headers[..]), part(payload.bytes())]);
-        Self { headers, payload, parts }
-    }
-
     fn set_answer(&mut self, unique: u64, error: i32, payload: usize) {
         let len = (size_of::<OutHeader>() + payload) as u32;
         let head = OutHeader { len, error, unique };
-        self.headers[..size_of::<OutHeader>()].copy_from_slice(head.as_bytes());
+        let (headers, _) = self.buffers();
+        headers[..size_of::<OutHeader>()].copy_from_slice(head.as_bytes());
         let entry = UringEntInOut {
             commit_id: unique,
             payload_sz: payload as u32,
             ..UringEntInOut::default()
         };
-        self.headers[URING_RING_ENT..].copy_from_slice(entry.as_bytes());
+        headers[URING_RING_ENT..].copy_from_slice(entry.as_bytes());
+    }
+
+    /// The request or answer that it holds, by the kernel's number.
+    fn unique(&mut self) -> u64 {
+        let (headers, _) = self.buffers();
+        let entry = UringEntInOut::read_from_bytes(&headers[URING_RING_ENT..]);
+        entry.expect("the header buffer ends with it").commit_id
+    }
+
+    fn opcode(&mut self) -> u32 {
+        let (headers, _) = self.buffers();
+        InHeader::read_from_prefix(&headers[..]).expect("the header buffer begins with it").0.opcode
     }
 
     fn set_body(&mut self, body: &[u8]) -> Result<usize, i32> {
-        let payload = self.payload.bytes().get_mut(..body.len()).ok_or(libc::EIO)?;
-        payload.copy_from_slice(body);
+        let (_, payload) = self.buffers();
+        payload.get_mut(..body.len()).ok_or(libc::EIO)?.copy_from_slice(body);
         Ok(body.len())
     }
+}
+
+/// How far a queue has drained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Drain {
+    /// It serves.
+    No,
+    /// Parked requests may need reads and writes, which are served. All else is held.
+    Parked,
+    /// Whatever arrives is held, until the kernel has no slot to fill.
+    Slots,
+    Done,
 }
 
 /// What the thread of a queue starts with.
@@ -246,6 +315,8 @@ struct QueueThread {
     dispatcher: Arc<Dispatcher>,
     counters: Arc<ThreadCounters>,
     loads: Loads,
+    memory: Arc<QueueMemory>,
+    drained: Sender<u64>,
 }
 
 impl QueueThread {
@@ -279,6 +350,15 @@ struct QueueRing {
     slots: Vec<RequestSlot>,
     /// Slots that hold a parked request.
     parked: usize,
+    /// Those of them that hold no READ. A READ needs nothing of the kernel.
+    parked_others: usize,
+    drain: Drain,
+    /// The number of the newest order to drain.
+    order: u64,
+    /// Slots that hold a request or an answer for the next process.
+    held: usize,
+    /// It has drained when so many are held.
+    fillable: usize,
     /// The kernel may have queued requests because no slot was free: send a probe.
     probe_due: bool,
     /// Probes sent so far.
@@ -308,6 +388,11 @@ impl QueueRing {
             ring,
             slots: Vec::new(),
             parked: 0,
+            parked_others: 0,
+            drain: Drain::No,
+            order: 0,
+            held: 0,
+            fillable: 0,
             probe_due: false,
             probes: 0,
             file: 0,
@@ -323,9 +408,44 @@ impl QueueRing {
             from,
         };
         this.listen()?;
-        this.grow(SLOTS_START)?;
+        match this.from.memory.slots(this.from.queue.number) {
+            0 => this.grow(SLOTS_START)?,
+            slots => this.go_on(slots)?,
+        }
         this.ring.submit()?;
         Ok(this)
+    }
+
+    /// Takes over the slots of the process before.
+    fn go_on(&mut self, slots: usize) -> io::Result<()> {
+        let mut left = Vec::new();
+        for number in 0..slots {
+            self.slots.push(self.from.memory.slot(self.from.queue.number, number));
+            match self.slots[number].state() {
+                SlotState::Served => {
+                    self.push(&self.command(abi::URING_REGISTER, 0, number))?;
+                }
+                state => left.push((number, state)),
+            }
+        }
+        self.submit()?;
+        self.take_back(left)
+    }
+
+    /// Serves and commits what was held.
+    fn take_back(&mut self, held: Vec<(usize, SlotState)>) -> io::Result<()> {
+        for (number, state) in held {
+            self.slots[number].set_state(SlotState::Served);
+            match state {
+                SlotState::Served => {}
+                SlotState::Fetched => self.request(number)?,
+                SlotState::Answered => {
+                    let unique = self.slots[number].unique();
+                    self.commit(number, unique)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn push(&mut self, entry: &squeue::Entry128) -> io::Result<()> {
@@ -369,7 +489,7 @@ impl QueueRing {
         let mut cmd = [0_u8; 80];
         cmd[..size_of::<UringCmdReq>()].copy_from_slice(request.as_bytes());
         let fd = types::Fd(self.from.device.file().as_raw_fd());
-        let parts = (code == abi::URING_REGISTER).then(|| self.slots[slot].parts.as_ptr() as u64);
+        let parts = (code == abi::URING_REGISTER).then(|| self.slots[slot].parts());
         let entry =
             opcode::UringCmd80::new(fd, code).cmd(cmd).addr(parts).build().user_data(slot as u64);
         if parts.is_some() { with_len(entry, 2) } else { entry }
@@ -377,8 +497,8 @@ impl QueueRing {
 
     fn grow(&mut self, count: usize) -> io::Result<()> {
         for _ in 0..count {
-            self.slots.push(RequestSlot::new());
-            let slot = self.slots.len() - 1;
+            let slot = self.slots.len();
+            self.slots.push(self.from.memory.slot(self.from.queue.number, slot));
             self.push(&self.command(abi::URING_REGISTER, 0, slot))?;
         }
         Ok(())
@@ -430,7 +550,10 @@ impl QueueRing {
             }
             self.issue_reads()?;
             self.send_parked_answers()?;
-            self.make_room()?;
+            match self.drain {
+                Drain::No => self.make_room()?,
+                Drain::Parked | Drain::Slots | Drain::Done => self.go_on_draining()?,
+            }
             self.boost.end_turn();
             if let Some(placement) = &mut self.placement {
                 placement.end_turn(self.reads.in_flight());
@@ -476,18 +599,79 @@ impl QueueRing {
             self.probes += 1;
             self.submit()?;
             let queue = u64::from(self.from.queue.number);
-            ask_for_request(&self.from.device, self.file, PROBE | queue << 40 | self.probes << 1);
+            let number = PROBE | queue << 40 | self.probes << 1;
+            let _known = ask_for_request(&self.from.device, self.file, number);
         }
         Ok(())
     }
 
-    /// Listens again; `false`: the mount is gone.
+    /// Listens again; `false`: the mount is gone, or another process goes on with it.
     fn doorbell_rang(&mut self) -> io::Result<bool> {
-        if self.from.queue.mailbox.lock().stop {
-            return Ok(false);
+        let order = self.from.queue.mailbox.lock().order;
+        match (order, self.drain) {
+            (Order::End, _) => return Ok(false),
+            (Order::Drain(number), Drain::No) => (self.drain, self.order) = (Drain::Parked, number),
+            (Order::Serve, Drain::Parked | Drain::Slots | Drain::Done) => self.end_drain()?,
+            // The order before was withdrawn: what it did counts for this one.
+            (Order::Drain(number), Drain::Parked | Drain::Slots) => self.order = number,
+            (Order::Drain(number), Drain::Done) => {
+                (self.drain, self.order) = (Drain::Slots, number)
+            }
+            (Order::Serve, Drain::No) => {}
         }
         self.listen()?;
         Ok(true)
+    }
+
+    /// Serves what was held: no other process goes on.
+    fn end_drain(&mut self) -> io::Result<()> {
+        (self.drain, self.held) = (Drain::No, 0);
+        let held = self.slots.iter().map(RequestSlot::state).enumerate();
+        let held = held.filter(|(_, state)| *state != SlotState::Served).collect();
+        self.take_back(held)
+    }
+
+    /// Looks how far the drain is. Nothing of what arrived is to be committed any more.
+    fn go_on_draining(&mut self) -> io::Result<()> {
+        if self.drain == Drain::Parked && self.parked_others == 0 {
+            self.drain = Drain::Slots;
+            self.submit()?;
+            self.fill_slots();
+        }
+        if self.drain == Drain::Slots && self.parked == 0 && self.held >= self.fillable {
+            self.drain = Drain::Done;
+            // The receiver is gone only if the process ends anyway.
+            let _told = self.from.drained.send(self.order);
+        }
+        Ok(())
+    }
+
+    /// Makes the kernel fill each slot that it has. It can only if it knows a regular file.
+    fn fill_slots(&mut self) {
+        let free = self.slots.len() - self.parked - self.held;
+        // The kernel sends a probe to the queue of the core that asks for it.
+        let pinned = self.placement.as_mut().is_some_and(Placement::stay);
+        let files = std::iter::once(self.file).chain(self.from.dispatcher.fs.known_files());
+        let mut files = files.filter(|file| pinned && *file != 0);
+        let queue = u64::from(self.from.queue.number);
+        let probe = |file: u64, n: u64| {
+            ask_for_request(&self.from.device, file, PROBE | queue << 40 | n << 1)
+        };
+        let mut probes = self.probes;
+        let mut next = || {
+            probes += 1;
+            probes
+        };
+        let known = files.find(|file| probe(*file, next()));
+        let all = known.is_some_and(|file| (1..free).all(|_| probe(file, next())));
+        self.probes = probes;
+        self.fillable = if all { self.slots.len() } else { 0 };
+    }
+
+    /// Keeps what a slot holds for the next process.
+    fn hold(&mut self, slot: usize, state: SlotState) {
+        self.slots[slot].set_state(state);
+        self.held += 1;
     }
 
     /// Commits the answers of parked requests.
@@ -497,15 +681,19 @@ impl QueueRing {
         drop(mailbox);
         let mut answers = std::mem::take(&mut self.answers);
         for answer in answers.drain(..) {
-            self.parked -= 1;
             let slot = answer.slot as usize;
+            self.parked -= 1;
+            self.parked_others -= usize::from(self.slots[slot].opcode() != op::READ);
             let (error, len) = match self.slots[slot].set_body(&answer.body) {
                 Ok(len) => (answer.error, len),
                 Err(errno) => (-errno, 0),
             };
             self.slots[slot].set_answer(answer.unique, error, len);
             self.boost.served(len);
-            self.commit(slot, answer.unique)?;
+            match self.drain {
+                Drain::No | Drain::Parked => self.commit(slot, answer.unique)?,
+                Drain::Slots | Drain::Done => self.hold(slot, SlotState::Answered),
+            }
         }
         self.answers = answers;
         Ok(())
@@ -514,6 +702,10 @@ impl QueueRing {
     /// A slot holds a request, or its command has ended.
     fn arrived(&mut self, slot: usize, result: i32) -> io::Result<()> {
         match -result {
+            0 if self.is_held(slot) => {
+                self.hold(slot, SlotState::Fetched);
+                Ok(())
+            }
             0 => self.request(slot),
             // The mount is ending; the doorbell will say so.
             libc::ENOTCONN | libc::ECONNABORTED | libc::ENODEV | libc::ECANCELED => Ok(()),
@@ -525,16 +717,29 @@ impl QueueRing {
         }
     }
 
+    /// Whether a request that has arrived is for the next process.
+    fn is_held(&mut self, slot: usize) -> bool {
+        match self.drain {
+            Drain::No => false,
+            Drain::Parked => !matches!(self.slots[slot].opcode(), op::READ | op::WRITE),
+            Drain::Slots | Drain::Done => true,
+        }
+    }
+
     fn request(&mut self, number: usize) -> io::Result<()> {
-        let Self { slots, small, from, port, reads, .. } = self;
+        let Self { slots, small, from, port, reads, file, .. } = self;
         let slot = &mut slots[number];
+        let (headers, payload) = slot.buffers();
         let (Ok((head, _)), Ok((entry, _))) = (
-            InHeader::read_from_prefix(&slot.headers[..]),
-            UringEntInOut::read_from_prefix(&slot.headers[URING_RING_ENT..]),
+            InHeader::read_from_prefix(&headers[..]),
+            UringEntInOut::read_from_prefix(&headers[URING_RING_ENT..]),
         ) else {
             unreachable!("the header buffer holds both");
         };
         let _doing = activity::begin(abi::operation(head.opcode));
+        if matches!(head.opcode, op::FSYNC | op::READ | op::WRITE) {
+            *file = head.nodeid;
+        }
         if head.opcode == op::NOTIFY_REPLY {
             slot.set_answer(head.unique, 0, 0);
             self.fetching = Some(number);
@@ -542,8 +747,7 @@ impl QueueRing {
         }
         let fixed_len = abi::op_len(head.opcode, from.dispatcher.setxattr_ext)
             .min(URING_RING_ENT - URING_OP_IN);
-        let fixed = &slot.headers[URING_OP_IN..URING_OP_IN + fixed_len];
-        let payload = slot.payload.bytes();
+        let fixed = &headers[URING_OP_IN..URING_OP_IN + fixed_len];
         let (counters, reads) = (&*from.counters, Some(&*reads as &dyn ReadRing));
         let origin = Origin { port, slot: number as u32, counters, reads };
         // These requests have no payload, and their answer is written into the slot directly.
@@ -566,9 +770,7 @@ impl QueueRing {
             ServeResult::Error(errno) => Err(errno.0),
             ServeResult::Nothing => {
                 self.parked += 1;
-                if matches!(head.opcode, op::FSYNC | op::READ) {
-                    self.file = head.nodeid;
-                }
+                self.parked_others += usize::from(head.opcode != op::READ);
                 self.boost.served(entry.payload_sz as usize);
                 return Ok(());
             }

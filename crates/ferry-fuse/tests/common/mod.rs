@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use ferry_bench::null::{NullFs, NullOptions};
@@ -11,7 +11,7 @@ use ferry_fs::{
     Answer, Attr, Cx, DirEntry, Entry, FileLock, Filesystem, Host, Ino, Mode, Opened, Parked,
     RenameFlags, SetAttr, Statfs, Stop, XattrFlags,
 };
-use ferry_fuse::{MountOptions, Session, Transport, Unmount};
+use ferry_fuse::{Ended, MountHandle, MountOptions, Session, Transport, Unmount};
 use parking_lot::{Condvar, Mutex};
 use tempfile::TempDir;
 
@@ -50,7 +50,10 @@ pub fn until(waiting: &(Mutex<Waiting>, Condvar), enough: impl Fn(&Waiting) -> b
 /// A mount of it in a directory of its own.
 pub struct Mounted {
     pub dir: TempDir,
+    fs: Arc<SlowSync>,
+    options: MountOptions,
     pub session: Option<Session>,
+    waited: Option<(MountHandle, JoinHandle<Ended>)>,
     pub waiting: Arc<(Mutex<Waiting>, Condvar)>,
 }
 
@@ -70,9 +73,34 @@ impl Mounted {
         let waiting = Arc::new((Mutex::new(Waiting::default()), Condvar::new()));
         let fs = Arc::new(SlowSync { inner, is_shared, waiting: Arc::clone(&waiting) });
         let options = MountOptions { transport, ..MountOptions::default() };
-        let session = Session::mount(fs, dir.path(), &options)
+        let session = Session::mount(Arc::clone(&fs) as _, dir.path(), &options)
             .expect("mounts (as root, or with fusermount3)");
-        Self { dir, session: Some(session), waiting }
+        Self { dir, fs, options, session: Some(session), waited: None, waiting }
+    }
+
+    /// Another session goes on with the mount, as another process does; `false`: requests were
+    /// under way for too long.
+    pub fn hand_over(&mut self, patience: Duration) -> bool {
+        let (handle, ended) = self.waited();
+        if !handle.hand_over(patience).expect("it is mounted") {
+            self.waited = Some((handle, ended));
+            return false;
+        }
+        let Ended::HandedOver(connection) = ended.join().expect("no panic") else {
+            panic!("nobody has unmounted it")
+        };
+        let fs = Arc::clone(&self.fs) as _;
+        let next = Session::go_on(fs, self.dir.path(), &self.options, connection);
+        self.session = Some(next.expect("it goes on"));
+        true
+    }
+
+    /// The session, for which a thread waits.
+    fn waited(&mut self) -> (MountHandle, JoinHandle<Ended>) {
+        self.waited.take().unwrap_or_else(|| {
+            let session = self.session.take().expect("not ended before");
+            (session.handle(), thread::spawn(|| session.wait()))
+        })
     }
 
     pub fn path(&self, name: &str) -> std::path::PathBuf {
@@ -88,13 +116,13 @@ impl Mounted {
     /// busy.
     #[expect(clippy::disallowed_methods, reason = "nothing says when that process runs")]
     pub fn end(mut self, how: Unmount) {
-        let session = self.session.take().expect("not ended before");
+        let (handle, ended) = self.waited();
         let deadline = Instant::now() + Duration::from_secs(10);
-        while let Err(error) = session.handle().unmount(how) {
+        while let Err(error) = handle.unmount(how) {
             assert!(Instant::now() < deadline, "{error}");
             thread::sleep(Duration::from_millis(1));
         }
-        session.wait();
+        assert!(matches!(ended.join().expect("no panic"), Ended::Unmounted));
         assert!(self.waiting.0.lock().detached);
     }
 }

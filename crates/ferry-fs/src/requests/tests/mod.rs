@@ -4,6 +4,7 @@
 mod acls;
 mod bulk;
 mod bypass;
+mod carried;
 mod cold_inodes;
 mod deferred_errors;
 mod durable;

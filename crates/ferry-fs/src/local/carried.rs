@@ -1,0 +1,190 @@
+//! What a process that goes on with a mount needs of the one before: the files that programs have
+//! open, and the inodes that the kernel knows. All else is on the volume, which the one before has
+//! closed in order.
+
+use crate::api::Ino;
+use crate::error::FsError;
+use crate::errseq::ErrorCursor;
+use crate::file::read::Misses;
+use crate::file::stream::Stream;
+use crate::inode::incore::Inode;
+use crate::inode::residency::Remembered;
+use crate::local::handles::Handle;
+use crate::local::local_fs::{LocalFs, errno};
+use crate::session_store::SessionStore;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// What the encoded form begins with; the number is that of the form.
+const MAGIC: u64 = u64::from_le_bytes(*b"ferrygo1");
+
+/// An open file.
+#[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+struct CarriedFile {
+    fh: u64,
+    ino: Ino,
+    error_cursor: u64,
+    error_closed: u64,
+    kernel_write_errors: u64,
+    uid: u32,
+    flags: u32,
+}
+
+/// Flags of a [`CarriedFile`].
+mod file_flag {
+    pub(super) const NOATIME: u32 = 1;
+    pub(super) const UNCACHED: u32 = 2;
+    pub(super) const DIRECT: u32 = 4;
+    pub(super) const BYPASSING: u32 = 8;
+    pub(super) const WRITES: u32 = 16;
+}
+
+/// An inode that the kernel knows.
+#[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+struct CarriedInode {
+    ino: Ino,
+    lookups: u32,
+    /// Those flags of [`Inode`] that the volume does not have.
+    flags: u32,
+}
+
+/// The flags that are carried.
+const INODE_FLAGS: u32 = Inode::MAPPED | Inode::LINKABLE | Inode::NAMELESS;
+
+/// An inode of which writes have failed.
+#[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+struct CarriedErrors {
+    ino: Ino,
+    of_contents: u64,
+    of_kernel: u64,
+}
+
+/// What is carried from one process to the next.
+#[derive(Debug, Default, PartialEq)]
+pub struct Carried {
+    files: Vec<CarriedFile>,
+    inodes: Vec<CarriedInode>,
+    errors: Vec<CarriedErrors>,
+}
+
+impl Carried {
+    /// How many open files and known inodes it has.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.files.len(), self.inodes.len())
+    }
+
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let counts = [self.files.len(), self.inodes.len(), self.errors.len()].map(|n| n as u64);
+        let mut bytes = MAGIC.to_le_bytes().to_vec();
+        bytes.extend_from_slice(counts.as_bytes());
+        bytes.extend_from_slice(self.files.as_bytes());
+        bytes.extend_from_slice(self.inodes.as_bytes());
+        bytes.extend_from_slice(self.errors.as_bytes());
+        bytes
+    }
+
+    /// From bytes; `None`: another form, or not whole.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (magic, rest) = u64::read_from_prefix(bytes).ok()?;
+        let ([files, inodes, errors], rest) = <[u64; 3]>::read_from_prefix(rest).ok()?;
+        let (files, rest) = entries(rest, files)?;
+        let (inodes, rest) = entries(rest, inodes)?;
+        let (errors, rest) = entries(rest, errors)?;
+        (magic == MAGIC && rest.is_empty()).then_some(Self { files, inodes, errors })
+    }
+}
+
+/// So many entries, and the bytes behind them.
+fn entries<T: FromBytes>(bytes: &[u8], count: u64) -> Option<(Vec<T>, &[u8])> {
+    let len = usize::try_from(count).ok()?.checked_mul(size_of::<T>())?;
+    let (entries, rest) = bytes.split_at_checked(len)?;
+    let entries = entries.chunks_exact(size_of::<T>()).map(|entry| T::read_from_bytes(entry).ok());
+    Some((entries.collect::<Option<_>>()?, rest))
+}
+
+impl LocalFs {
+    /// What the next process needs. No request is under way, and none comes any more. From now on
+    /// nothing that has lost its last name is reclaimed here.
+    pub fn carry(&self) -> Carried {
+        self.keep_removed();
+        let files = self.handles.map(|fh, handle| {
+            let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+            CarriedFile {
+                fh,
+                ino: handle.inode.ino,
+                error_cursor: handle.error_cursor.value(),
+                error_closed: handle.error_closed.value(),
+                kernel_write_errors: handle.kernel_write_errors.value(),
+                uid: handle.uid,
+                flags: flag(handle.noatime, file_flag::NOATIME)
+                    | flag(handle.misses == Misses::Uncached, file_flag::UNCACHED)
+                    | flag(handle.direct, file_flag::DIRECT)
+                    | flag(handle.bypassing, file_flag::BYPASSING)
+                    | flag(handle.writes, file_flag::WRITES),
+            }
+        });
+        let (mut inodes, mut errors) = (Vec::new(), Vec::new());
+        for (ino, known) in self.table.remembered() {
+            let flags = if known.is_mapped() { Inode::MAPPED } else { 0 };
+            inodes.push(CarriedInode { ino, lookups: known.lookups() as u32, flags });
+        }
+        for inode in self.table.all().into_iter().filter(|inode| inode.is_known()) {
+            let lookups = u32::try_from(inode.lookups.load(Ordering::Acquire)).unwrap_or(u32::MAX);
+            let flags = INODE_FLAGS & inode.flags();
+            inodes.push(CarriedInode { ino: inode.ino, lookups, flags });
+            let all = [&inode.file.errors, &inode.kernel_write_errors];
+            let [of_contents, of_kernel] = all.map(|errors| errors.value());
+            if of_contents | of_kernel != 0 {
+                errors.push(CarriedErrors { ino: inode.ino, of_contents, of_kernel });
+            }
+        }
+        Carried { files, inodes, errors }
+    }
+
+    /// Takes over what the process before knew. The volume was opened with
+    /// [`goes_on`](crate::FsOptions::goes_on), and no request was served yet.
+    pub fn take_over(&self, carried: &Carried) -> Result<(), FsError> {
+        for CarriedInode { ino, lookups, flags } in &carried.inodes {
+            let known = Remembered::new(u64::from(*lookups), flags & Inode::MAPPED != 0);
+            self.table.adopt(*ino, known.ok_or(errno(libc::EOVERFLOW))?);
+            if flags & (Inode::LINKABLE | Inode::NAMELESS) != 0 {
+                self.table.need(*ino)?.set_flag(*flags);
+            }
+        }
+        for CarriedErrors { ino, of_contents, of_kernel } in &carried.errors {
+            let inode = self.table.need(*ino)?;
+            inode.file.errors.restore(*of_contents);
+            inode.kernel_write_errors.restore(*of_kernel);
+        }
+        let open = carried.files.iter().map(|file| Ok((file.fh, self.reopened(file)?)));
+        self.handles.restore(open.collect::<Result<_, FsError>>()?);
+        self.reclaim_leftovers();
+        Ok(())
+    }
+
+    fn reopened(&self, file: &CarriedFile) -> Result<Handle, FsError> {
+        let is_set = |flag: u32| file.flags & flag != 0;
+        let inode: Arc<Inode> = self.table.need(file.ino)?;
+        inode.opens.fetch_add(1, Ordering::AcqRel);
+        let bypassing = is_set(file_flag::BYPASSING);
+        inode.bypassing.fetch_add(u32::from(bypassing), Ordering::AcqRel);
+        Ok(Handle {
+            inode,
+            uid: file.uid,
+            error_cursor: ErrorCursor::at(file.error_cursor),
+            error_closed: ErrorCursor::at(file.error_closed),
+            noatime: is_set(file_flag::NOATIME),
+            misses: if is_set(file_flag::UNCACHED) { Misses::Uncached } else { Misses::Cached },
+            stream: Stream::default(),
+            direct: is_set(file_flag::DIRECT),
+            bypassing,
+            writes: is_set(file_flag::WRITES),
+            kernel_write_errors: ErrorCursor::at(file.kernel_write_errors),
+        })
+    }
+}

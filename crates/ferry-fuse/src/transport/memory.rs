@@ -1,0 +1,285 @@
+//! The memory of a mount's queues. The kernel has the addresses of its slots, and reads answers
+//! through them in whichever process commits one. So the memory is a file without a name, which the
+//! next process of the mount maps at the same address. What was agreed with the kernel is in it,
+//! too, because the kernel says INIT only once.
+#![expect(unsafe_code, reason = "memory that another process has written")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::abi::URING_HEADER;
+use crate::init::{Agreed, IO_MAX};
+
+/// Slots that a queue has at most: 16,384 parked requests.
+pub(super) const SLOTS_MAX: usize = 1 << 14;
+const PAGE: usize = 4096;
+/// Bytes of a slot: a page with its headers, and its payload.
+const SLOT: usize = PAGE + IO_MAX;
+/// Where in its first page a slot has the two parts that the kernel is told, and its state.
+const PARTS_AT: usize = 512;
+const STATE_AT: usize = 1024;
+const _: () = assert!(URING_HEADER <= PARTS_AT && SLOT.is_multiple_of(PAGE));
+/// Where the memory is mapped, if nothing is there: far from what the system chooses by itself.
+const ADDRESSES: std::ops::Range<usize> = 0x2000_0000_0000..0x5000_0000_0000;
+/// The next address that is tried.
+const ADDRESS_STEP: usize = 0x0100_0000_0000;
+/// What the front begins with; the number is that of the layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"ferryqm1");
+/// Where in the front the numbers of slots are, one for each queue.
+const COUNTS_AT: usize = 64;
+/// Queues that the front has room for.
+const QUEUES_MAX: usize = (PAGE - COUNTS_AT) / 8;
+
+/// The front of the memory, in its first page.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+struct Front {
+    magic: u64,
+    address: u64,
+    queues: u64,
+    slot: u64,
+    agreed: u64,
+}
+
+/// Who has a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlotState {
+    /// The kernel, or a process that serves: the process that goes on registers it.
+    Served,
+    /// It holds a request that nobody has served.
+    Fetched,
+    /// It holds an answer that was not committed.
+    Answered,
+}
+
+/// The memory of all queues of a mount.
+#[derive(Debug)]
+pub(crate) struct QueueMemory {
+    file: OwnedFd,
+    at: NonNull<u8>,
+    len: usize,
+    queues: usize,
+}
+
+// SAFETY: the mapping is the struct's own. Slots are handed out once each, and the rest is atomic.
+unsafe impl Send for QueueMemory {}
+// SAFETY: the same.
+unsafe impl Sync for QueueMemory {}
+
+fn len_of(queues: usize) -> usize {
+    PAGE + queues * SLOTS_MAX * SLOT
+}
+
+/// Maps the memory of so many queues at this address.
+fn map(file: &OwnedFd, address: usize, queues: usize) -> io::Result<NonNull<u8>> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let how = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE | MapFlags::NORESERVE;
+    // SAFETY: the kernel refuses an address where something is mapped already.
+    let at = unsafe { mmap(address as *mut _, len_of(queues), access, how, file, 0) }?;
+    NonNull::new(at.cast::<u8>()).ok_or(io::ErrorKind::AddrInUse.into())
+}
+
+impl QueueMemory {
+    /// For a new mount with so many queues.
+    pub(crate) fn new(queues: usize) -> io::Result<Self> {
+        if queues > QUEUES_MAX {
+            return Err(io::Error::other(
+                "there are more cores than the memory of queues has room for",
+            ));
+        }
+        let file = memfd_create("ferry-queues", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, len_of(queues) as u64)?;
+        let mut address = ADDRESSES.start;
+        let at = loop {
+            match map(&file, address, queues) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                mapped => break mapped?,
+            }
+            address += ADDRESS_STEP;
+            if !ADDRESSES.contains(&address) {
+                return Err(io::ErrorKind::AddrInUse.into());
+            }
+        };
+        Ok(Self { file, at, len: len_of(queues), queues })
+    }
+
+    /// That of the process before, at the same address.
+    pub(crate) fn of(file: OwnedFd) -> io::Result<(Self, Agreed)> {
+        let other = || io::Error::other("the queues have another layout in this version of ferry");
+        let mut front = [0; size_of::<Front>()];
+        let file = File::from(file);
+        file.read_exact_at(&mut front, 0)?;
+        let front = Front::read_from_bytes(&front).map_err(|_| other())?;
+        let (address, queues) = (front.address as usize, front.queues as usize);
+        let fits = queues <= QUEUES_MAX && file.metadata()?.len() == len_of(queues) as u64;
+        if front.magic != MAGIC || front.slot != SLOT as u64 || !fits {
+            return Err(other());
+        }
+        let file = OwnedFd::from(file);
+        let at = map(&file, address, queues)?;
+        Ok((Self { file, at, len: len_of(queues), queues }, Agreed::from_bits(front.agreed)))
+    }
+
+    /// Notes what was agreed with the kernel.
+    pub(crate) fn set_agreed(&self, agreed: &Agreed) -> io::Result<()> {
+        let front = Front {
+            magic: MAGIC,
+            address: self.at.as_ptr() as u64,
+            queues: self.queues as u64,
+            slot: SLOT as u64,
+            agreed: agreed.bits(),
+        };
+        File::from(self.file()?).write_all_at(front.as_bytes(), 0)
+    }
+
+    /// The file, for the process that goes on.
+    pub(crate) fn file(&self) -> io::Result<OwnedFd> {
+        self.file.as_fd().try_clone_to_owned()
+    }
+
+    /// How many queues it has memory for.
+    pub(crate) fn queues(&self) -> u16 {
+        self.queues as u16
+    }
+
+    /// How many slots a queue has.
+    pub(crate) fn slots(&self, queue: u16) -> usize {
+        self.count(queue).load(Ordering::Acquire) as usize
+    }
+
+    fn count(&self, queue: u16) -> &AtomicU64 {
+        assert!(usize::from(queue) < self.queues, "there is such a queue");
+        // SAFETY: it lies in the first page, is aligned, and used as an atomic by everybody.
+        unsafe { &*self.at.as_ptr().add(COUNTS_AT + usize::from(queue) * 8).cast::<AtomicU64>() }
+    }
+
+    /// A slot of a queue. Only the queue's own thread asks, once for each.
+    pub(crate) fn slot(self: &Arc<Self>, queue: u16, slot: usize) -> RequestSlot {
+        assert!(usize::from(queue) < self.queues && slot < SLOTS_MAX, "there is such a slot");
+        self.count(queue).fetch_max(slot as u64 + 1, Ordering::AcqRel);
+        let offset = PAGE + (usize::from(queue) * SLOTS_MAX + slot) * SLOT;
+        // SAFETY: it lies in the mapping, whose first byte is not at zero.
+        let at = unsafe { self.at.add(offset) };
+        let slot = RequestSlot { at, _memory: Arc::clone(self) };
+        slot.set_parts();
+        slot
+    }
+}
+
+impl Drop for QueueMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is the struct's own, and no slot is left: each holds the memory.
+        let unmapped = unsafe { munmap(self.at.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "it is mapped");
+    }
+}
+
+/// The buffers of one ring entry.
+pub(crate) struct RequestSlot {
+    at: NonNull<u8>,
+    _memory: Arc<QueueMemory>,
+}
+
+impl RequestSlot {
+    fn set_parts(&self) {
+        let part = |at: usize, len: usize| [self.at.as_ptr() as u64 + at as u64, len as u64];
+        let parts = [part(0, URING_HEADER), part(PAGE, IO_MAX)];
+        // SAFETY: two pairs of address and length, as `struct iovec` has them, inside the slot.
+        unsafe { self.at.as_ptr().add(PARTS_AT).cast::<[[u64; 2]; 2]>().write(parts) }
+    }
+
+    /// Where the kernel finds the addresses and lengths of the two buffers.
+    pub(crate) fn parts(&self) -> u64 {
+        self.at.as_ptr() as u64 + PARTS_AT as u64
+    }
+
+    /// The headers and the payload. The kernel uses neither while this process has the slot.
+    pub(crate) fn buffers(&mut self) -> (&mut [u8; URING_HEADER], &mut [u8]) {
+        let at = self.at.as_ptr();
+        // SAFETY: two parts of the slot, which do not overlap, borrowed as `self` is.
+        unsafe {
+            (
+                &mut *at.cast::<[u8; URING_HEADER]>(),
+                std::slice::from_raw_parts_mut(at.add(PAGE), IO_MAX),
+            )
+        }
+    }
+
+    fn state_word(&self) -> &AtomicU64 {
+        // SAFETY: it lies in the slot, is aligned, and used as an atomic by everybody.
+        unsafe { &*self.at.as_ptr().add(STATE_AT).cast::<AtomicU64>() }
+    }
+
+    pub(crate) fn state(&self) -> SlotState {
+        match self.state_word().load(Ordering::Acquire) {
+            1 => SlotState::Fetched,
+            2 => SlotState::Answered,
+            _ => SlotState::Served,
+        }
+    }
+
+    pub(crate) fn set_state(&self, state: SlotState) {
+        let word = match state {
+            SlotState::Served => 0,
+            SlotState::Fetched => 1,
+            SlotState::Answered => 2,
+        };
+        self.state_word().store(word, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AGREED: Agreed =
+        Agreed { setxattr_ext: true, no_opendir: false, io_uring: true, expires_names: false };
+
+    #[test]
+    fn the_next_process_finds_the_slots_at_the_same_addresses() {
+        let before = Arc::new(QueueMemory::new(2).expect("memory"));
+        before.set_agreed(&AGREED).expect("it is written");
+        let mut slot = before.slot(1, 7);
+        let (headers, payload) = slot.buffers();
+        headers[0] = 5;
+        payload[IO_MAX - 1] = 6;
+        slot.set_state(SlotState::Answered);
+        let (address, parts) = (slot.at, slot.parts());
+        let file = before.file().expect("a descriptor");
+        drop((slot, before));
+        let (after, agreed) = QueueMemory::of(file).expect("it is mapped");
+        assert_eq!(agreed.bits(), AGREED.bits());
+        let after = Arc::new(after);
+        assert_eq!((after.slots(0), after.slots(1)), (0, 8));
+        let mut slot = after.slot(1, 7);
+        assert_eq!((slot.at, slot.parts(), slot.state()), (address, parts, SlotState::Answered));
+        let (headers, payload) = slot.buffers();
+        assert_eq!((headers[0], payload[IO_MAX - 1]), (5, 6));
+    }
+
+    #[test]
+    fn memory_of_another_layout_is_refused() {
+        let memory = QueueMemory::new(1).expect("memory");
+        let other = memory.file().expect("a descriptor");
+        assert!(QueueMemory::of(other).is_err(), "nothing was agreed");
+        memory.set_agreed(&AGREED).expect("it is written");
+        let short = memory.file().expect("a descriptor");
+        ftruncate(&short, PAGE as u64).expect("it is cut");
+        assert!(QueueMemory::of(short).is_err());
+    }
+
+    #[test]
+    fn several_mounts_of_one_process_have_their_own_addresses() {
+        let all: Vec<_> = (0..3).map(|_| QueueMemory::new(1).expect("memory")).collect();
+        assert!(all.iter().enumerate().all(|(n, one)| all[..n].iter().all(|o| o.at != one.at)));
+    }
+}

@@ -1,0 +1,96 @@
+//! `ferry upgrade-mount`: another program goes on with a mount, while programs use it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use ferry_env::Env;
+
+use crate::asked;
+use crate::cli::UpgradeMountArgs;
+use crate::control::print;
+use crate::daemon::GO_ON;
+use crate::error::CliError;
+use crate::mounts::{self, Mount};
+use crate::socket::printable;
+use crate::waiting::pause;
+
+/// The daemon may take so long to make everything durable, before any program waits for it.
+const SETTLES: Duration = Duration::from_secs(120);
+/// And so long to close the volume, and the next one to open it.
+const STARTS: Duration = Duration::from_secs(120);
+/// How often the next daemon is looked for.
+const LOOK: Duration = Duration::from_millis(5);
+/// The next daemon is believed to live if it is silent for no longer.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// Runs the command.
+pub fn run(args: &UpgradeMountArgs) -> Result<(), CliError> {
+    let mount = mounts::meant(&args.target)?;
+    mounts::must_be_reached(&mount)?;
+    let program = program(args.program.as_deref())?;
+    let failed = |why: &str| CliError::Failed(format!("{}: {why}", mount.target.display()));
+    let before = asked::daemon(&mount);
+    let question = format!("{GO_ON}{}", program.display());
+    let answer = asked::ask_for(&mount, &question, SETTLES)?.ok_or_else(|| {
+        failed("its daemon does not let another one go on: it answers root and the user who has mounted it, if it knows this command")
+    })?;
+    if let Some(why) = answer["refused"].as_str() {
+        return Err(failed(&printable(why)));
+    }
+    let clock = Env::real().clock;
+    let asked_at = clock.monotonic();
+    let next = next_daemon(&mount, before, || clock.monotonic() - asked_at < STARTS)?;
+    let paused = clock.monotonic() - asked_at;
+    let runs = std::fs::read_link(format!("/proc/{next}/exe"));
+    if runs.is_ok_and(|runs| runs != program) {
+        return Err(failed(
+            "the new program did not start, its log says why; the one before goes on",
+        ));
+    }
+    print(&format!(
+        "{}: process {next} goes on; requests waited for up to {} ms\n",
+        mount.target.display(),
+        paused.as_millis()
+    ))
+}
+
+/// The program that is to go on: this one, if no other is named.
+fn program(named: Option<&Path>) -> Result<PathBuf, CliError> {
+    let path = match named {
+        Some(path) => path.to_owned(),
+        None => std::env::current_exe().map_err(CliError::path("/proc/self/exe", "cannot find"))?,
+    };
+    let found = path.canonicalize().map_err(CliError::path(&path, "cannot find"))?;
+    let asked = Command::new(&found).arg("--version").output();
+    let asked = asked.map_err(CliError::path(&found, "cannot be run"))?;
+    if !asked.status.success() || !asked.stdout.starts_with(b"ferry ") {
+        return Err(CliError::Failed(format!("{}: that is no ferry", found.display())));
+    }
+    Ok(found)
+}
+
+/// The process that goes on, once it answers.
+fn next_daemon(
+    mount: &Mount,
+    before: Option<u32>,
+    has_time: impl Fn() -> bool,
+) -> Result<u32, CliError> {
+    while has_time() {
+        if let Some(pid) = asked::daemon(mount).filter(|pid| Some(*pid) != before)
+            && asked::lives(mount, SILENCE)
+        {
+            return Ok(pid);
+        }
+        let mounts = mounts::list().unwrap_or_default();
+        if !mounts.iter().any(|other| other.id == mount.id) {
+            return Err(CliError::NotMounted(mount.target.clone()));
+        }
+        pause(LOOK);
+    }
+    Err(CliError::Failed(format!(
+        "{}: no daemon has gone on after {} s: look into its log",
+        mount.target.display(),
+        STARTS.as_secs()
+    )))
+}

@@ -1,0 +1,361 @@
+//! The holder: a process that does nothing but start the one that serves a mount, and start another
+//! one when the mount is to go on in a newer program. Between the two it has the mount's connection
+//! to the kernel, so the mount never ends. It outlives all of them, and they end with it.
+//!
+//! The two sides speak over a socket, whose name the serving process finds in its environment. A
+//! holder may be of an older version than the process that it starts: messages are never changed,
+//! only added, and both sides ignore those that they do not know.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::{Arc, OnceLock};
+
+use ferry_env::Env;
+use ferry_fs::Carried;
+use ferry_fuse::Connection;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect, listen, recvmsg, sendmsg, socket_with,
+};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pidfd_open};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::error::CliError;
+use crate::{logging, starter};
+
+/// The environment variable with the name of the holder's socket.
+const SOCKET: &str = "FERRY_HOLDER";
+/// The program of the holder itself.
+const OWN: &str = "/proc/self/exe";
+/// The longest message: the longest path, and a word.
+const MESSAGE_MAX: usize = 8192;
+/// Bytes of a control message with a descriptor.
+const RIGHTS: usize = rustix::cmsg_space!(ScmRights(1));
+
+/// The names of what is held.
+const DEVICE: &str = "device";
+const MEMORY: &str = "memory";
+const CARRIED: &str = "carried";
+const MOUNTPOINT: &str = "mountpoint";
+
+/// What a process says to the other: a word, and what belongs to it.
+struct Message {
+    bytes: Vec<u8>,
+    descriptor: Option<OwnedFd>,
+}
+
+impl Message {
+    /// The word, and the rest behind a blank.
+    fn split(&self) -> (&[u8], &[u8]) {
+        let at = self.bytes.iter().position(|byte| *byte == b' ');
+        at.map_or((&self.bytes, &[]), |at| (&self.bytes[..at], &self.bytes[at + 1..]))
+    }
+}
+
+fn send(socket: &OwnedFd, parts: &[&[u8]], descriptor: Option<&OwnedFd>) -> io::Result<()> {
+    let bytes = parts.join(&b' ');
+    let mut space = [MaybeUninit::uninit(); RIGHTS];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = descriptor.map(|descriptor| [descriptor.as_fd()]);
+    if let Some(descriptors) = &descriptors {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// The next message; `None`: the other side has ended.
+fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
+    let (mut bytes, mut space) = (vec![0; MESSAGE_MAX], [MaybeUninit::uninit(); RIGHTS]);
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let parts = &mut [IoSliceMut::new(&mut bytes)];
+    let got = recvmsg(socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
+    let descriptor = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    bytes.truncate(got);
+    Ok((got > 0).then_some(Message { bytes, descriptor }))
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    Ok(socket_with(kind.0, kind.1, kind.2, None)?)
+}
+
+/// The serving process's side.
+pub struct Holder(OwnedFd);
+
+/// What the process before has left.
+pub struct Held {
+    /// The mount's connection to the kernel.
+    pub connection: Connection,
+    /// What programs have open there.
+    pub carried: Carried,
+    /// Where it is mounted.
+    pub mountpoint: PathBuf,
+}
+
+static HOLDER: OnceLock<Option<Holder>> = OnceLock::new();
+
+impl Holder {
+    /// The one that has started this process, if one has.
+    pub fn get() -> Option<&'static Self> {
+        HOLDER.get_or_init(|| Self::connect(&std::env::var_os(SOCKET)?)).as_ref()
+    }
+
+    fn connect(name: &OsStr) -> Option<Self> {
+        let connected = SocketAddrUnix::new_abstract_name(name.as_bytes()).and_then(|address| {
+            let socket = new_socket().map_err(|_| rustix::io::Errno::IO)?;
+            connect(&socket, &address)?;
+            Ok(socket)
+        });
+        let socket = connected.inspect_err(|error| tracing::warn!(%error, "no holder")).ok()?;
+        let peer = rustix::net::sockopt::socket_peercred(&socket).ok()?.pid;
+        // The name is free for any user once the holder has ended.
+        (Some(peer) == getppid()).then_some(Self(socket))
+    }
+
+    fn say(&self, parts: &[&[u8]], descriptor: Option<&OwnedFd>) -> Result<(), CliError> {
+        send(&self.0, parts, descriptor)
+            .map_err(|error| CliError::Failed(format!("the holder of the mount: {error}")))
+    }
+
+    /// What the process before has left: this one goes on with its mount.
+    pub fn held(&self) -> Result<Option<Held>, CliError> {
+        let failed = |error: io::Error| CliError::Failed(format!("the holder: {error}"));
+        self.say(&[b"ask"], None)?;
+        let mut all = BTreeMap::new();
+        while let Some(message) = receive(&self.0).map_err(failed)? {
+            match message.split() {
+                (b"end", _) => break,
+                (b"held", what) => {
+                    let what = Message { bytes: what.to_vec(), descriptor: message.descriptor };
+                    let (name, rest) = what.split();
+                    all.insert(name.to_vec(), (rest.to_vec(), what.descriptor));
+                }
+                _ => {}
+            }
+        }
+        if all.is_empty() {
+            return Ok(None);
+        }
+        let mut take = |name: &str| all.remove(name.as_bytes()).unwrap_or_default();
+        let incomplete = || CliError::Failed("the holder has not all of the mount".into());
+        let (mountpoint, _) = take(MOUNTPOINT);
+        let mut descriptor = |name: &str| take(name).1.ok_or_else(incomplete);
+        let connection = Connection { device: descriptor(DEVICE)?, memory: descriptor(MEMORY)? };
+        let mut bytes = Vec::new();
+        let mut carried = File::from(descriptor(CARRIED)?);
+        io::Seek::rewind(&mut carried).map_err(failed)?;
+        carried.read_to_end(&mut bytes).map_err(failed)?;
+        let carried = Carried::decode(&bytes).ok_or_else(|| {
+            CliError::Failed("the open files of the mount have another form in this version".into())
+        })?;
+        let mountpoint = PathBuf::from(OsStr::from_bytes(&mountpoint));
+        Ok(Some(Held { connection, carried, mountpoint }))
+    }
+
+    /// Leaves a mount to the next process, which runs `program`, once this one has ended.
+    pub fn leave(
+        &self,
+        connection: &Connection,
+        carried: &Carried,
+        mountpoint: &Path,
+        program: &Path,
+    ) -> Result<(), CliError> {
+        let failed = |error: io::Error| CliError::Failed(format!("memory for open files: {error}"));
+        let memory = memfd_create("ferry-carried", MemfdFlags::CLOEXEC);
+        let mut memory = File::from(memory.map_err(|error| failed(error.into()))?);
+        memory.write_all(&carried.encode()).map_err(failed)?;
+        let hold = |name: &str, descriptor: &OwnedFd| {
+            self.say(&[b"hold", name.as_bytes()], Some(descriptor))
+        };
+        hold(DEVICE, &connection.device)?;
+        hold(MEMORY, &connection.memory)?;
+        hold(CARRIED, &memory.into())?;
+        self.say(&[b"hold", MOUNTPOINT.as_bytes(), mountpoint.as_os_str().as_bytes()], None)?;
+        self.say(&[b"next", program.as_os_str().as_bytes()], None)
+    }
+
+    /// The mount can be used.
+    pub fn ready(&self) -> Result<(), CliError> {
+        self.say(&[b"ready"], None)
+    }
+
+    /// As [`starter::notify_systemd`], which listens to the holder only.
+    pub fn notify(&self, state: &str) -> Result<(), CliError> {
+        self.say(&[b"notify", state.as_bytes()], None)
+    }
+}
+
+/// What the holder has for the next process, by name.
+type HeldThings = BTreeMap<Vec<u8>, (Vec<u8>, Option<OwnedFd>)>;
+
+/// The holder's side: one process that it has started.
+struct Served {
+    child: Child,
+    /// Once it has connected.
+    socket: Option<OwnedFd>,
+    is_ready: bool,
+    /// The program that goes on when it has ended.
+    next: Option<PathBuf>,
+}
+
+/// What the holder does.
+struct Holding {
+    listener: OwnedFd,
+    name: String,
+    /// The holder is in the background.
+    daemon: bool,
+    /// Where its messages go then.
+    log: Option<PathBuf>,
+    signals: UnixStream,
+    things: HeldThings,
+}
+
+/// Runs as the holder: starts this program again with the same arguments, and its successors.
+/// Returns when the mount has ended.
+pub fn run(daemon: bool, log: Option<&Path>) -> Result<ExitCode, CliError> {
+    starter::prepare(daemon);
+    let failed = |error: io::Error| CliError::Failed(format!("cannot hold a mount: {error}"));
+    let mut holding = Holding::new(daemon, log).map_err(failed)?;
+    let mut program = PathBuf::from(OWN);
+    loop {
+        let mut served = holding.start(&program).map_err(|error| {
+            CliError::Failed(format!("cannot start {}: {error}", program.display()))
+        });
+        let status = match &mut served {
+            Ok(served) => Some(holding.watch(served).map_err(failed)?),
+            Err(_) => None,
+        };
+        match served {
+            Ok(Served { next: Some(next), .. }) => program = next,
+            // The program of before can go on: the mount is as that one has left it.
+            Ok(Served { is_ready: false, .. }) | Err(_)
+                if !holding.things.is_empty() && program != Path::new(OWN) =>
+            {
+                tracing::error!(program = %program.display(), "it does not go on with the mount: the program before does");
+                program = OWN.into();
+            }
+            Err(error) => return Err(error),
+            Ok(_) => return Ok(code(status)),
+        }
+    }
+}
+
+fn code(status: Option<ExitStatus>) -> ExitCode {
+    match status.and_then(|status| status.code()) {
+        Some(code) => u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from),
+        None => ExitCode::FAILURE,
+    }
+}
+
+impl Holding {
+    fn new(daemon: bool, log: Option<&Path>) -> io::Result<Self> {
+        let (signals, sender) = UnixStream::pair()?;
+        for signal in [SIGTERM, SIGINT] {
+            signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?;
+        }
+        // The terminal's end is no reason to end.
+        signal_hook::flag::register(SIGHUP, Arc::default())?;
+        let listener = new_socket()?;
+        let own = getpid().as_raw_nonzero();
+        let name = format!("ferry-holder-{own}-{:016x}", Env::real().entropy.next_u64());
+        bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        listen(&listener, 1)?;
+        let log = log.map(Path::to_owned);
+        Ok(Self { listener, name, daemon, log, signals, things: HeldThings::default() })
+    }
+
+    fn start(&self, program: &Path) -> io::Result<Served> {
+        let mut command = Command::new(program);
+        command.arg0("ferry").args(std::env::args_os().skip(1)).env(SOCKET, &self.name);
+        // Ctrl-C reaches the holder, which passes it on: the other one would take it for two.
+        let child = command.process_group(0).spawn()?;
+        Ok(Served { child, socket: None, is_ready: false, next: None })
+    }
+
+    /// Does what the process asks for, until it has ended.
+    fn watch(&mut self, served: &mut Served) -> io::Result<ExitStatus> {
+        let pid = Pid::from_child(&served.child);
+        let ended = pidfd_open(pid, PidfdFlags::empty())?;
+        loop {
+            let (listener, signals) = (&self.listener, &self.signals);
+            let socket = served.socket.as_ref().map_or(listener.as_fd(), AsFd::as_fd);
+            let mut watched = [
+                PollFd::new(&socket, PollFlags::IN),
+                PollFd::new(signals, PollFlags::IN),
+                PollFd::new(&ended, PollFlags::IN),
+            ];
+            match poll(&mut watched, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let [says, signalled, has_ended] = watched.map(|one| !one.revents().is_empty());
+            if signalled {
+                let mut count = [0; 64];
+                let _taken = self.signals.read(&mut count)?;
+                let _ended = kill_process(pid, Signal::TERM);
+            }
+            if says {
+                self.hear(served, pid)?;
+            } else if has_ended {
+                // Whatever it has said was heard before.
+                return served.child.wait();
+            }
+        }
+    }
+
+    fn hear(&mut self, served: &mut Served, pid: Pid) -> io::Result<()> {
+        let Some(socket) = &served.socket else {
+            let socket = accept_with(&self.listener, SocketFlags::CLOEXEC)?;
+            let peer = rustix::net::sockopt::socket_peercred(&socket)?.pid;
+            served.socket = (peer == pid).then_some(socket);
+            return Ok(());
+        };
+        let Some(message) = receive(socket)? else {
+            // It is about to end.
+            served.socket = None;
+            return Ok(());
+        };
+        let (word, rest) = message.split();
+        match word {
+            b"ask" => {
+                for (name, (rest, descriptor)) in &self.things {
+                    send(socket, &[b"held", name, rest], descriptor.as_ref())?;
+                }
+                send(socket, &[b"end"], None)?;
+            }
+            b"hold" => {
+                let what = Message { bytes: rest.to_vec(), descriptor: message.descriptor };
+                let (name, rest) = what.split();
+                self.things.insert(name.to_vec(), (rest.to_vec(), what.descriptor));
+            }
+            b"next" => served.next = Some(OsStr::from_bytes(rest).into()),
+            b"notify" => starter::notify_systemd(&String::from_utf8_lossy(rest)),
+            b"ready" => {
+                served.is_ready = true;
+                self.things.clear();
+                if self.daemon {
+                    logging::detach(self.log.as_deref())?;
+                    starter::leave()?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

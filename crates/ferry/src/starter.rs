@@ -1,0 +1,106 @@
+//! What a daemon has to do with the process that starts it, and with systemd.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
+
+use crate::error::CliError;
+use crate::logging;
+
+/// What a daemon prints when the mount can be used.
+const READY: &str = "ready";
+
+/// Starts this program again with `args`, as a daemon; returns when its mount can be used.
+pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliError> {
+    let start = |e| CliError::Failed(format!("cannot start the daemon: {e}"));
+    let mut daemon = Command::new("/proc/self/exe")
+        .arg0("ferry")
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(start)?;
+    let mut line = String::new();
+    if let Some(stdout) = daemon.stdout.take() {
+        BufReader::new(stdout).read_line(&mut line).map_err(start)?;
+    }
+    if line.trim_end() == READY {
+        if log.is_none() && !logging::has_syslog() {
+            eprintln!(
+                "ferry: mounted; there is no system log here (/dev/log), -o log=FILE would keep the daemon's messages"
+            );
+        }
+        return Ok(());
+    }
+    // It has printed the reason on the stderr that it shares with this process.
+    let status = daemon.wait().map_err(start)?;
+    match status.code() {
+        Some(_) => Err(CliError::Daemon),
+        None => Err(CliError::Failed(format!("the daemon was killed while it started ({status})"))),
+    }
+}
+
+/// Prepares a daemon, or its holder.
+pub fn prepare(daemon: bool) {
+    if daemon {
+        if let Err(error) = rustix::process::setsid() {
+            tracing::debug!(%error, "no session of its own");
+        }
+        end_with_starter();
+    }
+}
+
+/// If the process that started this daemon gives up waiting for the mount (Ctrl-C), the daemon
+/// ends, too. The daemon is in another session, and gets no signal of that terminal.
+fn end_with_starter() {
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::TERM)) {
+        tracing::debug!(%error, "PR_SET_PDEATHSIG");
+    }
+    // That process may have ended before: then nothing reads this daemon's output.
+    let stdout = rustix::stdio::stdout();
+    let mut reader = [PollFd::new(&stdout, PollFlags::empty())];
+    let looked = poll(&mut reader, Some(&Timespec::default()));
+    if looked.is_ok() && reader[0].revents().contains(PollFlags::ERR) {
+        std::process::exit(1);
+    }
+}
+
+/// Tells the process that started this one that the mount can be used. From here on this one ends
+/// by itself, or by a signal.
+pub fn leave() -> io::Result<()> {
+    if let Err(error) = rustix::process::set_parent_process_death_signal(None) {
+        tracing::debug!(%error, "PR_SET_PDEATHSIG");
+    }
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{READY}").and_then(|()| out.flush())?;
+    drop(out);
+    leave_terminal()
+}
+
+/// From here on a daemon uses neither the caller's directory nor its terminal. What it says goes to
+/// its log.
+pub fn leave_terminal() -> io::Result<()> {
+    rustix::process::chdir("/")?;
+    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    Ok(rustix::stdio::dup2_stdout(&null)?)
+}
+
+/// As sd_notify(3): sends one datagram to the socket that systemd names. Without systemd nothing
+/// happens.
+pub fn notify_systemd(state: &str) {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let address = match name.as_encoded_bytes() {
+        [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),
+        _ => SocketAddr::from_pathname(&name),
+    };
+    let sent = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &to));
+    if let Err(error) = sent {
+        tracing::warn!(%error, "cannot notify systemd");
+    }
+}

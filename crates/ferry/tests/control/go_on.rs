@@ -1,0 +1,167 @@
+//! Another program goes on with a mount, while programs use it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+
+/// How often the mount goes on in another process.
+const TIMES: usize = 15;
+
+fn upgrade(fixture: &TestVolume, more: &[&str]) -> Output {
+    Command::new("timeout")
+        .args(["--signal=KILL", "100", FERRY, "upgrade-mount", path(&fixture.mnt())])
+        .args(more)
+        .output()
+        .expect("the command runs")
+}
+
+/// Makes, syncs, moves, reads and removes files until `enough`; how many.
+fn work_on(dir: &Path, enough: &AtomicBool) -> usize {
+    fs::create_dir(dir).expect("mkdir");
+    let mut files = 0;
+    while !enough.load(Ordering::Relaxed) {
+        let (path, moved) = (dir.join(format!("{files}")), dir.join(format!("moved-{files}")));
+        let bytes = vec![files as u8; 1 + files * 977 % 100_000];
+        let mut file = File::create_new(&path).expect("creates");
+        file.write_all(&bytes).expect("writes");
+        if files % 3 == 0 {
+            file.sync_all().expect("syncs");
+        }
+        drop(file);
+        fs::rename(&path, &moved).expect("renames");
+        assert!(fs::read(&moved).expect("reads") == bytes, "{}", moved.display());
+        assert!(!path.exists());
+        if files % 2 == 0 {
+            fs::remove_file(&moved).expect("removes");
+        }
+        files += 1;
+    }
+    let left = fs::read_dir(dir).expect("lists").count();
+    assert_eq!(left, files / 2);
+    files
+}
+
+#[test]
+fn a_mount_goes_on_in_another_process_while_programs_use_it() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let (mnt, enough) = (fixture.mnt(), AtomicBool::new(false));
+    let made = OpenOptions::new().create_new(true).read(true).append(true).open(mnt.join("open"));
+    let mut open = made.expect("creates");
+    let removed = File::options().create_new(true).read(true).write(true).open(mnt.join("removed"));
+    let removed = removed.expect("creates");
+    removed.write_all_at(b"contents", 0).expect("writes");
+    fs::remove_file(mnt.join("removed")).expect("removes");
+    fs::create_dir(mnt.join("work")).expect("mkdir");
+    let mut inside = Command::new("sh")
+        .args(["-c", "read line; pwd -P >/dev/null && ls -a . | wc -l"])
+        .current_dir(mnt.join("work"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    fs::remove_dir(mnt.join("work")).expect("rmdir");
+    let mut daemons = vec![fixture.daemon()];
+    std::thread::scope(|scope| {
+        let worker = |name: &str| {
+            let (dir, enough) = (mnt.join(name), &enough);
+            scope.spawn(move || work_on(&dir, enough))
+        };
+        let workers = ["a", "b", "c"].map(worker);
+        for turn in 0..TIMES {
+            let done = upgrade(&fixture, &[]);
+            ok(&done);
+            assert!(String::from_utf8_lossy(&done.stdout).contains("goes on"), "{done:?}");
+            writeln!(open, "{turn}").expect("appends");
+            daemons.push(fixture.daemon());
+        }
+        enough.store(true, Ordering::Relaxed);
+        for worker in workers {
+            assert!(worker.join().expect("no error") > 0);
+        }
+    });
+    daemons.dedup();
+    assert_eq!(daemons.len(), TIMES + 1, "each time another process");
+    let mut text = String::new();
+    open.seek(SeekFrom::Start(0)).expect("seeks");
+    open.read_to_string(&mut text).expect("reads");
+    assert_eq!(text, (0..TIMES).map(|turn| format!("{turn}\n")).collect::<String>());
+    let mut contents = [0; 8];
+    removed.read_exact_at(&mut contents, 0).expect("reads");
+    assert_eq!(&contents, b"contents");
+    drop(inside.stdin.take());
+    let inside = inside.wait_with_output().expect("it ends");
+    assert!(inside.status.success(), "a program may be in a directory that was removed");
+    drop((open, removed));
+    ok(&ferry(&["umount", path(&mnt)]));
+    ok(&ferry(&["fsck", path(&fixture.volume())]));
+}
+
+/// A program that calls itself ferry, and does nothing else.
+fn impostor(fixture: &TestVolume) -> PathBuf {
+    let program = fixture.0.path().join("impostor");
+    fs::write(&program, "#!/bin/sh\n[ \"$1\" = --version ] && echo ferry 9 && exit\nexit 1\n")
+        .expect("writes");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("chmod");
+    program
+}
+
+#[test]
+fn if_the_new_program_does_not_start_the_one_before_goes_on() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let mut open = File::create(fixture.mnt().join("open")).expect("creates");
+    let before = fixture.daemon();
+    let refused = upgrade(&fixture, &["--program", path(&impostor(&fixture))]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("the one before goes on"), "{said}");
+    assert_ne!(fixture.daemon(), before, "it was started again");
+    open.write_all(b"x").expect("writes");
+    // That it can be replaced was not lost.
+    ok(&upgrade(&fixture, &[]));
+    open.write_all(b"y").expect("writes");
+    drop(open);
+    assert_eq!(fs::read(fixture.mnt().join("open")).expect("reads"), b"xy");
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
+    let other = upgrade(&fixture, &[]);
+    assert!(String::from_utf8_lossy(&other.stderr).contains("no FerryFS is mounted here"));
+}
+
+#[test]
+fn what_is_no_ferry_and_mounts_that_cannot_go_on_are_refused() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let refused = upgrade(&fixture, &["--program", "/bin/true"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("/bin/true: that is no ferry"));
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
+    let store = format!("dir://{}", fixture.0.path().join("store").display());
+    ok(&ferry(&["mkfs", &store, "--size", "256M"]));
+    ok(&ferry(&["mount", &store, path(&fixture.mnt()), "-o", &fixture.log()]));
+    let refused = upgrade(&fixture, &[]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("this kind of mount cannot go on in another process"), "{said}");
+    fs::write(fixture.mnt().join("file"), "x").expect("it is served on");
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
+}
+
+#[test]
+fn the_daemon_ends_with_its_holder() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let status = fs::read_to_string(format!("/proc/{}/status", fixture.daemon().as_raw_nonzero()));
+    let status = status.expect("it lives");
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).expect("a parent");
+    let holder = parent.trim().parse().ok().and_then(Pid::from_raw).expect("a number");
+    let daemon = fixture.daemon();
+    kill_process(holder, Signal::KILL).expect("it is there");
+    while Path::new(&format!("/proc/{}/exe", daemon.as_raw_nonzero())).exists() {
+        std::thread::yield_now();
+    }
+    assert!(fs::metadata(fixture.mnt().join("x")).is_err());
+    fails(&ferry(&["umount", path(&fixture.mnt())]), "its daemon has died before");
+    ok(&ferry(&["fsck", path(&fixture.volume())]));
+}

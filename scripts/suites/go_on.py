@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Real programs work on a mount while other processes go on with it again and again.
+
+usage: go_on.py FERRY DIR SECONDS [PAUSE]
+
+fio with verification, git, sqlite3 with a WAL, a compiler's kind of load (make), and programs that
+sync work in a mount below DIR. `ferry upgrade-mount` is called every PAUSE seconds (0.5). No program may see
+an error; at the end the volume is clean. It prints how often, and how long programs waited: the longest time of
+one small operation around each change, and what the command says.
+"""
+import json
+import os
+import pathlib
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+ferry, base, seconds = sys.argv[1], pathlib.Path(sys.argv[2]).absolute(), float(sys.argv[3])
+pause = float(sys.argv[4]) if len(sys.argv) > 4 else 0.5
+mount, volume, log = base / "mnt", base / "volume.ferry", base / "log"
+end = time.monotonic() + seconds
+failures = []
+rounds = {}
+
+
+def run(*words, **more):
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=300, **more)
+
+
+def must(*words, **more):
+    done = run(*words, **more)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, words))}: {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
+    return done.stdout
+
+
+def again(name, once):
+    """Calls `once` with a new directory until the time is over."""
+    count = 0
+    while time.monotonic() < end and not failures:
+        work = mount / name / str(count)
+        work.mkdir(parents=True)
+        try:
+            once(work)
+        except Exception as error:
+            failures.append(f"{name}: {error}")
+            return
+        shutil.rmtree(work)
+        count += 1
+        rounds[name] = count
+
+
+def git(work):
+    env = dict(os.environ, GIT_CONFIG_NOSYSTEM="1", HOME=str(work), GIT_AUTHOR_NAME="a", GIT_AUTHOR_EMAIL="a@a",
+               GIT_COMMITTER_NAME="a", GIT_COMMITTER_EMAIL="a@a")
+    must("git", "init", "-q", work, env=env)
+    for number in range(30):
+        (work / f"file{number % 7}").write_text(f"{number}\n" * 200)
+        must("git", "-C", work, "add", "-A", env=env)
+        must("git", "-C", work, "commit", "-qm", str(number), env=env)
+    must("git", "-C", work, "gc", "-q", env=env)
+    must("git", "-C", work, "fsck", "--strict", env=env)
+    if must("git", "-C", work, "rev-list", "--count", "HEAD", env=env).strip() != "30":
+        raise RuntimeError("commits are missing")
+
+
+def sqlite(work):
+    base = work / "base"
+    text = "pragma journal_mode=wal; create table t(n integer primary key, x text);"
+    must("sqlite3", base, text)
+    for number in range(20):
+        rows = ",".join(f"({number * 50 + row},'{'x' * 300}')" for row in range(50))
+        must("sqlite3", base, f"pragma synchronous=full; insert into t values {rows};")
+    answer = must("sqlite3", base, "pragma integrity_check; select count(*) from t;")
+    if answer.split() != ["ok", "1000"]:
+        raise RuntimeError(answer)
+
+
+def make(work):
+    rules = ["all: prog"]
+    for number in range(40):
+        (work / f"f{number}.c").write_text(f"int f{number}(void) {{ return {number}; }}\n")
+    (work / "main.c").write_text("int main(void) { return 0; }\n")
+    objects = " ".join(f"f{number}.o" for number in range(40))
+    rules += [f"prog: main.o {objects}\n\tcc -o prog main.o {objects}"]
+    (work / "Makefile").write_text("\n".join(rules) + "\n")
+    must("make", "-s", "-j2", "-C", work)
+    must(work / "prog")
+
+
+def fio(work):
+    must("fio", "--name=verify", f"--directory={work}", "--rw=randrw", "--bs=4k-64k", "--size=16m", "--verify=crc32c",
+         "--verify_fatal=1", "--fsync=32", "--time_based=0", "--output-format=json")
+
+
+def mapped(work):
+    """Stores to a mapping, and what a new descriptor reads."""
+    import mmap
+    path = work / "mapped"
+    path.write_bytes(bytes(1 << 20))
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 1 << 20) as memory:
+        for number in range(200):
+            at = number * 5003 % (1 << 20)
+            memory[at] = number % 251
+            if number % 20 == 0:
+                memory.flush()
+            time.sleep(0.005)
+        memory.flush()
+        expected = memory[:]
+    if path.read_bytes() != expected:
+        raise RuntimeError("a mapping and a read differ")
+
+
+def keeps_open():
+    """Files that are open all the time: one has a name, one has none, one is locked."""
+    import fcntl
+    named = open(mount / "named", "w+b", buffering=0)
+    removed = open(mount / "removed", "w+b", buffering=0)
+    removed.write(b"contents")
+    os.unlink(mount / "removed")
+    fcntl.flock(named, fcntl.LOCK_EX)
+    count = 0
+    try:
+        while time.monotonic() < end and not failures:
+            named.write(b"%07d\n" % count)
+            if count % 50 == 0:
+                os.fsync(named.fileno())
+            if os.pread(removed.fileno(), 8, 0) != b"contents":
+                raise RuntimeError("a removed file has lost its contents")
+            count += 1
+            time.sleep(0.002)
+        lines = pathlib.Path(mount / "named").read_bytes()
+        if lines != b"".join(b"%07d\n" % number for number in range(count)):
+            raise RuntimeError("lines are missing")
+    except Exception as error:
+        failures.append(f"open files: {error}")
+    rounds["lines"] = count
+
+
+longest = []
+
+
+def looks():
+    """The longest time of one small operation, between each two changes."""
+    worst, path = 0.0, mount / "looked at"
+    while time.monotonic() < end and not failures:
+        begun = time.monotonic()
+        try:
+            path.write_text("x")
+            path.unlink()
+        except OSError as error:
+            failures.append(f"a small operation: {error}")
+        worst = max(worst, time.monotonic() - begun)
+        if changed.is_set():
+            changed.clear()
+            longest.append(worst)
+            worst = 0.0
+        time.sleep(0.001)
+
+
+changed = threading.Event()
+mount.mkdir(parents=True, exist_ok=True)
+must(ferry, "mkfs", volume, "--size", "2G")
+must(ferry, "mount", volume, mount, "-o", f"log={log}")
+works = [git, sqlite, fio, mapped] + ([make] if shutil.which("cc") and shutil.which("make") else [])
+threads = [threading.Thread(target=again, args=(work.__name__, work)) for work in works]
+threads += [threading.Thread(target=keeps_open), threading.Thread(target=looks)]
+for thread in threads:
+    thread.start()
+told = []
+while time.monotonic() < end - 1 and not failures:
+    done = run(ferry, "upgrade-mount", mount)
+    if done.returncode:
+        failures.append(f"upgrade-mount: {done.stderr.strip()}")
+        break
+    told.append(int(re.search(r"up to (\d+) ms", done.stdout)[1]))
+    changed.set()
+    time.sleep(pause)
+for thread in threads:
+    thread.join(300)
+    if thread.is_alive():
+        failures.append("a program hangs")
+print(json.dumps(rounds))
+if not failures:
+    must(ferry, "umount", mount)
+    print(must(ferry, "fsck", volume).strip())
+for name, all_of in (("command", told), ("longest operation", [round(1000 * one) for one in longest])):
+    ranked = sorted(all_of)
+    if ranked:
+        at = lambda part: ranked[min(len(ranked) - 1, int(part * len(ranked)))]
+        print(f"{name}: {len(ranked)} changes, ms: median {statistics.median(ranked):.0f}, p99 {at(0.99)}, most {ranked[-1]}")
+for failure in failures:
+    print("FAILED", failure)
+# Each program must have worked while a change was made.
+idle = [work.__name__ for work in works if not rounds.get(work.__name__)]
+sys.exit(bool(failures) or len(told) < 2 or bool(idle and seconds >= 20))
