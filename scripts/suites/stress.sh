@@ -62,5 +62,5 @@ suite_stress() {
   check "no process is stuck" 30 no_process_is_stuck
   check "nothing leaked" 120 nothing_leaked "$live" "$descriptors"
   check "unmount and fsck after stress-ng" 120 unmount_and_check stress
-  check "fio, git, sqlite3 and make while the mount goes on in other processes, $(($1 / 3)) s" $(($1 + 120)) mount_goes_on $(($1 / 3))
+  check "fio, git, sqlite3 and make while the mount goes on in other processes, $(($1 / 4)) s" $(($1 + 120)) mount_goes_on $(($1 / 4))
 }

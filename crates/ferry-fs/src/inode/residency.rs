@@ -46,6 +46,8 @@ pub struct Remembered(u32);
 
 impl Remembered {
     const MAPPED: u32 = 1 << 31;
+    /// So many lookups are counted.
+    pub const MOST: u64 = Self::MAPPED as u64 - 1;
 
     /// `None`: there are too many lookups.
     pub fn new(lookups: u64, mapped: bool) -> Option<Self> {

@@ -10,7 +10,7 @@ use crate::file::stream::Stream;
 use crate::inode::incore::Inode;
 use crate::inode::residency::Remembered;
 use crate::local::handles::Handle;
-use crate::local::local_fs::{LocalFs, errno};
+use crate::local::local_fs::LocalFs;
 use crate::session_store::SessionStore;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -150,8 +150,10 @@ impl LocalFs {
     /// [`goes_on`](crate::FsOptions::goes_on), and no request was served yet.
     pub fn take_over(&self, carried: &Carried) -> Result<(), FsError> {
         for CarriedInode { ino, lookups, flags } in &carried.inodes {
-            let known = Remembered::new(u64::from(*lookups), flags & Inode::MAPPED != 0);
-            self.table.adopt(*ino, known.ok_or(errno(libc::EOVERFLOW))?);
+            // Beyond that it counts as known until the mount ends.
+            let lookups = u64::from(*lookups).min(Remembered::MOST);
+            let known = Remembered::new(lookups, flags & Inode::MAPPED != 0);
+            self.table.adopt(*ino, known.unwrap_or_default());
             if flags & (Inode::LINKABLE | Inode::NAMELESS) != 0 {
                 self.table.need(*ino)?.set_flag(*flags);
             }

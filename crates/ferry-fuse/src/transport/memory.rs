@@ -22,18 +22,19 @@ use crate::init::{Agreed, IO_MAX};
 /// Slots that a queue has at most: 16,384 parked requests.
 pub(super) const SLOTS_MAX: usize = 1 << 14;
 const PAGE: usize = 4096;
-/// Bytes of a slot: a page with its headers, and its payload.
-const SLOT: usize = PAGE + IO_MAX;
-/// Where in its first page a slot has the two parts that the kernel is told, and its state.
-const PARTS_AT: usize = 512;
-const STATE_AT: usize = 1024;
-const _: () = assert!(URING_HEADER <= PARTS_AT && SLOT.is_multiple_of(PAGE));
+/// Bytes of the first part of a slot, which has its headers. Those of all slots lie together: a slot
+/// that is not in use takes no page of its own. The payloads follow.
+const HEADER: usize = 512;
+/// Where in its first part a slot has what the kernel is told of its two buffers, and its state.
+const PARTS_AT: usize = 320;
+const STATE_AT: usize = 384;
+const _: () = assert!(URING_HEADER <= PARTS_AT && (SLOTS_MAX * HEADER).is_multiple_of(PAGE));
 /// Where the memory is mapped, if nothing is there: far from what the system chooses by itself.
 const ADDRESSES: std::ops::Range<usize> = 0x2000_0000_0000..0x5000_0000_0000;
 /// The next address that is tried.
 const ADDRESS_STEP: usize = 0x0100_0000_0000;
 /// What the front begins with; the number is that of the layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"ferryqm1");
+const MAGIC: u64 = u64::from_le_bytes(*b"ferryqm2");
 /// Where in the front the numbers of slots are, one for each queue.
 const COUNTS_AT: usize = 64;
 /// Queues that the front has room for.
@@ -76,7 +77,7 @@ unsafe impl Send for QueueMemory {}
 unsafe impl Sync for QueueMemory {}
 
 fn len_of(queues: usize) -> usize {
-    PAGE + queues * SLOTS_MAX * SLOT
+    PAGE + queues * SLOTS_MAX * (HEADER + IO_MAX)
 }
 
 /// Maps the memory of so many queues at this address.
@@ -121,7 +122,7 @@ impl QueueMemory {
         let front = Front::read_from_bytes(&front).map_err(|_| other())?;
         let (address, queues) = (front.address as usize, front.queues as usize);
         let fits = queues <= QUEUES_MAX && file.metadata()?.len() == len_of(queues) as u64;
-        if front.magic != MAGIC || front.slot != SLOT as u64 || !fits {
+        if front.magic != MAGIC || front.slot != (HEADER + IO_MAX) as u64 || !fits {
             return Err(other());
         }
         let file = OwnedFd::from(file);
@@ -135,7 +136,7 @@ impl QueueMemory {
             magic: MAGIC,
             address: self.at.as_ptr() as u64,
             queues: self.queues as u64,
-            slot: SLOT as u64,
+            slot: (HEADER + IO_MAX) as u64,
             agreed: agreed.bits(),
         };
         File::from(self.file()?).write_all_at(front.as_bytes(), 0)
@@ -166,10 +167,13 @@ impl QueueMemory {
     pub(crate) fn slot(self: &Arc<Self>, queue: u16, slot: usize) -> RequestSlot {
         assert!(usize::from(queue) < self.queues && slot < SLOTS_MAX, "there is such a slot");
         self.count(queue).fetch_max(slot as u64 + 1, Ordering::AcqRel);
-        let offset = PAGE + (usize::from(queue) * SLOTS_MAX + slot) * SLOT;
-        // SAFETY: it lies in the mapping, whose first byte is not at zero.
-        let at = unsafe { self.at.add(offset) };
-        let slot = RequestSlot { at, _memory: Arc::clone(self) };
+        let number = usize::from(queue) * SLOTS_MAX + slot;
+        let payloads = PAGE + self.queues * SLOTS_MAX * HEADER;
+        // SAFETY: both lie in the mapping, whose first byte is not at zero.
+        let (at, payload) = unsafe {
+            (self.at.add(PAGE + number * HEADER), self.at.add(payloads + number * IO_MAX))
+        };
+        let slot = RequestSlot { at, payload, _memory: Arc::clone(self) };
         slot.set_parts();
         slot
     }
@@ -185,14 +189,16 @@ impl Drop for QueueMemory {
 
 /// The buffers of one ring entry.
 pub(crate) struct RequestSlot {
+    /// Its first part.
     at: NonNull<u8>,
+    payload: NonNull<u8>,
     _memory: Arc<QueueMemory>,
 }
 
 impl RequestSlot {
     fn set_parts(&self) {
-        let part = |at: usize, len: usize| [self.at.as_ptr() as u64 + at as u64, len as u64];
-        let parts = [part(0, URING_HEADER), part(PAGE, IO_MAX)];
+        let part = |at: NonNull<u8>, len: usize| [at.as_ptr() as u64, len as u64];
+        let parts = [part(self.at, URING_HEADER), part(self.payload, IO_MAX)];
         // SAFETY: two pairs of address and length, as `struct iovec` has them, inside the slot.
         unsafe { self.at.as_ptr().add(PARTS_AT).cast::<[[u64; 2]; 2]>().write(parts) }
     }
@@ -204,12 +210,11 @@ impl RequestSlot {
 
     /// The headers and the payload. The kernel uses neither while this process has the slot.
     pub(crate) fn buffers(&mut self) -> (&mut [u8; URING_HEADER], &mut [u8]) {
-        let at = self.at.as_ptr();
         // SAFETY: two parts of the slot, which do not overlap, borrowed as `self` is.
         unsafe {
             (
-                &mut *at.cast::<[u8; URING_HEADER]>(),
-                std::slice::from_raw_parts_mut(at.add(PAGE), IO_MAX),
+                &mut *self.at.as_ptr().cast::<[u8; URING_HEADER]>(),
+                std::slice::from_raw_parts_mut(self.payload.as_ptr(), IO_MAX),
             )
         }
     }
