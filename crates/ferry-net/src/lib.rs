@@ -39,5 +39,5 @@ pub use frame::Stream;
 pub use limits::{Export, IdSet, Limits, Terms};
 pub use message::VERSION;
 pub use server::{Bound, Control, Server, ServerOptions, panic_is_answered};
-pub use tls::{ClientTls, ServerTls, TcpConnector, authority, ends_soon};
+pub use tls::{ClientTls, ServerTls, TcpConnector, authority, ends_soon, renewal};
 pub use transport::{Connecting, Connector};

@@ -1,5 +1,6 @@
 //! Reads the kernel's table of mounts: which FerryFS is mounted where.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
@@ -9,12 +10,13 @@ use ferry_net::Address;
 
 use crate::error::CliError;
 use crate::location::{Location, resolve};
+use crate::socket::printable;
 
 /// The type that the kernel shows for a mounted volume.
 pub const FS_TYPE: &str = "fuse.ferry";
 
 /// A line of `/proc/self/mountinfo`.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// The number of the mount.
     pub id: u64,
@@ -47,8 +49,15 @@ impl Mount {
 
     /// Whether its source is this one, which has no symbolic links in it.
     pub fn has_source(&self, source: &Path) -> bool {
-        let name = |path: &Path| Location::parse(path.as_os_str()).ok()?.name_in_store();
-        self.source == source || name(source).is_some_and(|one| name(&self.source) == Some(one))
+        let of = |path: &Path| Location::parse(path.as_os_str()).ok();
+        self.source == source
+            || match (of(&self.source), of(source)) {
+                (Some(Location::Server(one)), Some(Location::Server(other))) => one == other,
+                (Some(one), Some(other)) => {
+                    one.name_in_store().is_some_and(|name| other.name_in_store() == Some(name))
+                }
+                _ => false,
+            }
     }
 
     /// Where the volume lies.
@@ -60,6 +69,11 @@ impl Mount {
     pub fn is_remote(&self) -> bool {
         self.is_ferry() && self.source.to_str().is_some_and(Address::is_meant)
     }
+}
+
+/// What a user is called in a message.
+pub fn user(uid: u32) -> String {
+    if uid == 0 { "root".into() } else { format!("user {uid}") }
 }
 
 /// Whether the error of a request to a mount means that its daemon has died. When a daemon dies,
@@ -139,6 +153,41 @@ pub fn meant(target: &Location) -> Result<Mount, CliError> {
         }
         _ => CliError::NotMounted(target.to_string().into()),
     })
+}
+
+/// As [`find_ferry`]; it is an error, too, if a volume is meant that has several mounts which are
+/// not hidden.
+pub fn find_only(target_or_volume: &Location) -> Result<Mount, CliError> {
+    let found = find_ferry(target_or_volume)?;
+    let mounts =
+        list().map_err(CliError::path(&found.target, "cannot read the table of mounts"))?;
+    let absolute = target_or_volume.path().and_then(|path| std::path::absolute(path).ok());
+    // Its daemon may hang: a mount point is not resolved, which would ask that.
+    if absolute.as_ref() == Some(&found.target) {
+        return Ok(found);
+    }
+    let is_volume = absolute.is_some_and(|path| found.has_source(&path));
+    if !is_volume && target_or_volume.resolved().is_ok_and(|path| path == found.target) {
+        return Ok(found);
+    }
+    match &several(&found, &mounts)[..] {
+        [] => Ok(found),
+        names => Err(CliError::Usage(format!(
+            "{target_or_volume}: there are several mounts of it: name one of {}",
+            names.join(", ")
+        ))),
+    }
+}
+
+/// The mount points of all mounts of the same volume that are not hidden, if there are several.
+fn several(mount: &Mount, mounts: &[Mount]) -> Vec<String> {
+    let of_volume = |m: &&Mount| m.is_ferry() && m.has_source(&mount.source);
+    let open = mounts.iter().filter(of_volume).filter(|m| cover(m, mounts).is_none());
+    let targets: BTreeSet<&Path> = open.map(|m| &*m.target).collect();
+    if targets.len() < 2 {
+        return Vec::new();
+    }
+    targets.into_iter().map(|target| printable(&target.display().to_string())).collect()
 }
 
 /// As [`find`]; it is an error if that is no FerryFS mount.
@@ -239,6 +288,26 @@ mod tests {
         assert_eq!(cover(&mounts[0], &mounts), Some(&mounts[2]));
         assert_eq!(cover(&mounts[1], &mounts), None);
         assert_eq!(cover(&mounts[2], &mounts), None);
+    }
+
+    #[test]
+    fn a_servers_volume_has_its_name_with_the_default_port_and_without_it() {
+        let text = b"36 35 0:52 / /a rw - fuse.ferry ferry://box:7373/ rw\n37 35 0:53 / /b rw - fuse.ferry ferry://box/ rw\n";
+        for mount in parse(text) {
+            assert!(mount.has_source(Path::new("ferry://box/")), "{mount:?}");
+            assert!(mount.has_source(Path::new("ferry://box:7373/")), "{mount:?}");
+            assert!(!mount.has_source(Path::new("ferry://box:7374/")), "{mount:?}");
+        }
+    }
+
+    #[test]
+    fn a_volume_means_no_mount_if_it_has_several_that_are_not_hidden() {
+        let text = b"36 35 0:52 / /a rw - fuse.ferry ferry://box:7373/ rw\n37 35 0:53 / /b rw - fuse.ferry ferry://box/ rw\n38 35 0:54 / /c rw - fuse.ferry /v rw\n";
+        let mut mounts = parse(text);
+        assert_eq!(several(&mounts[0], &mounts), ["/a", "/b"]);
+        assert!(several(&mounts[2], &mounts).is_empty());
+        mounts.extend(parse(b"39 36 0:55 / /a rw - tmpfs none rw\n"));
+        assert!(several(&mounts[1], &mounts).is_empty(), "the other one is hidden");
     }
 
     #[test]

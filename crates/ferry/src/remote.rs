@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ferry_env::Env;
 use ferry_fs::{CacheMode, Filesystem};
-use ferry_net::{Address, ClientOptions, ClientTls, RemoteFs, TcpConnector, ends_soon};
+use ferry_net::{Address, ClientOptions, ClientTls, RemoteFs, TcpConnector, ends_soon, renewal};
 use serde_json::Value;
 
 use crate::asked::{self, Answers, Asked};
@@ -81,12 +81,9 @@ pub fn serve(
     let until = tls.as_ref().and_then(ClientTls::until);
     if let Some(ending) = until.and_then(|until| ends_soon(until, env.clock.wall())) {
         // The user who mounts sees it, and the mount's log records it.
-        eprintln!(
-            "ferry: warning: this client's certificate {ending}: `ferry cert issue` at the server makes a new one"
-        );
-        tracing::warn!(
-            "this client's certificate {ending}: `ferry cert issue` at the server makes a new one"
-        );
+        let renewal = renewal(None);
+        eprintln!("ferry: warning: this client's certificate {ending}: {renewal}");
+        tracing::warn!("this client's certificate {ending}: {renewal}");
     }
     let client = ClientOptions {
         server: address.to_string(),

@@ -13,6 +13,7 @@ use ferry_env::Env;
 use ferry_fs::LocalFs;
 use ferry_fuse::Unmount;
 use ferry_journal::inspect::log_start;
+use rustix::process::{Uid, geteuid};
 use serde_json::Value;
 
 use crate::asked::{self, End};
@@ -46,8 +47,9 @@ enum Synced {
 
 /// Runs the command.
 pub fn run(args: &UmountArgs) -> Result<(), CliError> {
-    let mount = mounts::find_ferry(&args.mountpoint)?;
+    let mount = mounts::find_only(&args.mountpoint)?;
     mounts::must_be_reached(&mount)?;
+    must_be_allowed(&mount, geteuid())?;
     let waits = !(args.force || args.lazy);
     // Asked before who has the volume: the kernel closes the files of a killed daemon some time
     // after its end.
@@ -67,7 +69,8 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     if waits && !mount.is_remote() {
         upload(&mount, args.timeout.unwrap_or(UmountArgs::TIMEOUT))?;
     }
-    let refused = remote::figures(&mount).ok().flatten().and_then(|figures| refusal(&figures));
+    let figures = remote::figures(&mount).ok().flatten();
+    let refused = figures.as_ref().and_then(refusal);
     let unsent =
         if args.force { remote::figures(&mount).ok().flatten().filter(is_away) } else { None };
     if args.force {
@@ -90,16 +93,37 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
         _ => {}
     }
     unsent.as_ref().map_or(Ok(()), |figures| may_be_lost(&mount, figures))?;
+    let has_all = figures.as_ref().is_some_and(has_lost_nothing);
     synced.map_err(|why| {
         let target = mount.target.display();
+        let lost = match (has_all, &refused) {
+            (true, None) => "it had all changes that were answered; ",
+            (true, Some(_)) => "",
+            (false, _) => "the mount's log names what is lost; ",
+        };
         let why = refused.unwrap_or_else(|| why.to_string());
         let but = if mount.is_remote() {
             "its server did not say that everything is durable"
         } else {
             "not everything could be written"
         };
-        CliError::Failed(format!("{target}: unmounted, but {but} ({why}): the mount's log names what is lost; what was synced before is safe"))
+        CliError::Failed(format!(
+            "{target}: unmounted, but {but} ({why}): {lost}what was synced before is safe"
+        ))
     })
+}
+
+/// Refuses what the kernel allows only the user who has mounted it, and root.
+fn must_be_allowed(mount: &Mount, user: Uid) -> Result<(), CliError> {
+    match mount.owner.filter(|owner| *owner != user.as_raw() && !user.is_root()) {
+        None => Ok(()),
+        Some(owner) => Err(CliError::Failed(format!(
+            "{}: {} has mounted it: only {} may unmount it",
+            mount.target.display(),
+            mounts::user(owner),
+            if owner == 0 { "root" } else { "that user, or root," }
+        ))),
+    }
 }
 
 /// The daemon of a mount, if it may write to the volume or did so: when another process of this
@@ -171,6 +195,17 @@ fn is_away(figures: &Value) -> bool {
     figures["connection"]["connected"] == false
 }
 
+/// Whether the server of a mount, which does not answer it, has all changes that were answered, as
+/// far as the mount knows.
+fn has_lost_nothing(figures: &Value) -> bool {
+    let none = |at: &str| figures.pointer(at).and_then(Value::as_u64) == Some(0);
+    is_away(figures)
+        && ["replay_log_changes", "early_acknowledged", "lost_changes"]
+            .iter()
+            .all(|key| none(&format!("/connection/{key}")))
+        && figures.pointer("/fuse/operations/write/errors").is_none_or(|errors| *errors == 0)
+}
+
 /// Why the server does not serve this mount, or no longer: it has evicted it, for example.
 fn refusal(figures: &Value) -> Option<String> {
     figures["connection"]["refused"].as_str().map(socket::printable)
@@ -195,15 +230,13 @@ fn may_be_lost(mount: &Mount, figures: &Value) -> Result<(), CliError> {
 /// Asks the daemon to write everything. An error: no daemon answers, and nothing was done.
 fn sync(mount: &Mount, args: &UmountArgs) -> Result<Synced, CliError> {
     let (tell, told) = mpsc::channel();
-    let (target, timeout) = (mount.target.clone(), args.timeout.unwrap_or(UmountArgs::TIMEOUT));
+    let (asked, timeout) = (mount.clone(), args.timeout.unwrap_or(UmountArgs::TIMEOUT));
     let asking = move || {
-        let written = write_everything(&target);
-        if is_dead(&target) {
+        let written = write_everything(&asked);
+        if is_dead(&asked.target) {
             return drop(tell.send(Synced::Died));
         }
-        let daemon = read_stats(&Location::from(&target))
-            .ok()
-            .and_then(|stats| stats["fuse"]["daemon"].as_u64());
+        let daemon = own_stats(&asked).ok().and_then(|stats| stats["fuse"]["daemon"].as_u64());
         drop(tell.send(Synced::Asked(written, daemon.and_then(|pid| u32::try_from(pid).ok()))));
     };
     std::thread::Builder::new()
@@ -282,10 +315,11 @@ fn upload(mount: &Mount, timeout: Duration) -> Result<(), CliError> {
 /// As `ferry sync`, except for earlier write-back errors, which each descriptor of the file has
 /// reported. The kernel would report them once more. So the daemon is asked whether it accepted
 /// everything that the kernel has written back now.
-fn write_everything(target: &Path) -> Result<(), CliError> {
+fn write_everything(mount: &Mount) -> Result<(), CliError> {
+    let target = &mount.target;
     let file = open_on(target)?;
     let refused = || {
-        let stats = read_stats(&Location::from(target))?;
+        let stats = own_stats(mount)?;
         Ok::<_, CliError>(
             stats["fuse"]["operations"]["write"]["errors"].as_u64().unwrap_or_default(),
         )
@@ -300,6 +334,12 @@ fn write_everything(target: &Path) -> Result<(), CliError> {
             .map_err(|e| explain(target, "cannot sync", e.into()))?;
     }
     Ok(())
+}
+
+/// The statistics of a mount; of a remote one what it knows without its server.
+fn own_stats(mount: &Mount) -> Result<Value, CliError> {
+    let own = remote::figures(mount)?;
+    own.map_or_else(|| read_stats(&Location::from(&mount.target)), Ok)
 }
 
 fn say_sync(mount: &Mount, away: bool, refused: Option<&str>, timeout: Duration) {
@@ -413,4 +453,49 @@ fn detach(mount: &Mount, args: &UmountArgs) -> Result<(), CliError> {
         }
         other => CliError::Failed(other.to_string()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_lost_only_if_the_server_has_all_and_no_write_has_failed() {
+        let of = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+        let text = r#"{"connection": {"connected": false, "replay_log_changes": 0,
+            "early_acknowledged": 0, "lost_changes": 0}, "fuse": {"operations": {"write": {"errors": 0}}}}"#;
+        assert!(has_lost_nothing(&of(text)));
+        for key in ["replay_log_changes", "early_acknowledged", "lost_changes", "errors"] {
+            let more = text.replace(&format!("\"{key}\": 0"), &format!("\"{key}\": 1"));
+            assert!(!has_lost_nothing(&of(&more)), "{more}");
+        }
+        assert!(!has_lost_nothing(&of(&text.replace("false", "true"))), "another error");
+        assert!(!has_lost_nothing(&Value::Null));
+    }
+
+    #[test]
+    fn only_root_and_the_user_who_has_mounted_unmount() {
+        let mount = |owner: Option<u32>| Mount {
+            id: 1,
+            parent: 0,
+            target: "/mnt".into(),
+            source: "/a.ferry".into(),
+            fs_type: mounts::FS_TYPE.into(),
+            device: "0:1".into(),
+            owner,
+            read_only: false,
+        };
+        let may = |owner: Option<u32>, user: u32| {
+            must_be_allowed(&mount(owner), Uid::from_raw(user)).map_err(|error| error.to_string())
+        };
+        for (owner, user) in [(Some(0), 0), (Some(1000), 0), (Some(1000), 1000), (None, 1000)] {
+            assert_eq!(may(owner, user), Ok(()), "{owner:?} {user}");
+        }
+        assert_eq!(
+            may(Some(0), 1000),
+            Err("/mnt: root has mounted it: only root may unmount it".into())
+        );
+        let said = may(Some(1001), 1000).expect_err("it is another user's");
+        assert_eq!(said, "/mnt: user 1001 has mounted it: only that user, or root, may unmount it");
+    }
 }

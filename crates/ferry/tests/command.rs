@@ -91,7 +91,7 @@ fn a_missing_file_is_named() {
         "/no/such/place",
     );
     assert!(!fixture.volume().exists(), "a mount that cannot be makes no volume");
-    fails(&ferry(&["mount", "host:/dir", path(&fixture.mnt())]), 1, "ferry://host:7373/dir");
+    fails(&ferry(&["mount", "host:/dir", path(&fixture.mnt())]), 1, "ferry://host/dir");
     fails(&ferry(&["fsck", "/no/such/volume"]), 8, "/no/such/volume");
     fails(&ferry(&["umount", path(&fixture.mnt())]), 1, "no FerryFS is mounted here");
     fails(&ferry(&["sync", path(&fixture.mnt())]), 1, "no FerryFS is mounted here");

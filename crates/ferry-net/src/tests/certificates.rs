@@ -569,7 +569,8 @@ impl Listening {
     }
 
     pub(super) fn connect_at(&self, name: &str, path: &str) -> Result<Client, NetError> {
-        let address = Address { host: "localhost".into(), port: self.port, path: path.into() };
+        let address =
+            Address { host: "localhost".into(), port: Some(self.port), path: path.into() };
         let tls = ClientTls::load(&self.dir.path().join(name)).unwrap();
         let options = ClientOptions {
             name: name.into(),
@@ -668,6 +669,7 @@ fn a_revoked_certificate_is_refused() {
     assert_eq!(authority::revoke(at, "laptop").unwrap(), 0, "already");
     let refused = listening.connect("laptop").err().unwrap().to_string();
     assert!(refused.contains("certificate (laptop) was revoked"), "{refused}");
+    assert!(refused.contains("move DIR/laptop away or remove it"), "{refused}");
     // Its session ends, and the connector that had connected before is refused.
     while laptop.sync().is_ok() {
         std::thread::yield_now();
@@ -701,7 +703,8 @@ fn a_resumed_tls_session_is_checked_for_revocation_again() {
     let at = listening.dir.path();
     authority::issue(at, "laptop", &Terms::default(), authority::DAYS).unwrap();
     let tls = ClientTls::load(&at.join("laptop")).unwrap();
-    let address = Address { host: "localhost".into(), port: listening.port, path: "/".into() };
+    let address =
+        Address { host: "localhost".into(), port: Some(listening.port), path: "/".into() };
     let connector = TcpConnector::new(address, Some(tls));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     // What the server answers to this client, which greets when the handshake is over and `then`

@@ -11,25 +11,36 @@ const SCHEME: &str = "ferry://";
 const PORT: u16 = 7373;
 
 /// A server, and a directory on its volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Address {
     /// A name or number; an IPv6 address without its brackets.
     pub host: String,
-    /// TCP port.
-    pub port: u16,
+    /// TCP port, if one is said.
+    pub port: Option<u16>,
     /// An absolute path.
     pub path: String,
 }
 
 impl Address {
-    /// The port where none is said.
-    pub const PORT: u16 = PORT;
+    /// The TCP port.
+    pub fn port(&self) -> u16 {
+        self.port.unwrap_or(PORT)
+    }
 
     /// Whether `source` means a server, not a volume on this machine.
     pub fn is_meant(source: &str) -> bool {
         source.starts_with(SCHEME)
     }
 }
+
+/// The port may be said or not.
+impl PartialEq for Address {
+    fn eq(&self, other: &Self) -> bool {
+        self.host == other.host && self.port() == other.port() && self.path == other.path
+    }
+}
+
+impl Eq for Address {}
 
 impl FromStr for Address {
     type Err = NetError;
@@ -52,7 +63,7 @@ impl FromStr for Address {
                 .split_once(':')
                 .map_or((authority, None), |(host, port)| (host, Some(port))),
         };
-        let port = port.map_or(Ok(PORT), str::parse).map_err(|_| wrong())?;
+        let port = port.map(str::parse).transpose().map_err(|_| wrong())?;
         if host.is_empty() || path.contains('\0') {
             return Err(wrong());
         }
@@ -60,10 +71,16 @@ impl FromStr for Address {
     }
 }
 
+/// The port is there if it was said: mount(8) compares the source that the kernel shows with that
+/// of the line in `fstab`.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (open, close) = if self.host.contains(':') { ("[", "]") } else { ("", "") };
-        write!(f, "{SCHEME}{open}{}{close}:{}{}", self.host, self.port, self.path)
+        write!(f, "{SCHEME}{open}{}{close}", self.host)?;
+        if let Some(port) = self.port {
+            write!(f, ":{port}")?;
+        }
+        f.write_str(&self.path)
     }
 }
 
@@ -74,9 +91,10 @@ mod tests {
     #[test]
     fn addresses_are_parsed_and_printed() {
         for (text, printed) in [
-            ("ferry://box", "ferry://box:7373/"),
+            ("ferry://box", "ferry://box/"),
+            ("ferry://box:7373/", "ferry://box:7373/"),
             ("ferry://box:1/", "ferry://box:1/"),
-            ("ferry://[::1]/a/b", "ferry://[::1]:7373/a/b"),
+            ("ferry://[::1]/a/b", "ferry://[::1]/a/b"),
             ("ferry://[::1]:9/a", "ferry://[::1]:9/a"),
         ] {
             assert_eq!(text.parse::<Address>().expect("an address").to_string(), printed);
@@ -86,5 +104,14 @@ mod tests {
         {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn an_address_is_the_same_with_the_default_port_and_without_it() {
+        let address = |text: &str| text.parse::<Address>().expect("an address");
+        assert_eq!(address("ferry://box/a"), address("ferry://box:7373/a"));
+        assert_ne!(address("ferry://box/a"), address("ferry://box:7374/a"));
+        assert_ne!(address("ferry://box/a"), address("ferry://box/b"));
+        assert_eq!(address("ferry://box").port(), 7373);
     }
 }

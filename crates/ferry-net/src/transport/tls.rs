@@ -29,6 +29,7 @@ use crate::error::NetError;
 use crate::frame::Stream;
 use crate::limits::Peer;
 pub(crate) use revoked::Revocations;
+pub use revoked::renewal;
 pub use validity::ends_soon;
 
 /// The authority's certificate, in every directory.
@@ -275,8 +276,8 @@ impl TcpConnector {
 impl Connector for TcpConnector {
     fn connect(&self) -> Connecting<'_> {
         Box::pin(async {
-            let Address { host, port, .. } = &self.address;
-            let stream = TcpStream::connect((host.as_str(), *port)).await?;
+            let host = &self.address.host;
+            let stream = TcpStream::connect((host.as_str(), self.address.port())).await?;
             stream.set_nodelay(true)?;
             let Some(tls) = &self.tls else { return Ok(Box::new(stream) as Box<dyn Stream>) };
             let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;

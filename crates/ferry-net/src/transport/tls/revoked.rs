@@ -44,6 +44,14 @@ pub(super) fn entries(path: &Path) -> io::Result<Vec<(String, String)>> {
     Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(entry).collect())
 }
 
+/// How a client gets a new certificate of the same name.
+pub fn renewal(name: Option<&str>) -> String {
+    let name = name.unwrap_or("NAME");
+    format!(
+        "at the server, move DIR/{name} away or remove it, then `ferry cert issue DIR {name}` makes a new one"
+    )
+}
+
 /// The lists of a server.
 #[derive(Default)]
 pub(crate) struct Revocations(Mutex<Vec<PathBuf>>);
@@ -71,7 +79,8 @@ impl Revocations {
             })?;
             if revoked.iter().any(|(serial, _)| *serial == peer.serial) {
                 let reason = format!(
-                    "the client's certificate ({name}) was revoked: `ferry cert issue` at the server makes a new one"
+                    "the client's certificate ({name}) was revoked: {}",
+                    renewal(peer.name.as_deref())
                 );
                 return Err(Refusal::new(Cause::Revoked, reason));
             }
@@ -80,7 +89,8 @@ impl Revocations {
             Some(until) => {
                 let until = date(until);
                 let reason = format!(
-                    "the client's certificate ({name}) has expired on {until}: `ferry cert issue` at the server makes a new one"
+                    "the client's certificate ({name}) has expired on {until}: {}",
+                    renewal(peer.name.as_deref())
                 );
                 Err(Refusal::new(Cause::Expired, reason))
             }

@@ -128,8 +128,11 @@ struct Mounted(Arc<RemoteFs>);
 impl Mounted {
     fn at(address: &str, asynchronous: bool) -> Self {
         let address: SocketAddr = address.parse().unwrap();
-        let server =
-            Address { host: address.ip().to_string(), port: address.port(), path: "/".into() };
+        let server = Address {
+            host: address.ip().to_string(),
+            port: Some(address.port()),
+            path: "/".into(),
+        };
         let options = ClientOptions {
             server: address.to_string(),
             path: b"/".to_vec(),
