@@ -1,15 +1,18 @@
 //! `ferry clients` and `ferry evict`: ask the servers of this machine over a [`socket`].
 
-use std::io::{self, Write};
+use std::collections::BTreeSet;
+use std::io;
 use std::net::SocketAddr;
 
 use ferry_net::{Control, VERSION};
+use rustix::process::Uid;
 use serde_json::Value;
 
 use crate::cli::{ClientsArgs, EvictArgs};
+use crate::control::print;
 use crate::error::CliError;
 use crate::location::Location;
-use crate::{socket, table};
+use crate::{mounts, socket, table};
 
 /// Prefix of the sockets' names; the process number follows.
 pub const PREFIX: &str = "ferry-serve-";
@@ -34,37 +37,99 @@ pub fn answer(control: Control, volume: &Location, address: SocketAddr) -> io::R
     })
 }
 
-/// Asks one server; `None`: it has ended, or belongs to another user.
-fn ask(name: &str, question: &str) -> Option<Value> {
-    let answer = socket::ask(name, question);
-    answer
-        .inspect_err(|error| {
-            eprintln!("ferry: the server at {} does not answer: {error}", socket::printable(name))
-        })
-        .ok()
+/// What a server says.
+pub enum Said {
+    Answer(Value),
+    /// It answers others: root, or its own user.
+    Closed,
+    /// It does not answer.
+    Nothing,
+    /// It has just ended.
+    Ended,
 }
 
-/// The servers of this machine: what `of` makes of the name of its socket, and of its clients;
-/// `None`: it has ended, or belongs to another user.
-pub fn servers<T: Send>(of: impl Fn(&str, Option<Value>) -> T + Sync) -> Result<Vec<T>, CliError> {
+impl Said {
+    pub fn answer(self) -> Option<Value> {
+        match self {
+            Self::Answer(answer) => Some(answer),
+            Self::Closed | Self::Nothing | Self::Ended => None,
+        }
+    }
+}
+
+/// Asks one server.
+fn ask(name: &str, question: &str) -> Said {
+    match socket::ask(name, question) {
+        Ok(answer) => Said::Answer(answer),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Said::Closed,
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Said::Ended,
+        Err(error) => {
+            eprintln!("ferry: the server at {} does not answer: {error}", socket::printable(name));
+            Said::Nothing
+        }
+    }
+}
+
+/// Says of the users whose servers do not answer this one; `None`: there are none.
+fn of_others(owners: &BTreeSet<u32>) -> Option<String> {
+    let names: Vec<String> = owners.iter().map(|uid| mounts::user(*uid)).collect();
+    (!names.is_empty()).then(|| {
+        format!("a server of {} runs here, and answers its own user only", names.join(", "))
+    })
+}
+
+/// The servers of this machine: what `of` makes of the name of its socket, and of what it says of
+/// its clients.
+pub fn servers<T: Send>(of: impl Fn(&str, Said) -> T + Sync) -> Result<Vec<T>, CliError> {
     let names: Vec<String> = socket::names(PREFIX)?.into_iter().collect();
-    Ok(socket::ask_each(&names, |name| of(name, ask(name, "clients"))))
+    let asked = socket::ask_each(&names, |name| match ask(name, "clients") {
+        Said::Ended => None,
+        said => Some(of(name, said)),
+    });
+    Ok(asked.into_iter().flatten().collect())
+}
+
+/// The servers that answer, by their sockets; and what is said of others.
+type Answers = (Vec<(String, Value)>, Option<String>);
+
+/// Asks all servers of this machine for their clients.
+fn answers() -> Result<Answers, CliError> {
+    let (mut answers, mut owners, mut is_silent) = (Vec::new(), BTreeSet::new(), false);
+    for (name, said) in servers(|name, said| (name.to_owned(), said))? {
+        match said {
+            Said::Answer(answer) => answers.push((name, answer)),
+            Said::Closed => owners.extend(socket::owner(&name).map(Uid::as_raw)),
+            // What is known of it was said.
+            Said::Nothing | Said::Ended => is_silent = true,
+        }
+    }
+    let others = of_others(&owners);
+    let silent = || is_silent.then(|| "a server runs here, which does not answer".to_owned());
+    let others = others.or_else(silent);
+    Ok((answers, others))
 }
 
 /// Runs `ferry clients`.
 pub fn show(args: &ClientsArgs) -> Result<(), CliError> {
-    let answers: Vec<Value> = servers(|_, answer| answer)?.into_iter().flatten().collect();
-    let mut text = String::new();
-    if args.json {
-        text = format!("{:#}\n", Value::from(answers));
-    } else if answers.is_empty() {
-        text.push_str("no server runs here (`ferry serve`)\n");
-    } else {
-        for server in &answers {
-            text.push_str(&for_people(server, args.details));
+    let (answers, others) = answers()?;
+    let answers: Vec<Value> = answers.into_iter().map(|(_, answer)| answer).collect();
+    let text = match (args.json, answers.is_empty(), &others) {
+        (true, ..) => format!("{:#}\n", Value::from(answers.clone())),
+        (false, true, Some(_)) => String::new(),
+        (false, true, None) => "no server runs here (`ferry serve`)\n".into(),
+        (false, false, _) => {
+            answers.iter().map(|server| for_people(server, args.details)).collect()
         }
+    };
+    print(&text)?;
+    match others {
+        Some(others) if answers.is_empty() => Err(CliError::Failed(others)),
+        Some(others) => {
+            eprintln!("ferry: {others}");
+            Ok(())
+        }
+        None => Ok(()),
     }
-    io::stdout().write_all(text.as_bytes()).map_err(CliError::path("stdout", "cannot write"))
 }
 
 /// The columns of a client's line.
@@ -130,14 +195,17 @@ pub fn evict(args: &EvictArgs) -> Result<(), CliError> {
             ["name", "certificate"].iter().any(|key| client[key].as_str() == Some(&args.client));
         named || client["client"].as_u64() == args.client.parse().ok()
     };
-    let has = |name: &String| {
-        ask(name, "clients").is_some_and(|server| {
-            volume.as_deref().is_none_or(|volume| server["volume"] == volume)
-                && server["clients"].as_array().is_some_and(|clients| clients.iter().any(is_meant))
-        })
+    let has = |server: &Value| {
+        volume.as_deref().is_none_or(|volume| server["volume"] == volume)
+            && server["clients"].as_array().is_some_and(|clients| clients.iter().any(is_meant))
     };
-    let servers: Vec<String> = socket::names(PREFIX)?.into_iter().filter(has).collect();
-    let [server] = &servers[..] else {
+    let (answers, others) = answers()?;
+    let servers: Vec<&String> =
+        answers.iter().filter(|(_, server)| has(server)).map(|(name, _)| name).collect();
+    let [server] = servers[..] else {
+        if let (true, Some(others)) = (servers.is_empty(), others) {
+            return Err(CliError::Failed(format!("{}: not found: {others}", args.client)));
+        }
         let why =
             if servers.is_empty() { "no client is" } else { "clients of several servers are" };
         let what = if servers.is_empty() { "" } else { ", and give --volume" };
@@ -146,7 +214,7 @@ pub fn evict(args: &EvictArgs) -> Result<(), CliError> {
             args.client
         )));
     };
-    let answer = ask(server, &format!("evict {}", args.client));
+    let answer = ask(server, &format!("evict {}", args.client)).answer();
     match answer.and_then(|answer| answer["evicted"].as_u64()) {
         Some(evicted) if evicted > 0 => {
             println!("evicted: {evicted}");
@@ -168,6 +236,13 @@ fn printed_as(volume: &Location) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_is_said_whose_servers_do_not_answer() {
+        assert_eq!(of_others(&BTreeSet::new()), None);
+        let said = of_others(&BTreeSet::from([0, 1001])).expect("there are some");
+        assert!(said.starts_with("a server of root, user 1001 runs here"), "{said}");
+    }
 
     #[test]
     fn a_client_is_one_line_unless_details_are_asked_for() {

@@ -8,6 +8,7 @@ use rustix::process::{Uid, geteuid};
 use serde_json::Value;
 
 use crate::cli::{ListArgs, Looked};
+use crate::clients::Said;
 use crate::control::{STATS, print};
 use crate::error::CliError;
 use crate::location::Location;
@@ -47,11 +48,13 @@ impl Kind {
 }
 
 impl Found {
-    /// What commands take for it: the mount point, or the volume that is served.
-    fn into_name(self) -> String {
-        match self.kind {
-            Kind::Mount => self.at,
-            Kind::Server => self.volume,
+    /// What commands take for it: the mount point, or the volume that is served. `None`: a server
+    /// that does not say which that is.
+    fn into_name(self) -> Option<String> {
+        match (self.kind, self.state) {
+            (Kind::Mount, _) => Some(self.at),
+            (Kind::Server, State::Closed | State::Silent) => None,
+            (Kind::Server, _) => Some(self.volume),
         }
     }
 }
@@ -65,10 +68,13 @@ pub enum State {
     Dead,
     /// It does not answer in time.
     Silent,
-    /// The daemon of a mount answers others: root, its own user, or its own version of ferry.
+    /// It answers others: root, or its own user. The daemon of a mount answers its own version of
+    /// ferry, too.
     Closed,
     /// A remote mount without its server.
     ServerAway,
+    /// A remote mount that its server has ended, or does not let in: why.
+    Refused(String),
     /// Nothing can be changed any more: why not.
     Failed(String),
     /// The store does not carry out requests: why not.
@@ -89,6 +95,7 @@ impl fmt::Display for State {
             Self::Silent => f.write_str("does not answer"),
             Self::Closed => f.write_str("answers no questions of this user"),
             Self::ServerAway => f.write_str("its server is away"),
+            Self::Refused(reason) => write!(f, "its server refuses it: {reason}"),
             Self::Failed(reason) => write!(f, "has failed: {reason}"),
             Self::StoreHeld(reason) => write!(f, "waits for its store: {reason}"),
             Self::Components(states) => f.write_str(&states.join(", ")),
@@ -121,7 +128,7 @@ pub fn found() -> Result<Vec<Found>, CliError> {
     let mounts = mounts::list().map_err(CliError::path("/proc", "cannot read the mounts of"))?;
     let ferry: Vec<&Mount> = mounts.iter().filter(|mount| mount.is_ferry()).collect();
     let mut all = socket::ask_each(&ferry, |mount| of_mount(mount, &mounts));
-    all.extend(clients::servers(|name, answer| of_server(name, &answer))?);
+    all.extend(clients::servers(of_server)?);
     Ok(all)
 }
 
@@ -139,9 +146,22 @@ pub fn only(kinds: &[Kind]) -> Result<Location, CliError> {
 }
 
 fn only_of(all: Vec<Found>, kinds: &[Kind]) -> Result<Location, CliError> {
-    let wanted = all.into_iter().filter(|one| kinds.contains(&one.kind));
-    let mut names: Vec<String> = wanted.map(Found::into_name).collect();
+    let (wanted, others): (Vec<Found>, Vec<Found>) =
+        all.into_iter().partition(|one| kinds.contains(&one.kind));
+    let is_closed = wanted.iter().any(|one| one.state == State::Closed);
+    let is_silent = wanted.iter().any(|one| one.state == State::Silent);
+    let mut names: Vec<String> = wanted.into_iter().filter_map(Found::into_name).collect();
     match names.len() {
+        0 if is_closed => Err(CliError::Failed(
+            "the server here is another user's, and answers its own user only".into(),
+        )),
+        0 if is_silent => {
+            Err(CliError::Failed("the server here does not answer: `ferry doctor` says more".into()))
+        }
+        0 if !others.is_empty() => Err(CliError::Usage(
+            "this is for mounts, and no FerryFS is mounted here (`ferry mount`): a server alone is none"
+                .into(),
+        )),
         0 => Err(CliError::Usage(
             "no FerryFS is mounted or served here (`ferry mount`, `ferry serve`)".into(),
         )),
@@ -184,7 +204,8 @@ fn state_by(is_read_only: bool, figures: &Value) -> State {
         .map(|(path, state)| format!("{path} is {state}"))
         .collect();
     if figures["connection"]["connected"] == false {
-        return State::ServerAway;
+        let refused = figures["connection"]["refused"].as_str();
+        return refused.map_or(State::ServerAway, |reason| State::Refused(reason.into()));
     }
     if let Some(reason) = figures["volume"]["failed"].as_str() {
         return State::Failed(reason.into());
@@ -199,12 +220,17 @@ fn state_by(is_read_only: bool, figures: &Value) -> State {
     if read_only { State::ReadOnly } else { State::Fine }
 }
 
-fn of_server(name: &str, answer: &Option<Value>) -> Found {
+fn of_server(name: &str, said: Said) -> Found {
+    let is_closed = matches!(said, Said::Closed);
+    let answer = said.answer();
     // Any user may bind a name with any number in it.
     let pid = socket::process(name).map(u64::from);
     let text = |key: &str| answer.as_ref().and_then(|all| all[key].as_str()).unwrap_or("-");
     let figures = answer.as_ref().and(pid).and_then(served::stats_of);
-    let state = server_state(answer.as_ref(), figures.as_ref());
+    let state = match is_closed {
+        true => State::Closed,
+        false => server_state(answer.as_ref(), figures.as_ref()),
+    };
     let (volume, at) = (text("volume").to_owned(), text("address").to_owned());
     let clients = answer.as_ref().and_then(|all| all["clients"].as_array().cloned());
     let clients = clients.unwrap_or_default();
@@ -276,7 +302,33 @@ mod tests {
         let several = only(vec![mount(), server()], &both).expect_err("two").to_string();
         assert!(several.contains("name one of /mnt, /srv/b.ferry"), "{several}");
         let none = only(vec![server()], &[Kind::Mount]).expect_err("none").to_string();
-        assert!(none.contains("`ferry mount`"), "{none}");
+        assert!(none.contains("this is for mounts"), "{none}");
+        let none = only(vec![], &both).expect_err("none").to_string();
+        assert!(none.contains("mounted or served here"), "{none}");
+        let other = |state| Found { state, ..one(Kind::Server, "-", "-") };
+        for state in [State::Closed, State::Silent] {
+            assert_eq!(only(vec![other(state), mount()], &both).expect("one"), "/mnt");
+        }
+        let closed = only(vec![other(State::Closed)], &both).expect_err("none").to_string();
+        assert!(closed.contains("its own user"), "{closed}");
+        let silent = only(vec![other(State::Silent)], &both).expect_err("none").to_string();
+        assert!(silent.contains("does not answer:"), "{silent}");
+    }
+
+    #[test]
+    fn a_mount_that_its_server_refuses_is_told_from_one_whose_server_is_away() {
+        let state = |refused: Value| {
+            let connection = object([("connected", false.into()), ("refused", refused)]);
+            state_by(false, &object([("connection", connection)]))
+        };
+        assert_eq!(state(Value::Null), State::ServerAway);
+        assert_eq!(state("evicted".into()), State::Refused("evicted".into()));
+    }
+
+    #[test]
+    fn a_server_that_answers_others_only_is_closed() {
+        assert_eq!(of_server("ferry-serve-test", Said::Closed).state, State::Closed);
+        assert_eq!(of_server("ferry-serve-test", Said::Nothing).state, State::Silent);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::time::Duration;
 use ferry_env::Env;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Uid;
 use serde_json::Value;
 
 use crate::error::CliError;
@@ -30,6 +31,9 @@ const ANSWER_MAX: usize = 8 << 20;
 const ASKING_MAX: usize = 16;
 /// The most daemons that this process asks at a time.
 const ASKED_AT_ONCE: usize = 16;
+
+/// What a caller hears that may not ask.
+const NOT_TRUSTED: &str = "only its own user and root may ask";
 
 /// Answers questions under that name from now on, in a thread that lives as long as the process.
 /// `answer` returns `None` for an unknown question.
@@ -98,10 +102,7 @@ fn listen(
             };
             let answered = bound(&stream).and_then(|()| match is_trusted(&stream)? {
                 true => one(stream),
-                false => say(
-                    stream,
-                    Some(object([("error", "only its own user and root may ask".into())])),
-                ),
+                false => say(stream, Some(object([("error", NOT_TRUSTED.into())]))),
             });
             if let Err(error) = answered {
                 tracing::debug!(%error, "a question of another process");
@@ -163,6 +164,17 @@ fn connect(name: &str) -> io::Result<UnixStream> {
 
 /// As [`connect`]; root also trusts a process of `owner`.
 pub fn connect_or_of(name: &str, owner: Option<u32>) -> io::Result<UnixStream> {
+    let stream = connect_to_any(name)?;
+    let is_owner = || {
+        let peer = net::sockopt::socket_peercred(&stream)?.uid;
+        Ok::<_, io::Error>(rustix::process::geteuid().is_root() && owner == Some(peer.as_raw()))
+    };
+    let trusted = is_trusted(&stream)? || is_owner()?;
+    if trusted { Ok(stream) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+}
+
+/// Connects to the process that listens under that name, of any user.
+fn connect_to_any(name: &str) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     // Another user's socket, whose queue is full, must not block this process.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -171,12 +183,7 @@ pub fn connect_or_of(name: &str, owner: Option<u32>) -> io::Result<UnixStream> {
     let stream = UnixStream::from(socket);
     stream.set_nonblocking(false)?;
     bound(&stream)?;
-    let is_owner = || {
-        let peer = net::sockopt::socket_peercred(&stream)?.uid;
-        Ok::<_, io::Error>(rustix::process::geteuid().is_root() && owner == Some(peer.as_raw()))
-    };
-    let trusted = is_trusted(&stream)? || is_owner()?;
-    if trusted { Ok(stream) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    Ok(stream)
 }
 
 /// Escapes the control characters in another process's text, which a terminal would obey.
@@ -202,6 +209,12 @@ pub fn process(name: &str) -> Option<u32> {
     connect(name).ok().as_ref().and_then(peer).and_then(|pid| u32::try_from(pid).ok())
 }
 
+/// The user of the process that listens under that name. `None`: it has ended.
+pub fn owner(name: &str) -> Option<Uid> {
+    let stream = connect_to_any(name).ok()?;
+    net::sockopt::socket_peercred(&stream).ok().map(|peer| peer.uid)
+}
+
 /// As [`ask`], for an answer that takes the other process at least `time`.
 pub fn ask_for(name: &str, question: &str, time: Duration) -> io::Result<Value> {
     ask_on_for(connect(name)?, question, time)
@@ -221,7 +234,8 @@ pub fn ask_patiently(name: &str, question: &str) -> io::Result<Value> {
     ask_on(stream, question)
 }
 
-/// Asks over a connection. An `errno` in the answer becomes this side's error.
+/// Asks over a connection. An `errno` in the answer becomes this side's error; `PermissionDenied`:
+/// the other side does not answer this user.
 pub fn ask_on(mut stream: UnixStream, question: &str) -> io::Result<Value> {
     // A peer that refuses does not read the question: sending it may fail although the refusal
     // arrives.
@@ -236,6 +250,7 @@ pub fn ask_on(mut stream: UnixStream, question: &str) -> io::Result<Value> {
         answer["error"].as_str(),
         answer["errno"].as_i64().and_then(|errno| i32::try_from(errno).ok()),
     ) {
+        (Some(NOT_TRUSTED), _) => Err(io::Error::new(io::ErrorKind::PermissionDenied, NOT_TRUSTED)),
         (Some(error), _) => Err(io::Error::other(printable(error))),
         (None, Some(errno)) => Err(io::Error::from_raw_os_error(errno)),
         (None, None) => Ok(answer),
@@ -315,6 +330,18 @@ mod tests {
         });
         assert_eq!(answers, (1..=2 * ASKED_AT_ONCE).collect::<Vec<_>>());
         assert_eq!(ask_each(&[], |_: &u8| ()), []);
+    }
+
+    #[test]
+    fn a_refusal_of_this_user_is_told_from_other_errors() {
+        let asked = |said: &str| {
+            let (ours, mut peer) = UnixStream::pair().expect("a pair of sockets");
+            peer.write_all(object([("error", said.into())]).to_string().as_bytes()).expect("room");
+            drop(peer);
+            ask_on(ours, "stats").expect_err("that is no answer").kind()
+        };
+        assert_eq!(asked(NOT_TRUSTED), io::ErrorKind::PermissionDenied);
+        assert_eq!(asked("too many ask at a time"), io::ErrorKind::Other);
     }
 
     #[test]

@@ -430,6 +430,28 @@ fn only_root_and_the_servers_own_user_may_ask() {
             "{question}: {asked:?}"
         );
     }
+    let asked = |args: &[&str]| {
+        let asked = Command::new(FERRY).args(args).uid(65534).gid(65534).output();
+        asked.expect("the command runs")
+    };
+    for args in [&["clients"][..], &["clients", "--json"], &["evict", "nobody"]] {
+        let asked = asked(args);
+        let said = String::from_utf8_lossy(&asked.stderr);
+        assert_eq!(asked.status.code(), Some(1), "{asked:?}");
+        assert!(said.contains("a server of root runs here"), "{asked:?}");
+        assert!(!said.contains("does not answer"), "{asked:?}");
+    }
+    let all: Vec<Value> = serde_json::from_slice(&asked(&["list", "--json"]).stdout).expect("JSON");
+    let ours = |one: &&Value| one["kind"] == "server" && one["process"] == served.server.id();
+    let server = all.iter().find(ours).expect("it is in the list");
+    assert_eq!(server["state"], "answers no questions of this user");
+    let doctor = asked(&["doctor"]);
+    let said = String::from_utf8_lossy(&doctor.stdout);
+    assert!(said.contains("its own user may ask"), "{said}");
+    let unmounted = asked(&["umount", &text(&served.mnt())]);
+    assert_eq!(unmounted.status.code(), Some(1), "{unmounted:?}");
+    let said = String::from_utf8_lossy(&unmounted.stderr);
+    assert!(said.contains("root has mounted it: only root may unmount it"), "{said}");
     served.end();
 }
 
@@ -441,11 +463,48 @@ fn umount_says_that_the_server_has_evicted_the_mount() {
     while fs::read_dir(served.mnt()).is_ok() {
         std::thread::yield_now();
     }
+    let list = ok(&ferry(&["list"]));
+    let line = list.lines().find(|line| line.contains(&text(&served.mnt()))).expect("a line");
+    assert!(line.contains("its server refuses it: "), "{list}");
     let unmounted = ferry(&["umount", &text(&served.mnt())]);
     let said = String::from_utf8_lossy(&unmounted.stderr);
     assert_eq!(unmounted.status.code(), Some(1), "{said}");
     assert!(said.contains("ended by the server's administrator"), "{said}");
-    assert!(!said.contains("away"), "{said}");
+    assert!(!said.contains("away") && !said.contains("is lost"), "{said}");
+}
+
+#[test]
+fn umount_speaks_of_no_loss_if_the_server_is_away_and_has_everything() {
+    let mut served = Served::new(&["--size", "256M"]);
+    ok(&ferry(&["umount", &text(&served.mnt())]));
+    let remote = format!("ferry://{}/", served.address);
+    ok(&ferry(&["mount", &remote, &text(&served.mnt()), "-o", "insecure,timeout=1s"]));
+    fs::write(served.mnt().join("f"), "x").expect("it fits");
+    ok(&ferry(&["sync", &text(&served.mnt())]));
+    served.stop_server();
+    let unmounted = ferry(&["umount", &text(&served.mnt())]);
+    let said = String::from_utf8_lossy(&unmounted.stderr);
+    assert_eq!(unmounted.status.code(), Some(1), "{said}");
+    assert!(said.contains("it had all changes") && !said.contains("is lost"), "{said}");
+}
+
+#[test]
+fn umount_of_a_volume_with_several_mounts_wants_one_of_them() {
+    let mut served = Served::new(&["--size", "256M"]);
+    let remote = format!("ferry://{}/", served.address);
+    let other = served.dir.path().join("other");
+    fs::create_dir(&other).expect("a mount point");
+    ok(&ferry(&["mount", &remote, &text(&other), "-o", "insecure"]));
+    let several = ferry(&["umount", &remote]);
+    let said = String::from_utf8_lossy(&several.stderr);
+    assert_eq!(several.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains(&format!("name one of {}, {}", text(&served.mnt()), text(&other))),
+        "{said}"
+    );
+    ok(&ferry(&["umount", &text(&other)]));
+    ok(&ferry(&["umount", &remote]));
+    served.stop_server();
 }
 
 /// A client goes on at the address of its server, which serves next what `make` has made of the

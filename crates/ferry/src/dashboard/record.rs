@@ -136,6 +136,7 @@ fn level(state: &State) -> Level {
         State::Dead
         | State::Silent
         | State::ServerAway
+        | State::Refused(_)
         | State::Failed(_)
         | State::StoreHeld(_)
         | State::Components(_) => Level::Bad,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use ferry_net::ends_soon;
+use ferry_net::{ends_soon, renewal};
 use serde_json::Value;
 
 use crate::cli::{Cli, Command};
@@ -95,7 +95,7 @@ impl Daemon {
         if let Some(ending) = until.and_then(Value::as_u64).and_then(|until| ends_soon(until, now))
         {
             let advice = match self.found.kind {
-                Kind::Mount => "`ferry cert issue` at the server makes a new one".into(),
+                Kind::Mount => renewal(None),
                 Kind::Server => {
                     "move server.pem and server.key away, and `ferry cert init` makes new ones"
                         .into()
@@ -122,14 +122,17 @@ impl Daemon {
                 Outcome::Note,
                 format!("every path there leads to the mount on top: `umount {at}` takes that away"),
             ),
-            (State::Closed, _) => (
+            (State::Closed, Kind::Mount) => (
                 Outcome::Note,
                 "root and the user who has mounted it may ask, with the same version of ferry".into(),
             ),
-            (State::Silent, Kind::Server) if self.found.pid.is_none() => (
+            (State::Closed, Kind::Server) => (
                 Outcome::Note,
-                "it is another user's, or has just ended: root sees those of all users".into(),
+                "it is another user's: its own user may ask".into(),
             ),
+            (State::Silent, Kind::Server) if self.found.pid.is_none() => {
+                (Outcome::Note, "it has just ended: ask again".into())
+            }
             (State::Dead, _) => (
                 Outcome::Bad,
                 format!("if it has died, its log says why; `ferry umount {at}` clears the mount, then mount again"),
@@ -149,6 +152,10 @@ impl Daemon {
                 "see that the server runs (`ferry list` there) and that this machine reaches it: operations wait, and \
                  fail after the mount's timeout"
                     .into(),
+            ),
+            (State::Refused(_), _) => (
+                Outcome::Bad,
+                format!("operations fail: `ferry umount {at}`; a mount works again when the server lets this client in"),
             ),
             (State::Failed(_), kind) => {
                 let (end, begin) = match kind {
@@ -254,6 +261,24 @@ mod tests {
         assert_eq!(outcomes(&server), [Outcome::Note]);
         server.found.figures = Some(Value::Null);
         assert_eq!(outcomes(&server), [Outcome::Ok]);
+    }
+
+    #[test]
+    fn another_users_server_is_a_note_and_not_said_to_hang() {
+        let mut server = daemon(Kind::Server, State::Closed);
+        server.found.pid = Some(1);
+        let (outcome, advice) = server.advice();
+        assert_eq!(outcome, Outcome::Note);
+        assert!(advice.contains("another user's") && !advice.contains("kill"), "{advice}");
+        server.found.state = State::Silent;
+        assert_eq!(server.advice().0, Outcome::Bad);
+    }
+
+    #[test]
+    fn operations_of_a_mount_that_its_server_refuses_fail() {
+        let (outcome, advice) = daemon(Kind::Mount, State::Refused("evicted".into())).advice();
+        assert_eq!(outcome, Outcome::Bad);
+        assert!(advice.contains("fail") && advice.contains("ferry umount /mnt"), "{advice}");
     }
 
     #[test]
