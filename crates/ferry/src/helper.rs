@@ -24,8 +24,21 @@ pub fn parse(mut args: impl Iterator<Item = OsString>) -> Option<Result<Asked, C
     let name = Path::new(&name).file_name().and_then(OsStr::to_str)?.to_owned();
     match name.as_str() {
         "mount.fuse.ferry" | "mount.ferry" => Some(Words::read(args).and_then(Words::mount)),
+        _ if is_generic(args) => Some(Err(CliError::Usage(
+            "mount(8) has not found the helper mount.fuse.ferry, which must be installed: `scripts/install` does it, and so does the package"
+                .into(),
+        ))),
         _ => None,
     }
+}
+
+/// Whether fuse's own helper has called the program, which knows only `ferry VOLUME MOUNTPOINT -o
+/// OPTIONS`. No command has a slash in its name.
+fn is_generic(args: impl Iterator<Item = OsString>) -> bool {
+    let args: Vec<OsString> = args.take(2).collect();
+    let has_slash = |word: &OsString| word.as_encoded_bytes().contains(&b'/');
+    let [volume, mountpoint] = &args[..] else { return false };
+    !volume.as_encoded_bytes().starts_with(b"-") && has_slash(volume) && has_slash(mountpoint)
 }
 
 #[derive(Default)]
@@ -128,6 +141,17 @@ mod tests {
     #[test]
     fn the_commands_own_name_is_no_helper() {
         assert!(called("/usr/local/bin/ferry mount a b").is_none());
+        assert!(called("ferry mount /srv/a.ferry /mnt -o ro").is_none());
+        assert!(called("ferry --log-level=a/b /mnt").is_none());
+    }
+
+    #[test]
+    fn a_call_of_fuses_own_helper_names_the_helper_that_is_missing() {
+        for volume in ["/srv/a.ferry", "ferry://files.example.org/"] {
+            let called = called(&format!("ferry {volume} /mnt -o rw,dev,suid"));
+            let Some(Err(CliError::Usage(said))) = called else { panic!("{called:?}") };
+            assert!(said.contains("mount.fuse.ferry"), "{said}");
+        }
     }
 
     #[test]

@@ -88,9 +88,11 @@ fn mount(
         return in_background(address.to_string().into(), mountpoint, args, options, log_level);
     }
     if options.tls.is_some() || options.insecure || options.timeout.is_some() || options.async_off {
-        return Err(CliError::Usage(
-            "tls, insecure, timeout and async are for ferry://HOST/ only".into(),
-        ));
+        let write = args.volume.as_server().map(|server| format!(": write {server}"));
+        return Err(CliError::Usage(format!(
+            "tls, insecure, timeout and async are for ferry://HOST/ only{}",
+            write.unwrap_or_default()
+        )));
     }
     let how = How::new(&args.volume, options.read_only, args.take_over, args.force)?;
     if args.create && mkfs::make_if_absent(&args.volume)? {

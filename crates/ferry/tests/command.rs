@@ -81,6 +81,17 @@ fn wrong_usage_is_code_2() {
     }
 }
 
+/// As mount(8) does without the helper: fuse's own one runs the file system's type as a program.
+#[test]
+fn a_mount_without_the_helper_says_what_must_be_installed() {
+    for volume in ["/srv/data.ferry", "ferry://files.example.org/", "s3://bucket/data"] {
+        let called = ferry(&[volume, "/mnt", "-o", "rw,dev,suid"]);
+        fails(&called, 2, "mount.fuse.ferry");
+        assert!(String::from_utf8_lossy(&called.stderr).contains("scripts/install"), "{called:?}");
+    }
+    assert!(String::from_utf8_lossy(&ferry(&["mnt", "x"]).stderr).contains("unrecognized"));
+}
+
 #[test]
 fn a_missing_file_is_named() {
     let fixture = TestVolume::new();
@@ -92,6 +103,8 @@ fn a_missing_file_is_named() {
     );
     assert!(!fixture.volume().exists(), "a mount that cannot be makes no volume");
     fails(&ferry(&["mount", "host:/dir", path(&fixture.mnt())]), 1, "ferry://host/dir");
+    let as_nfs = ferry(&["mount", "host:/", path(&fixture.mnt()), "-o", "tls=/etc/ferryfs/laptop"]);
+    fails(&as_nfs, 2, "only: write ferry://host/");
     fails(&ferry(&["fsck", "/no/such/volume"]), 8, "/no/such/volume");
     fails(&ferry(&["umount", path(&fixture.mnt())]), 1, "no FerryFS is mounted here");
     fails(&ferry(&["sync", path(&fixture.mnt())]), 1, "no FerryFS is mounted here");
