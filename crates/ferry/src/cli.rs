@@ -380,7 +380,8 @@ pub struct ServeArgs {
     /// [default: /:rw]
     #[arg(long, value_delimiter = ',', value_name = "PATH:ro|rw")]
     pub export: Vec<Export>,
-    /// A client that is away for so long loses its locks and what it has open and removed
+    /// A client that is away for so long loses its locks, what it has open and removed, and changes
+    /// that it has answered and the server has not applied
     #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "90s")]
     pub session_life: Duration,
     /// After its start the server gives for so long only locks that clients held when it stopped,

@@ -50,7 +50,9 @@ passphrase_file=FILE
 metrics=ADDR        figures for Prometheus at http://ADDR/metrics; ADDR is HOST:PORT or unix:PATH. All that reach it may read them, and
                     nothing is encrypted: 127.0.0.1:PORT is for this machine only (the default is off; see docs/metrics.md)
 log=FILE            messages go to this file, not to the system log
-timeout=T           of ferry://: operations wait so long for a server that is gone, then they fail (the default is 60s)
+timeout=T           of ferry://: operations wait so long for a server that is gone, then they fail (the default is 60s). A mount that is away
+                    for longer than the server's --session-life (90s) loses changes that it has answered and the server has not applied,
+                    whatever T is
 async=off           of ferry://: each change waits for the server (the default is on: where nobody else uses a directory or file, changes
                     are answered at once, and sent to the server afterwards; see docs/semantics.md)
 tls=DIR             of ferry://: the client's certificate and key (ferry cert issue makes such a directory)

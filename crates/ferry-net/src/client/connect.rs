@@ -88,6 +88,7 @@ impl RemoteFs {
             timeout: options.timeout,
             lost: AtomicU64::new(0),
             losses: Mutex::default(),
+            losses_are_known: AtomicBool::new(false),
             some_mapped: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
             runtime: Mutex::default(),

@@ -1,13 +1,17 @@
 //! What is lost is named in the log, by the paths that the client knows.
 
+use crate::rt::collections::HashMap;
+
 use ferry_fs::{Ino, ROOT};
 
 use super::change::Pending;
 use super::tables::Tables;
 use crate::message::{Op, Use};
 
-/// So many changes are named of each loss, and the others counted.
-const LINES_MAX: usize = 20;
+/// So many files and names are named of each loss, and the others counted.
+const LINES_MAX: usize = 10_000;
+/// Kinds of changes that a line names.
+const KINDS_MAX: usize = 8;
 /// Directories above one that are named.
 const DEPTH_MAX: usize = 64;
 
@@ -49,9 +53,76 @@ impl Loss {
         Self { what: "changes", location: Location::Inode(ino), to: None }
     }
 
-    fn text(&self, tables: &Tables) -> String {
+    /// The file or the name; both, if it gets another one.
+    fn path(&self, tables: &Tables) -> String {
         let to = self.to.as_ref().map(|to| format!(" to {}", to.text(tables)));
-        format!("{} {}{}", self.what, self.location.text(tables), to.unwrap_or_default())
+        format!("{}{}", self.location.text(tables), to.unwrap_or_default())
+    }
+}
+
+/// What is lost of one file or name.
+struct Line {
+    path: String,
+    /// What the changes were, each kind once.
+    kinds: Vec<&'static str>,
+    changes: usize,
+}
+
+impl Line {
+    fn text(&self) -> String {
+        format!("{} {}", self.kinds.join(", "), self.path)
+    }
+}
+
+/// What the log says of a loss.
+pub(super) struct Report {
+    lines: Vec<Line>,
+    /// Changes of files and names that have no line.
+    others: usize,
+}
+
+impl Report {
+    /// Of these changes, in their order, by the paths that the client knows now.
+    pub(super) fn of(losses: &[Loss], tables: &Tables) -> Self {
+        let mut at: HashMap<String, usize> = HashMap::default();
+        let mut report = Self { lines: Vec::new(), others: 0 };
+        for loss in losses {
+            let path = loss.path(tables);
+            let line = match at.get(&path) {
+                Some(line) => *line,
+                None if report.lines.len() == LINES_MAX => {
+                    report.others += 1;
+                    continue;
+                }
+                None => {
+                    at.insert(path.clone(), report.lines.len());
+                    report.lines.push(Line { path, kinds: Vec::new(), changes: 0 });
+                    report.lines.len() - 1
+                }
+            };
+            let line = &mut report.lines[line];
+            line.changes += 1;
+            if !line.kinds.contains(&loss.what) && line.kinds.len() < KINDS_MAX {
+                line.kinds.push(loss.what);
+            }
+        }
+        report
+    }
+
+    /// Writes it to the log. No lock should be held: there may be many lines.
+    pub(super) fn log(&self) {
+        for line in &self.lines {
+            let (change, changes) = (line.text(), line.changes);
+            tracing::error!(change, changes, "lost: a program was told that this was done");
+        }
+        if self.others > 0 {
+            tracing::error!(changes = self.others, "and so many of other files are lost");
+        }
+        if !self.lines.is_empty() {
+            tracing::error!(
+                "each program that has these files and directories open hears of it once, from fsync or close; so does `ferry sync`"
+            );
+        }
     }
 }
 
@@ -75,21 +146,6 @@ impl Location {
     }
 }
 
-/// Tells what is lost.
-pub(super) fn tell(losses: &[Loss], tables: &Tables) {
-    for loss in losses.iter().take(LINES_MAX) {
-        tracing::error!(change = loss.text(tables), "lost: a program was told that this was done");
-    }
-    if losses.len() > LINES_MAX {
-        tracing::error!(changes = losses.len() - LINES_MAX, "and so many others are lost");
-    }
-    if !losses.is_empty() {
-        tracing::error!(
-            "each program that has these files and directories open hears of it once, from fsync or close; so does `ferry sync`"
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,7 +156,7 @@ mod tests {
         tables.names.insert(5, (ROOT, b"d".to_vec()));
         tables.names.insert(6, (5, b"f".to_vec()));
         tables.names.insert(8, (7, b"g".to_vec()));
-        let text = |op: &Op, ino| Loss::of(op, ino).text(&tables);
+        let text = |op: &Op, ino| Report::of(&[Loss::of(op, ino)], &tables).lines[0].text();
         assert_eq!(text(&Op::Mkdir { parent: 5, name: b"n".to_vec(), mode: 0 }, None), "make /d/n");
         let (name, new_name) = (b"f".to_vec(), b"g".to_vec());
         let rename =
@@ -110,6 +166,25 @@ mod tests {
             Op::Write { fh: 1, offset: 0, data: Vec::new(), append: false, kill_suidgid: false };
         assert_eq!(text(&write, Some(6)), "write /d/f");
         assert_eq!(text(&write, Some(8)), "write (inode 7)/g");
-        assert_eq!(Loss::some_of(ROOT).text(&tables), "changes /");
+        assert_eq!(Report::of(&[Loss::some_of(ROOT)], &tables).lines[0].text(), "changes /");
+    }
+
+    #[test]
+    fn each_lost_file_is_named_once_and_beyond_a_bound_they_are_counted() {
+        let mut tables = Tables::default();
+        let files = LINES_MAX as Ino + 5;
+        let name = |i: Ino| format!("f{i}").into_bytes();
+        (0..files).for_each(|i| drop(tables.names.insert(100 + i, (ROOT, name(i)))));
+        let make = |i| Op::Mknod { parent: ROOT, name: name(i), mode: 0, rdev: 0 };
+        let write =
+            Op::Write { fh: 1, offset: 0, data: Vec::new(), append: false, kill_suidgid: false };
+        let made = (0..files).map(|i| Loss::of(&make(i), None));
+        let written = (0..files).flat_map(|i| [i, i]).map(|i| Loss::of(&write, Some(100 + i)));
+        let report = Report::of(&made.chain(written).collect::<Vec<_>>(), &tables);
+        assert_eq!(report.lines.len(), LINES_MAX);
+        for (i, line) in report.lines.iter().enumerate() {
+            assert_eq!((line.text(), line.changes), (format!("make, write /f{i}"), 3));
+        }
+        assert_eq!(report.others, 5 * 3);
     }
 }

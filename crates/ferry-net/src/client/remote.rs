@@ -13,7 +13,7 @@ use super::change::Pending;
 use super::clock_reading::ClockReading;
 use super::kernel::Kernel;
 use super::link::Link;
-use super::losses::{self, Loss};
+use super::losses::{Loss, Report};
 use super::tables::{Node, Tables};
 use super::walks::Walking;
 use crate::codec::List;
@@ -42,6 +42,8 @@ pub struct RemoteFs {
     pub(super) lost: AtomicU64,
     /// Those that the log does not name yet.
     pub(super) losses: Mutex<Vec<Loss>>,
+    /// They are named in the log as soon as no lock is held: nothing is replayed.
+    pub(super) losses_are_known: AtomicBool,
     pub(super) runtime: Mutex<Option<Runtime>>,
     /// Some file's pages were read by the kernel.
     pub(super) some_mapped: AtomicBool,
@@ -143,7 +145,8 @@ impl RemoteFs {
     /// Names in the log what is lost.
     pub(super) fn tell_losses(&self) {
         let losses = std::mem::take(&mut *self.losses.lock());
-        losses::tell(&losses, &self.tables.lock());
+        let report = Report::of(&losses, &self.tables.lock());
+        report.log();
     }
 
     /// The kernel takes lookups back, or a request that it will not hear of.

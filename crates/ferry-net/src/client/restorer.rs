@@ -9,7 +9,7 @@ use ferry_fs::{Errno, FileLock, Ino};
 
 use super::change::{Nobody, Pending, Waiter};
 use super::link::restore::{Before, Restore, Restored};
-use super::losses::{self, Loss};
+use super::losses::Loss;
 use super::remote::RemoteFs;
 use super::replay::{self, Plan, Step};
 use crate::codec::List;
@@ -51,12 +51,9 @@ impl Restore for Restorer {
         if let Some(plan) = &mut plan {
             fs.lost.fetch_add(plan.losses.len() as u64, Ordering::Relaxed);
             tables.damage(plan.lost.iter().copied());
-            let mut losses = fs.losses.lock();
-            losses.append(&mut plan.losses);
+            fs.losses.lock().append(&mut plan.losses);
             // Otherwise more may come until everything is replayed.
-            if !plan.at_all {
-                losses::tell(&std::mem::take(&mut *losses), &tables);
-            }
+            fs.losses_are_known.store(!plan.at_all, Ordering::Relaxed);
             for ino in std::mem::take(&mut plan.unnamed) {
                 let _removed = tables.confirm(ino, None);
             }
@@ -167,6 +164,14 @@ impl Restore for Restorer {
             } else if let Op::Link { ino, .. } = change.op {
                 fs.confirm(ino, None);
             }
+        }
+    }
+
+    fn entered(&self) {
+        if let Some(fs) = self.0.upgrade()
+            && fs.losses_are_known.swap(false, Ordering::Relaxed)
+        {
+            fs.tell_losses();
         }
     }
 

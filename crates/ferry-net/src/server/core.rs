@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use super::admission::Admission;
 use super::barrier::Barrier;
+use super::formers::Formers;
 use super::leases::{Leases, Recalls};
 use super::locks::Locks;
 use super::panics::Panics;
@@ -72,6 +73,8 @@ pub(super) struct Core {
     pub(super) numbers: AtomicU64,
     /// The number of names so far that were moved from one directory to another.
     pub(super) moves: AtomicU64,
+    /// Sessions whose clients were away for too long.
+    pub(super) formers: Mutex<Formers>,
     /// Evicted sessions, as they are recorded on the volume, oldest first.
     pub(super) evicted: Mutex<VecDeque<SessionSeq>>,
     pub(super) runtime: Handle,

@@ -129,7 +129,16 @@ impl Core {
             return;
         };
         for session in self.all() {
-            if session.close_if_away(deadline, &self.locks) {
+            let has_ended = {
+                // Its client hears of this or goes on with the session, but nothing between.
+                let _entering = self.entering.lock();
+                let has_ended = session.close_if_away(deadline, &self.locks);
+                if has_ended {
+                    self.formers.lock().add(&session);
+                }
+                has_ended
+            };
+            if has_ended {
                 self.release(&session, CloseReason::Away);
                 tracing::warn!(
                     client = session.name,

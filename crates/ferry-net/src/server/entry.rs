@@ -36,10 +36,11 @@ impl Core {
         if let Some(resumed) = self.resume((id, newest), (&peer, from), &path, line) {
             return Ok(resumed);
         }
-        let mounted = self.mounted(&peer, path)?;
+        let mounted = self.mounted(&peer, path.clone())?;
         self.check_room(&peer)?;
         let last_applied = self.last_applied_of(id, newest);
         let had_locks = self.locks.may_reclaim(id);
+        let former = self.formers.lock().find(id, &peer, &path);
         let id = if last_applied.is_some() { id } else { random(&self.env) };
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
         let session = Arc::new(Session::new((id, number), name, peer, mounted));
@@ -51,7 +52,8 @@ impl Core {
         }
         self.sessions.lock().insert(session.id, Arc::clone(&session));
         let both = (&self.locks, &*self.leases);
-        let connection = session.connect((line, from), &self.greeting, (false, newest), both);
+        let connection =
+            session.connect((line, from), &self.greeting, (false, newest, former), both);
         let connection =
             connection.ok_or_else(|| Refusal::new(Cause::Server, "the server stops"))?;
         session.log_arrival(if last_applied.is_some() {
@@ -99,7 +101,8 @@ impl Core {
         let same = |session: &&Arc<Session>| session.peer == *peer && session.path == path;
         let session = self.sessions.lock().get(&id).filter(same).cloned()?;
         let both = (&self.locks, &*self.leases);
-        let connection = session.connect((line, from), &self.greeting, (true, newest), both)?;
+        let connection =
+            session.connect((line, from), &self.greeting, (true, newest, None), both)?;
         session.log_arrival("connected again");
         Some((session, connection))
     }

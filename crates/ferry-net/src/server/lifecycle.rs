@@ -133,6 +133,7 @@ impl Server {
             refusals: Refusals::default(),
             numbers: AtomicU64::new(0),
             moves: AtomicU64::new(0),
+            formers: Mutex::default(),
             evicted: Mutex::new(evicted.into()),
             runtime: runtime.handle().clone(),
             stopping: watch::Sender::new(Stage::Serving),

@@ -10,7 +10,8 @@
 //! changes     the ordered stream: leases, syncs, the barrier     requests  walks
 //! entry       how a client gets into a session     recovery  after a crash of the server before
 //! apply/      an operation and the file system: bounds, rights, what may be cached
-//! ending      how a session ends      sync  makes changes durable, and tells the clients
+//! ending      how a session ends      formers  how far it had come
+//! sync        makes changes durable, and tells the clients
 //! core        what all connections share
 //! panics      a panic while an operation is answered      sync_queue  what waits for a sync
 //! session/    what remains of a client between its connections
@@ -28,6 +29,7 @@ mod core;
 mod ending;
 mod entry;
 mod exports;
+mod formers;
 mod leases;
 mod lifecycle;
 mod listen;

@@ -96,6 +96,8 @@ struct Network {
     cuts: watch::Sender<u64>,
     /// Connections before this one carry nothing, and nobody is told.
     silent_below: watch::Sender<u64>,
+    /// The same of what the server says alone.
+    unanswered_below: watch::Sender<u64>,
     connections: AtomicU64,
     /// What connects.
     peer: Mutex<crate::limits::Peer>,
@@ -140,6 +142,7 @@ impl Network {
             up_rate: Arc::default(),
             cuts,
             silent_below: watch::Sender::new(0),
+            unanswered_below: watch::Sender::new(0),
             connections: AtomicU64::new(0),
             peer: Mutex::default(),
             messages: Arc::new(messages),
@@ -155,6 +158,11 @@ impl Network {
     /// All connections that are there carry nothing any more.
     fn silence_all(&self) {
         self.silent_below.send_replace(self.connections.load(Ordering::Relaxed));
+    }
+
+    /// All connections that are there carry what clients say, and no answer any more.
+    fn silence_server(&self) {
+        self.unanswered_below.send_replace(self.connections.load(Ordering::Relaxed));
     }
 
     /// All connections that are there are cut.
@@ -180,7 +188,7 @@ impl Connector for Network {
                 return Ok(Box::new(ours) as Box<dyn Stream>);
             }
             let (budgets, cuts) = ([budget(), budget()], self.cuts.subscribe());
-            let silent = (number, self.silent_below.subscribe());
+            let silent = (number, self.silent_below.subscribe(), self.unanswered_below.subscribe());
             let rate = Arc::clone(&self.up_rate);
             self.runtime
                 .spawn(async move { relay(theirs, near, (budgets, &rate), cuts, silent).await });
@@ -198,14 +206,14 @@ async fn relay(
     b: DuplexStream,
     (budgets, up_rate): ([u64; 2], &AtomicU64),
     mut cuts: watch::Receiver<u64>,
-    silent: (u64, watch::Receiver<u64>),
+    (number, silent, unanswered): (u64, watch::Receiver<u64>, watch::Receiver<u64>),
 ) {
     /// `true`: to be cut; otherwise one side has closed its end.
     async fn one(
         mut from: impl AsyncReadExt + Unpin,
         mut to: impl AsyncWriteExt + Unpin,
         (budget, rate): (u64, &AtomicU64),
-        (number, mut silent_below): (u64, watch::Receiver<u64>),
+        (number, mut silent_below): (u64, Vec<watch::Receiver<u64>>),
     ) -> bool {
         let mut left = budget;
         let mut bytes = vec![0; 4096];
@@ -213,7 +221,9 @@ async fn relay(
             let most = left.min(bytes.len() as u64) as usize;
             match from.read(&mut bytes[..most]).await {
                 Ok(n) if n > 0 => {
-                    let _heard = silent_below.wait_for(|below| number >= *below).await.map(drop);
+                    for below in &mut silent_below {
+                        let _heard = below.wait_for(|below| number >= *below).await.map(drop);
+                    }
                     tokio::time::sleep(Duration::from_micros(n as u64 % 7 * 30)).await;
                     if let Some(taken) =
                         (n as u64 * 1_000_000).checked_div(rate.load(Ordering::Relaxed))
@@ -237,8 +247,8 @@ async fn relay(
     let any = AtomicU64::new(0);
     let both = async {
         let (mut up, mut down) = (
-            pin!(one(ar, bw, (budgets[0], up_rate), silent.clone())),
-            pin!(one(br, aw, (budgets[1], &any), silent)),
+            pin!(one(ar, bw, (budgets[0], up_rate), (number, vec![silent.clone()]))),
+            pin!(one(br, aw, (budgets[1], &any), (number, vec![silent, unanswered]))),
         );
         tokio::select! {
             cut = &mut up => cut || down.await,

@@ -6,6 +6,7 @@
 //! | `Ping` and `Pong` have a number | the server answers pings in order, so the client counts |
 //! | `Pong` has the server's clock | the client goes on from the clock of `Welcome` |
 //! | `Evicted` has a reason | it has none |
+//! | `Welcome` says how far a session had come that has ended | it does not |
 //! | `Lack` | missing: the client returns space with its next ping |
 //! | `Fatal` | the change is answered with `EIO` |
 //! | a rename may leave a whiteout | the server says `EINVAL` |
@@ -40,6 +41,7 @@ const NOBODY: u64 = u64::MAX;
 
 /// Numbers of messages and of an operation.
 const CHANGE: u8 = 3;
+const WELCOME: u8 = 1;
 const PING: u8 = 5;
 const PONG: u8 = 5;
 const EVICTION: u8 = 7;
@@ -124,6 +126,8 @@ impl Protocol {
     ) -> Result<ToClient, Malformed> {
         match (self, message) {
             (Self::V10, _) => decode(message),
+            // Nothing of a session that has ended.
+            (Self::V8, [WELCOME, ..]) => decode(&[message, &[0]].concat()),
             (Self::V8, [PONG, rest @ ..]) => {
                 let Pong { renewed, epoch, durable } = decode(rest)?;
                 let (number, now) = asked().ok_or(Malformed)?;
@@ -255,8 +259,41 @@ impl Outbound {
 }
 
 fn put_of_server(message: &[u8], out: &mut Vec<u8>) {
-    let special = matches!(message, [PONG | EVICTION | FATAL | LACK, ..]);
+    let special = matches!(message, [WELCOME | PONG | EVICTION | FATAL | LACK, ..]);
     match special.then(|| decode::<ToClient>(message)) {
+        Some(Ok(ToClient::Welcome {
+            session,
+            boot,
+            resumed,
+            applied,
+            durable,
+            read_only,
+            early_acks,
+            term_ms,
+            epoch,
+            now,
+            mark,
+            former: _,
+        })) => {
+            let welcome = ToClient::Welcome {
+                session,
+                boot,
+                resumed,
+                applied,
+                durable,
+                read_only,
+                early_acks,
+                term_ms,
+                epoch,
+                now,
+                mark,
+                former: None,
+            };
+            frame::put(out, |out| {
+                welcome.put(out);
+                out.pop();
+            });
+        }
         Some(Ok(ToClient::Pong { renewed, epoch, durable, .. })) => {
             frame::put(out, |out| {
                 out.push(PONG);

@@ -82,7 +82,8 @@ impl Daemon {
         }
         let lost = count("/connection/lost_changes");
         if lost > 0 {
-            let advice = "its log names them: make them again".into();
+            let advice =
+                "its log names the files, up to 10,000 of each loss: make the changes again".into();
             let lost = format!("{lost} changes that were acknowledged are lost");
             found.push(("losses", lost, advice));
         }

@@ -21,6 +21,8 @@ pub(super) struct Welcomed {
     pub(super) durable: u64,
     /// The last-applied sequence number of the session before, if its server has crashed.
     pub(super) last_applied: Option<u64>,
+    /// Its server has ended it, and all answers were heard: what has none was not applied.
+    pub(super) is_complete: bool,
 }
 
 /// The changes of the session before.
@@ -39,8 +41,8 @@ struct Sorted {
 /// Decides what becomes of each change of the session before (LINK-3). `unlocked`: its file locks
 /// may have gone to other clients.
 fn sort(state: &mut State, welcomed: &Welcomed, unlocked: bool) -> Sorted {
-    let Welcomed { durable, last_applied, .. } = *welcomed;
-    let clean = state.phase.is_clean();
+    let Welcomed { durable, last_applied, is_complete, .. } = *welcomed;
+    let clean = state.phase.is_clean() || is_complete;
     let eio = Errno(libc::EIO);
     let mut sorted = Sorted::default();
     for change in state.changes.take_all() {
@@ -93,7 +95,7 @@ fn sort(state: &mut State, welcomed: &Welcomed, unlocked: bool) -> Sorted {
 /// those that are not sent again. If there is a last-applied sequence number, early-acknowledged
 /// changes that are not durable are replayed.
 pub(super) fn begin_anew(state: &mut State, welcomed: &Welcomed, restore: &dyn Restore) -> Ended {
-    let Welcomed { boot, epoch, applied, durable, last_applied } = *welcomed;
+    let Welcomed { boot, epoch, applied, durable, last_applied, .. } = *welcomed;
     let clean = state.phase.is_clean();
     let ended_by_server = last_applied.is_none() && !clean && boot == state.boot;
     // Others may have had its locks since: a change that waits may rely on one.

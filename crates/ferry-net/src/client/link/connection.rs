@@ -21,7 +21,7 @@ use crate::client::change::{Stage, Waiter};
 use crate::codec;
 use crate::frame::{self, Frames, Stream};
 use crate::lanes;
-use crate::message::{FRAME_MAX, ToClient, ToServer};
+use crate::message::{Answered, FRAME_MAX, Former, ToClient, ToServer};
 use crate::protocol::Protocol;
 use crate::tls::in_words;
 
@@ -259,7 +259,7 @@ impl Link {
         line: &Line,
         restore: &dyn Restore,
     ) -> io::Result<()> {
-        let (session, resumed, read_only, welcomed) = match welcome {
+        let (session, resumed, read_only, mut welcomed, former) = match welcome {
             ToClient::Welcome {
                 session,
                 boot,
@@ -271,6 +271,7 @@ impl Link {
                 epoch,
                 now,
                 mark: last_applied,
+                former,
                 ..
             } => {
                 self.cache.welcomed(Duration::from_millis(term_ms.into()), now);
@@ -278,7 +279,9 @@ impl Link {
                     session,
                     resumed,
                     read_only,
-                    Welcomed { boot, epoch, applied, durable, last_applied },
+                    Welcomed { boot, epoch, applied, durable, last_applied, is_complete: false },
+                    // The numbers of another server's session are others.
+                    former.filter(|_| !resumed && self.state.lock().boot == boot),
                 )
             }
             ToClient::Evicted { reason } => {
@@ -287,10 +290,13 @@ impl Link {
             }
             _ => return Err(frame::malformed()),
         };
-        let mut ended = Ended::default();
+        let (mut ended, mut is_unsure) = (Ended::default(), false);
         // If the session goes on, the epoch is believed when a ping is answered. Answers that the
         // server has stored arrive before that: what they say was applied, in an epoch that has
         // ended since, is not applied again.
+        if let Some(former) = former {
+            welcomed.is_complete = self.hear_former(former, restore);
+        }
         if resumed {
             self.say_what_is_left();
         } else {
@@ -308,6 +314,8 @@ impl Link {
             let first = state.session == 0;
             if !resumed && !first {
                 tracing::warn!("the server does not know this session any more: it is made anew");
+                let is_known = welcomed.is_complete || welcomed.last_applied.is_some();
+                is_unsure = !is_known && !state.phase.is_clean();
                 ended = begin_anew(&mut state, &welcomed, restore);
             }
             (state.session, state.boot, state.read_only) = (session, welcomed.boot, read_only);
@@ -318,9 +326,28 @@ impl Link {
             state.outbox.send(line);
         }
         self.drained.notify_waiters();
+        if is_unsure && ended.lost().next().is_some() {
+            tracing::warn!(
+                "the server does not know how far the session had come: the changes that are named next were not answered, and may be there"
+            );
+        }
         ended.tell(Some(restore));
+        restore.entered();
         restore.given_up(None);
         Ok(())
+    }
+
+    /// The answers to changes of a session that has ended: they are applied or were refused, as if
+    /// the last connection had brought these answers. Whether no answer is missing.
+    fn hear_former(&self, former: Former, restore: &dyn Restore) -> bool {
+        let Former { durable, answers } = former;
+        for Answered { seq, made, outcome } in answers.0 {
+            if self.changed(seq, (&[], false, made), outcome, restore).is_err() {
+                return false;
+            }
+        }
+        self.durable(durable);
+        true
     }
 
     /// A message; `false`: the connection ends.

@@ -29,6 +29,8 @@ pub(in crate::client) trait Restore: Send + Sync {
     }
     /// Early-acknowledged changes are lost, and [`Restore::damaged`] was called.
     fn lost(&self, changes: Vec<Pending>);
+    /// The new session has begun. No lock is held.
+    fn entered(&self) {}
     /// The cache holds nothing of these inodes any more (`None`: of any inode).
     fn given_up(&self, inos: Option<&[Ino]>);
     /// A change was not applied: another session has write leases on what it touches.

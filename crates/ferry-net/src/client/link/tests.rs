@@ -77,6 +77,7 @@ fn welcome(session: u128, resumed: bool) -> ToClient {
         epoch: 0,
         now: ferry_fs::Timestamp(0),
         mark: None,
+        former: None,
     }
 }
 

@@ -11,10 +11,10 @@ use ferry_fs::{Ino, Timestamp};
 
 use super::change::{Line, Room};
 use super::phase::{CloseReason, Event};
-use super::state::{Greeting, Link, Session, State};
-use crate::codec::List;
+use super::state::{Greeting, Link, Session, State, Worker};
+use crate::codec::{List, Wire};
 use crate::frame;
-use crate::message::{BATCH_MAX, DirName, Outcome, ToClient};
+use crate::message::{Answered, BATCH_MAX, DirName, Former, IO_MAX, Outcome, ToClient};
 use crate::server::leases::Leases;
 use crate::server::locks::Locks;
 
@@ -29,7 +29,7 @@ impl Session {
         &self,
         (line, from): (&Line, Option<SocketAddr>),
         greeting: &Greeting,
-        (resumed, newest): (bool, u64),
+        (resumed, newest, former): (bool, u64, Option<Former>),
         (locks, leases): (&Locks, &Leases),
     ) -> Option<u64> {
         let _taking_over = self.locking.write();
@@ -63,6 +63,7 @@ impl Session {
             epoch,
             now,
             mark,
+            former,
         };
         line.send_first(frame::encode(&welcome), Vec::new());
         // Answers that the last connection may have lost: in order, and before newer ones.
@@ -137,6 +138,7 @@ impl Session {
                 return false;
             }
             self.transition(&mut state, Event::Close(reason));
+            state.former = state.take_former();
             state.link.hang_up();
             state.outbox = (Vec::new(), Vec::new());
             state.queue.clear();
@@ -147,6 +149,11 @@ impl Session {
         self.reservations.end();
         locks.cancel(self.id, None);
         true
+    }
+
+    /// How far the session had come when it ended, once; `None`: that is not known exactly.
+    pub(in crate::server) fn take_former(&self) -> Option<Former> {
+        self.state.lock().former.take()
     }
 
     /// The server stops: the session takes no more changes; those that it has are applied.
@@ -207,6 +214,22 @@ impl Session {
         let mut state = self.state.lock();
         send(&mut state, frame::encode(message), None);
         state.link.hang_up();
+    }
+}
+
+impl State {
+    /// The session ends: how far it has come. `None`: its client has other numbers, or a change is
+    /// under way, whose answer nobody gets; or that is too much for one message.
+    fn take_former(&mut self) -> Option<Former> {
+        let answers = std::mem::take(&mut self.answers).into_iter();
+        if self.worker != Worker::Idle || self.unheard_welcome.is_some() {
+            return None;
+        }
+        let answers = answers.map(|(seq, outcome, made)| Answered { seq, made, outcome }).collect();
+        let former = Former { durable: self.durable, answers: List(answers) };
+        let mut bytes = Vec::new();
+        former.put(&mut bytes);
+        (bytes.len() < IO_MAX).then_some(former)
     }
 }
 

@@ -41,9 +41,9 @@ fn an_older_connection_changes_nothing_and_takes_no_lock() {
     let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
     let both = (&locks, &leases);
     let (line, _frames) = crate::lanes::line();
-    let old = session.connect((&line, None), &greeting, (false, 0), both).expect("it lives");
+    let old = session.connect((&line, None), &greeting, (false, 0, None), both).expect("it lives");
     assert!(session.locking_right(Some(old)).is_some());
-    let new = session.connect((&line, None), &greeting, (true, 0), both).expect("it lives");
+    let new = session.connect((&line, None), &greeting, (true, 0, None), both).expect("it lives");
     assert!(session.locking_right(Some(old)).is_none());
     assert!(!session.push(old, change(1), 0, &leases).expect("late, not against the rules"));
     assert!(session.next().is_none());
@@ -53,15 +53,16 @@ fn an_older_connection_changes_nothing_and_takes_no_lock() {
     session.disconnect(new, Duration::ZERO, &locks);
     assert!(session.close_if_away(Duration::ZERO, &locks));
     assert!(session.locking_right(Some(new)).is_none() && session.locking_right(None).is_none());
-    assert!(session.connect((&line, None), &greeting, (true, 0), both).is_none());
+    assert!(session.connect((&line, None), &greeting, (true, 0, None), both).is_none());
 }
 
 #[test]
 fn answers_of_early_acknowledged_changes_are_batched_in_order() {
     let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
     let (line, mut frames) = crate::lanes::line();
-    let connection =
-        session.connect((&line, None), &greeting, (false, 0), (&locks, &leases)).expect("it lives");
+    let connection = session
+        .connect((&line, None), &greeting, (false, 0, None), (&locks, &leases))
+        .expect("it lives");
     let mut sent =
         || frames.try_recv().map(|(bytes, rooms): (Vec<u8>, Vec<Room>)| (bytes.len(), rooms.len()));
     assert!(sent().is_some_and(|(_, rooms)| rooms == 0), "the welcome");
@@ -95,7 +96,8 @@ fn a_server_that_stops_takes_no_more_changes_and_applies_those_that_it_has() {
     let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
     let both = (&locks, &leases);
     let (line, _frames) = crate::lanes::line();
-    let connection = session.connect((&line, None), &greeting, (false, 0), both).expect("it lives");
+    let connection =
+        session.connect((&line, None), &greeting, (false, 0, None), both).expect("it lives");
     assert!(session.push(connection, change(1), 0, &leases).expect("in order"));
     session.drain();
     assert!(!session.push(connection, change(2), 0, &leases).expect("not heard"));
@@ -119,8 +121,9 @@ fn a_fence_while_the_session_is_being_recorded_does_not_deadlock() {
     ));
     let (session, locks, greeting) = (Arc::new(session()), Locks::default(), greeting());
     let (line, _frames) = crate::lanes::line();
-    let connection =
-        session.connect((&line, None), &greeting, (false, 0), (&locks, &leases)).expect("it lives");
+    let connection = session
+        .connect((&line, None), &greeting, (false, 0, None), (&locks, &leases))
+        .expect("it lives");
     leases.begin(2, 2);
     leases.begin(3, 3);
     assert!(leases.grant_new(2, 20) && leases.grant_new(session.number, 10));

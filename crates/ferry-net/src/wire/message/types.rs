@@ -165,6 +165,27 @@ pub struct Found {
     pub ino: Ino,
 }
 
+/// How far a session had come that this server has ended: what its last connection may have lost.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Former {
+    /// Its changes up to this one are durable, contents too.
+    pub durable: u64,
+    /// The answers that the client had not confirmed, in their order. No change behind these was
+    /// applied.
+    pub answers: List<Answered>,
+}
+
+/// The answer to a change of a session that has ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answered {
+    /// The number of the change.
+    pub seq: u64,
+    /// As in `Changed`.
+    pub made: Option<Made>,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
 /// All names of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
@@ -207,6 +228,8 @@ wire_fields! {
     Seen { known, writes, plain }
     Found { index, ino }
     Listed { ino, names }
+    Former { durable, answers }
+    Answered { seq, made, outcome }
 }
 
 wire_enum! {
@@ -420,6 +443,9 @@ wire_enum! {
             /// Of the changes up to this one, those that are neither writes nor changes of
             /// attributes are there.
             mark: Option<u64>,
+            /// This server has ended the session that was asked for, and remembers how far it had
+            /// come. The session that begins here is another one.
+            former: Option<Former>,
         },
         /// The connection ends, and why.
         2 => Refused {
