@@ -129,16 +129,8 @@ impl Core {
             return;
         };
         for session in self.all() {
-            let has_ended = {
-                // Its client hears of this or goes on with the session, but nothing between.
-                let _entering = self.entering.lock();
-                let has_ended = session.close_if_away(deadline, &self.locks);
-                if has_ended {
-                    self.formers.lock().add(&session);
-                }
-                has_ended
-            };
-            if has_ended {
+            let remember = |former| self.formers.lock().add(&session, former);
+            if session.close_if_away(deadline, &self.locks, remember) {
                 self.release(&session, CloseReason::Away);
                 tracing::warn!(
                     client = session.name,

@@ -40,7 +40,8 @@ impl Core {
         self.check_room(&peer)?;
         let last_applied = self.last_applied_of(id, newest);
         let had_locks = self.locks.may_reclaim(id);
-        let former = self.formers.lock().find(id, &peer, &path);
+        let is_new = id == 0 || last_applied.is_some();
+        let former = if is_new { None } else { self.formers.lock().find(id, &peer, &path) };
         let id = if last_applied.is_some() { id } else { random(&self.env) };
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
         let session = Arc::new(Session::new((id, number), name, peer, mounted));

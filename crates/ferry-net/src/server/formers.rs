@@ -31,8 +31,7 @@ struct Ended {
 
 impl Formers {
     /// A session has ended.
-    pub(super) fn add(&mut self, session: &Session) {
-        let Some(former) = session.take_former() else { return };
+    pub(super) fn add(&mut self, session: &Session, former: Former) {
         self.answers += former.answers.0.len();
         let (id, peer, path) = (session.id, session.peer.clone(), session.path.clone());
         self.all.push_back(Ended { id, peer, path, former });

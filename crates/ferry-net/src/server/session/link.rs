@@ -113,23 +113,34 @@ impl Session {
     /// Ends the session. A change that is being applied is the last one, and its locks are held
     /// until then.
     pub(in crate::server) fn close(&self, reason: CloseReason, locks: &Locks) {
-        self.close_if(reason, locks, |_| true);
+        self.close_if((reason, locks), |_| true, drop);
     }
 
-    /// Ends the session if its client has been away since `deadline`.
-    pub(in crate::server) fn close_if_away(&self, deadline: Duration, locks: &Locks) -> bool {
+    /// Ends the session if its client has been away since `deadline`. How far it had come is
+    /// remembered before the client can find that it has ended.
+    pub(in crate::server) fn close_if_away(
+        &self,
+        deadline: Duration,
+        locks: &Locks,
+        remember: impl FnOnce(Former),
+    ) -> bool {
         let away = |state: &State| match state.link {
             Link::Away { since } => since <= deadline,
             Link::Silent | Link::Connected(_) => false,
         };
-        self.close_if(CloseReason::Away, locks, away)
+        let ended = |former: Option<Former>| {
+            if let Some(former) = former {
+                remember(former);
+            }
+        };
+        self.close_if((CloseReason::Away, locks), away, ended)
     }
 
     fn close_if(
         &self,
-        reason: CloseReason,
-        locks: &Locks,
+        (reason, locks): (CloseReason, &Locks),
         condition: impl FnOnce(&State) -> bool,
+        ended: impl FnOnce(Option<Former>),
     ) -> bool {
         let _ending = self.locking.write();
         {
@@ -138,7 +149,7 @@ impl Session {
                 return false;
             }
             self.transition(&mut state, Event::Close(reason));
-            state.former = state.take_former();
+            ended(state.take_former());
             state.link.hang_up();
             state.outbox = (Vec::new(), Vec::new());
             state.queue.clear();
@@ -149,11 +160,6 @@ impl Session {
         self.reservations.end();
         locks.cancel(self.id, None);
         true
-    }
-
-    /// How far the session had come when it ended, once; `None`: that is not known exactly.
-    pub(in crate::server) fn take_former(&self) -> Option<Former> {
-        self.state.lock().former.take()
     }
 
     /// The server stops: the session takes no more changes; those that it has are applied.

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use super::change::{Change, Line, Open, Room};
 use super::phase::{Event, Phase};
 use crate::limits::Peer;
-use crate::message::{DirName, Former, Made, Outcome};
+use crate::message::{DirName, Made, Outcome};
 use crate::protocol::Protocol;
 use crate::server::exports::Bounds;
 use crate::server::reservations::Reservations;
@@ -134,8 +134,6 @@ pub(in crate::server) struct State {
     pub(in crate::server) owed: u64,
     pub(in crate::server) applied: u64,
     pub(in crate::server) answers: VecDeque<(u64, Outcome, Option<Made>)>,
-    /// The session has ended: how far it had come.
-    pub(in crate::server) former: Option<Former>,
     pub(in crate::server) queue: VecDeque<Change>,
     /// Bytes of the changes in the queue.
     pub(in crate::server) queued: usize,

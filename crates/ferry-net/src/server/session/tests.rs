@@ -49,9 +49,9 @@ fn an_older_connection_changes_nothing_and_takes_no_lock() {
     assert!(session.next().is_none());
     assert!(session.push(new, change(1), 0, &leases).expect("it comes again"));
     session.disconnect(old, Duration::ZERO, &locks);
-    assert!(!session.close_if_away(Duration::MAX, &locks), "the newer connection is there");
+    assert!(!session.close_if_away(Duration::MAX, &locks, drop), "the newer connection is there");
     session.disconnect(new, Duration::ZERO, &locks);
-    assert!(session.close_if_away(Duration::ZERO, &locks));
+    assert!(session.close_if_away(Duration::ZERO, &locks, drop));
     assert!(session.locking_right(Some(new)).is_none() && session.locking_right(None).is_none());
     assert!(session.connect((&line, None), &greeting, (true, 0, None), both).is_none());
 }
