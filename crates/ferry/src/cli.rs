@@ -66,6 +66,12 @@ pub enum Command {
     /// the command is stopped or killed, or the machine crashes, the volume has the old size or the
     /// new one, and all of its files.
     Resize(ResizeArgs),
+    /// One request to a mount on each core, for the daemon that goes on with it.
+    #[command(hide = true)]
+    Ask {
+        /// The mount point.
+        mountpoint: PathBuf,
+    },
     /// Let this version of ferry go on with a mount, while programs use it
     UpgradeMount(UpgradeMountArgs),
     /// Give a volume that an earlier release has made what volumes have that are made now, in place

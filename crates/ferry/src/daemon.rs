@@ -143,6 +143,9 @@ pub fn serve(
         utab::show(Path::new(&service.options.fsname), service.mountpoint, words);
     }
     announce(service).inspect_err(|_| stop(&handle, FORCED))?;
+    if goes_on && let Err(error) = starter::ask_on_each_core(service.mountpoint) {
+        tracing::warn!(%error, "programs may wait until others use the mount");
+    }
     tracing::info!(volume = service.options.fsname, mountpoint = %service.mountpoint.display(), "mounted");
 
     if let Ended::HandedOver(connection) = await_end(&handle, &received, service.stop_timeout) {

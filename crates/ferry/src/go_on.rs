@@ -5,6 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use ferry_env::Env;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::asked;
 use crate::cli::UpgradeMountArgs;
@@ -53,6 +55,25 @@ pub fn run(args: &UpgradeMountArgs) -> Result<(), CliError> {
         mount.target.display(),
         paused.as_millis()
     ))
+}
+
+/// Makes one request to a mount on each core. The queue of a core fetches what the kernel has held
+/// back only with the answer to a request. A daemon must not wait for itself, so this is a process
+/// of its own; it may wait as any program does.
+pub fn ask(mountpoint: &Path) {
+    let Ok(cores) = sched_getaffinity(None) else { return };
+    std::thread::scope(|scope| {
+        for core in (0..CpuSet::MAX_CPU).filter(|core| cores.is_set(*core)) {
+            scope.spawn(move || {
+                let mut own = CpuSet::new();
+                own.set(core);
+                // Only the request counts, not its answer.
+                let _pinned = sched_setaffinity(None, &own);
+                let how = AtFlags::STATX_FORCE_SYNC;
+                let _answered = statx(CWD, mountpoint, how, StatxFlags::BASIC_STATS);
+            });
+        }
+    });
 }
 
 /// The program that is to go on: this one, if no other is named.

@@ -46,6 +46,19 @@ pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliE
     }
 }
 
+/// Starts this program as one that makes a request to a mount on each core (`go_on`).
+pub fn ask_on_each_core(mountpoint: &Path) -> io::Result<()> {
+    let mut asking = Command::new("/proc/self/exe")
+        .arg0("ferry")
+        .arg("ask")
+        .arg(mountpoint)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()?;
+    let waiting = std::thread::Builder::new().name("ask".into());
+    waiting.spawn(move || asking.wait()).map(drop)
+}
+
 /// Prepares a daemon, or its holder.
 pub fn prepare(daemon: bool) {
     if daemon {

@@ -22,8 +22,8 @@ use crate::init::{Agreed, IO_MAX};
 /// Slots that a queue has at most: 16,384 parked requests.
 pub(super) const SLOTS_MAX: usize = 1 << 14;
 const PAGE: usize = 4096;
-/// Bytes of the first part of a slot, which has its headers. Those of all slots lie together: a slot
-/// that is not in use takes no page of its own. The payloads follow.
+/// Bytes of the first part of a slot, which has its headers. Those of all slots lie together: a
+/// slot that is not in use takes no page of its own. The payloads follow.
 const HEADER: usize = 512;
 /// Where in its first part a slot has what the kernel is told of its two buffers, and its state.
 const PARTS_AT: usize = 320;

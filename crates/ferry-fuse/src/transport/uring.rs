@@ -249,10 +249,10 @@ impl UringQueues {
 }
 
 /// A ring to which only its own thread submits. The kernel's part of a command runs when that
-/// thread makes a system call, and does not interrupt it.
+/// thread asks for completions, and does not interrupt it.
 fn builder() -> io_uring::Builder<squeue::Entry128, cqueue::Entry> {
     let mut builder = IoUring::builder();
-    builder.setup_single_issuer().setup_coop_taskrun().setup_clamp();
+    builder.setup_single_issuer().setup_defer_taskrun().setup_clamp();
     builder
 }
 
@@ -429,6 +429,8 @@ impl QueueRing {
             }
         }
         self.submit()?;
+        // What the kernel has queued since, registering does not fetch.
+        self.probe_due = true;
         self.take_back(left)
     }
 

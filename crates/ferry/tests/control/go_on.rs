@@ -101,6 +101,36 @@ fn a_mount_goes_on_in_another_process_while_programs_use_it() {
     ok(&ferry(&["fsck", path(&fixture.volume())]));
 }
 
+/// The kernel knows no regular file then, and the queues cannot be filled.
+#[test]
+fn programs_that_only_use_directories_go_on_too() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let (mnt, enough) = (fixture.mnt(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let worker = |name: &str| {
+            let (dir, enough) = (mnt.join(name), &enough);
+            scope.spawn(move || {
+                while !enough.load(Ordering::Relaxed) {
+                    fs::create_dir(&dir).expect("mkdir");
+                    fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).expect("chmod");
+                    fs::remove_dir(&dir).expect("rmdir");
+                }
+            })
+        };
+        let workers = ["a", "b", "c", "d"].map(worker);
+        for _ in 0..TIMES {
+            ok(&upgrade(&fixture, &[]));
+        }
+        enough.store(true, Ordering::Relaxed);
+        for worker in workers {
+            worker.join().expect("no error");
+        }
+    });
+    ok(&ferry(&["umount", path(&mnt)]));
+    ok(&ferry(&["fsck", path(&fixture.volume())]));
+}
+
 /// A program that calls itself ferry, and does nothing else.
 fn impostor(fixture: &TestVolume) -> PathBuf {
     let program = fixture.0.path().join("impostor");
