@@ -223,6 +223,8 @@ struct Holding {
     /// Where its messages go then.
     log: Option<PathBuf>,
     signals: UnixStream,
+    /// A signal has asked for the end.
+    is_to_end: bool,
     things: HeldThings,
 }
 
@@ -277,7 +279,8 @@ impl Holding {
         bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         listen(&listener, 1)?;
         let log = log.map(Path::to_owned);
-        Ok(Self { listener, name, daemon, log, signals, things: HeldThings::default() })
+        let things = HeldThings::default();
+        Ok(Self { listener, name, daemon, log, signals, is_to_end: false, things })
     }
 
     fn start(&self, program: &Path) -> io::Result<Served> {
@@ -308,10 +311,15 @@ impl Holding {
             if signalled {
                 let mut count = [0; 64];
                 let _taken = self.signals.read(&mut count)?;
+                self.is_to_end = true;
                 let _ended = kill_process(pid, Signal::TERM);
             }
             if says {
-                self.hear(served, pid)?;
+                // The holder outlives what goes wrong with one process.
+                if let Err(error) = self.hear(served, pid) {
+                    tracing::warn!(%error, "a message of the serving process");
+                    served.socket = None;
+                }
             } else if has_ended {
                 // Whatever it has said was heard before.
                 return served.child.wait();
@@ -349,6 +357,10 @@ impl Holding {
             b"ready" => {
                 served.is_ready = true;
                 self.things.clear();
+                // It may have come while no process was there to take it.
+                if self.is_to_end {
+                    let _ended = kill_process(pid, Signal::TERM);
+                }
                 if self.daemon {
                     logging::detach(self.log.as_deref())?;
                     starter::leave()?;

@@ -261,36 +261,13 @@ impl Outbound {
 fn put_of_server(message: &[u8], out: &mut Vec<u8>) {
     let special = matches!(message, [WELCOME | PONG | EVICTION | FATAL | LACK, ..]);
     match special.then(|| decode::<ToClient>(message)) {
-        Some(Ok(ToClient::Welcome {
-            session,
-            boot,
-            resumed,
-            applied,
-            durable,
-            read_only,
-            early_acks,
-            term_ms,
-            epoch,
-            now,
-            mark,
-            former: _,
-        })) => {
-            let welcome = ToClient::Welcome {
-                session,
-                boot,
-                resumed,
-                applied,
-                durable,
-                read_only,
-                early_acks,
-                term_ms,
-                epoch,
-                now,
-                mark,
-                former: None,
-            };
+        Some(Ok(mut welcome @ ToClient::Welcome { .. })) => {
+            if let ToClient::Welcome { former, .. } = &mut welcome {
+                *former = None;
+            }
             frame::put(out, |out| {
                 welcome.put(out);
+                // The last field, which protocol 8 does not have, is one byte then.
                 out.pop();
             });
         }
