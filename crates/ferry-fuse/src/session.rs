@@ -28,9 +28,10 @@ use crate::request::idle_poll::IdlePoll;
 use crate::request::parked::ParkTable;
 use crate::request::realtime::RealTime;
 use crate::request::trace::Tracer;
+use crate::sys::let_signals_interrupt;
 use crate::transport::dev::{self, DeviceWorker, Readers, Reading};
 use crate::transport::memory::QueueMemory;
-use crate::transport::uring::{UringQueues, possible_cores};
+use crate::transport::uring::UringQueues;
 
 /// Threads that serve /dev/fuse, for each core: some of them may wait for the disk.
 const THREADS_PER_CORE: usize = 2;
@@ -105,15 +106,24 @@ impl MountHandle {
     /// `false`: not possible in this time, because requests are under way; they are served on.
     /// If it is possible, [`Session::wait`] returns.
     pub fn hand_over(&self, patience: Duration) -> Result<bool, Error> {
-        let queues = self.queues.lock();
-        if let Some(queues) = &*queues
-            && !queues.drain(patience)
-        {
+        if self.queues.lock().as_ref().is_some_and(|queues| !queues.drain(patience)) {
             return Ok(false);
         }
-        drop(queues);
+        let done = self.stop_reading(patience);
+        // Queues that have drained serve nobody.
+        if !matches!(done, Ok(true))
+            && let Some(queues) = &*self.queues.lock()
+        {
+            queues.resume();
+        }
+        done.map_err(Error::Transport)
+    }
+
+    /// Stops the threads that read; `false`: what they have read has not ended in this time.
+    fn stop_reading(&self, patience: Duration) -> io::Result<bool> {
+        let_signals_interrupt()?;
         *self.handing.state.lock() = Handing::Asked(patience);
-        self.reading.stop().map_err(Error::Transport)?;
+        self.reading.stop();
         let mut state = self.handing.state.lock();
         self.handing.decided.wait_while(&mut state, |state| matches!(state, Handing::Asked(_)));
         Ok(*state == Handing::Done)
@@ -408,10 +418,10 @@ fn begin(
     options: &MountOptions,
 ) -> Result<(QueueMemory, Agreed), Error> {
     let queues = match options.transport {
-        Transport::Auto if UringQueues::possible() => possible_cores().map_or(0, usize::from),
-        Transport::Auto | Transport::Device => 0,
+        Transport::Auto => UringQueues::possible(),
+        Transport::Device => 0,
     };
-    let memory = QueueMemory::new(queues).or_else(|error| {
+    let memory = QueueMemory::new(queues.into()).or_else(|error| {
         tracing::debug!(%error, queues, "no memory for queues");
         QueueMemory::new(0)
     });

@@ -15,7 +15,6 @@
 //! has gathered, and not for each file. A FORGET may reclaim a file, so the reader gives up the
 //! lead before it serves what it has read: what comes behind does not wait for that.
 
-use std::io;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,13 +73,13 @@ impl Reading {
     }
 
     /// Tells the threads to stop, each between two messages, and waits until they have.
-    pub(crate) fn stop(&self) -> io::Result<()> {
-        sys::let_signals_interrupt()?;
+    /// [`sys::let_signals_interrupt`] was called before.
+    pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         loop {
             let threads = self.threads.lock().clone();
             if threads.is_empty() {
-                return Ok(());
+                return;
             }
             // A thread that was just about to wait has not noticed: it is told again.
             threads.into_iter().for_each(sys::interrupt);

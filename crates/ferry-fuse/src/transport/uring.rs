@@ -152,16 +152,15 @@ struct RunningQueue {
 }
 
 impl UringQueues {
-    /// Whether this process may create rings at all, and can tell how many: a container may have no
-    /// `/sys`. Ask before INIT offers queues: the kernel then waits for them.
-    pub(crate) fn possible() -> bool {
-        match builder().build(1).and_then(|_ring| possible_cores()) {
-            Ok(_) => true,
-            Err(error) => {
-                tracing::debug!(%error, "no io_uring here");
-                false
-            }
-        }
+    /// How many a mount has; 0: this process may create no rings, or cannot tell how many, because
+    /// a container may have no `/sys`. Ask before INIT offers queues: the kernel then waits for
+    /// them.
+    pub(crate) fn possible() -> u16 {
+        let cores = builder().build(1).and_then(|_ring| possible_cores());
+        cores.unwrap_or_else(|error| {
+            tracing::debug!(%error, "no io_uring here");
+            0
+        })
     }
 
     /// Starts a queue for each core that the machine may have. The kernel holds requests back until
@@ -235,7 +234,7 @@ impl UringQueues {
     }
 
     /// They serve again.
-    fn resume(&self) {
+    pub(crate) fn resume(&self) {
         self.all.iter().for_each(|running| running.queue.order(Order::Serve));
     }
 
@@ -257,7 +256,7 @@ fn builder() -> io_uring::Builder<squeue::Entry128, cqueue::Entry> {
 }
 
 /// The kernel has a queue for each core that might ever be present.
-pub(crate) fn possible_cores() -> io::Result<u16> {
+fn possible_cores() -> io::Result<u16> {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
     let last = list.trim().rsplit(['-', ',']).next().and_then(|n| n.parse::<u16>().ok());
     last.and_then(|n| n.checked_add(1)).ok_or_else(|| io::Error::other("unreadable list of cores"))
