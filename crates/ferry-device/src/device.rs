@@ -51,6 +51,23 @@ pub(crate) fn read_at_once(
     done(result.map(|()| buf));
 }
 
+/// How long a device may become, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Longest {
+    /// As long as the block devices below it are now.
+    Given(u64),
+    /// As long as somebody asks for, up to this.
+    Asked(u64),
+}
+
+impl Longest {
+    /// The number of bytes.
+    pub fn bytes(self) -> u64 {
+        let (Self::Given(bytes) | Self::Asked(bytes)) = self;
+        bytes
+    }
+}
+
 /// A block device. All methods may be called from any thread.
 ///
 /// Writes are durable only after a later flush that started after they completed. Errors are not
@@ -58,9 +75,8 @@ pub(crate) fn read_at_once(
 pub trait BlockDevice: Send + Sync {
     /// Size in bytes, a multiple of [`BLOCK_SIZE`].
     fn capacity(&self) -> u64;
-    /// How long it may become, in bytes: a block device, as long as it is now. `EOPNOTSUPP`: its
-    /// length stays as it is.
-    fn capacity_max(&self) -> io::Result<u64> {
+    /// How long it may become. `EOPNOTSUPP`: its length stays as it is.
+    fn capacity_max(&self) -> io::Result<Longest> {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
     /// Makes it at least `bytes` long, and a file exactly so long, durably. What lay behind that is

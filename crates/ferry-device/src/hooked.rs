@@ -7,7 +7,7 @@
 
 use crate::buffer::AlignedBuf;
 use crate::device::{
-    BlockDevice, ComponentStats, Io, IoDone, Snapshot, WarmDone, check_range, read_at_once,
+    BlockDevice, ComponentStats, Io, IoDone, Longest, Snapshot, WarmDone, check_range, read_at_once,
 };
 use crate::started::{ReadDone, ReadRing};
 use crate::timing::{FlushTimer, FlushTiming};
@@ -423,7 +423,7 @@ impl BlockDevice for HookedDevice {
         self.cut.unwrap_or_else(|| self.inner.capacity())
     }
 
-    fn capacity_max(&self) -> io::Result<u64> {
+    fn capacity_max(&self) -> io::Result<Longest> {
         self.inner.capacity_max()
     }
 

@@ -38,8 +38,8 @@ pub use composite::{
     Kind, MirrorDevice, Observer, SIDES_MAX, STRIPE_CHUNK, Side, SpanDevice,
 };
 pub use device::{
-    BlockDevice, ComponentState, ComponentStats, HeldRequests, Io, IoDone, Snapshot, WarmDone,
-    Warmed,
+    BlockDevice, ComponentState, ComponentStats, HeldRequests, Io, IoDone, Longest, Snapshot,
+    WarmDone, Warmed,
 };
 pub use error::DeviceError;
 pub use file::{FileDevice, FileLock, LockHolder, OpenMode};

@@ -15,7 +15,7 @@ mod ring;
 mod sys;
 
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
-use crate::device::{BlockDevice, Io, check_range};
+use crate::device::{BlockDevice, Io, Longest, check_range};
 use crate::error::DeviceError;
 use crate::started::{FileRead, ReadDone, ReadRing};
 use crate::timing::{FlushTimer, FlushTiming};
@@ -200,13 +200,16 @@ impl BlockDevice for FileDevice {
         self.capacity.load(Ordering::Acquire)
     }
 
-    fn capacity_max(&self) -> io::Result<u64> {
+    fn capacity_max(&self) -> io::Result<Longest> {
         self.check_writable()?;
-        if self.host.block_device { whole_blocks(&mut &self.host.file) } else { Ok(SIZE_MAX) }
+        Ok(match self.host.block_device {
+            true => Longest::Given(whole_blocks(&mut &self.host.file)?),
+            false => Longest::Asked(SIZE_MAX),
+        })
     }
 
     fn resize(&self, bytes: u64) -> io::Result<()> {
-        let most = self.capacity_max()?;
+        let most = self.capacity_max()?.bytes();
         if bytes > most {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }

@@ -14,7 +14,7 @@ use crate::space::free_blocks::Want;
 use crate::space::resize::NoLimit;
 use crate::volume::{SEGMENTS_MIN, SIZE_MIN, Superblock, Unfit, write_resized};
 use crate::writeback::vacate::Vacated;
-use ferry_device::BLOCK_SIZE;
+use ferry_device::{BLOCK_SIZE, Longest};
 use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -37,11 +37,14 @@ impl LocalFs {
     pub(crate) fn resize_volume(&self, asked: u64) -> Result<ResizeAnswer, FsError> {
         let _one_at_a_time = self.growing.lock();
         let old = self.current_superblock()?;
-        let most = self.dev.capacity_max().map_err(io_errno)?;
-        if asked == 0 && self.dev.host_free().is_some() {
-            return Ok(ResizeAnswer::SizeWanted);
-        }
-        let size = if asked == 0 { most } else { asked } / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
+        let longest = self.dev.capacity_max().map_err(io_errno)?;
+        let most = longest.bytes();
+        let size = match longest {
+            Longest::Asked(_) if asked == 0 => return Ok(ResizeAnswer::SizeWanted),
+            Longest::Given(_) if asked == 0 => most,
+            _ => asked,
+        };
+        let size = size / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
         if size > most {
             return Ok(ResizeAnswer::AtMost(most));
         }
@@ -79,7 +82,7 @@ impl LocalFs {
         }
         let most = match self.dev.capacity_max() {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => self.dev.capacity(),
-            most => most.map_err(io_errno)?,
+            most => most.map_err(io_errno)?.bytes(),
         };
         match old.upgraded(most) {
             None => Ok(ResizeAnswer::NoRoom),

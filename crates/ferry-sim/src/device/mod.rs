@@ -12,7 +12,7 @@ mod world;
 
 pub use world::{SimClock, SimEntropy, SimRng, sim_env};
 
-use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, FlushTiming, Io, IoDone};
+use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, FlushTiming, Io, IoDone, Longest};
 use image::Image;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -340,8 +340,8 @@ impl BlockDevice for SimDevice {
         self.capacity.load(Ordering::SeqCst)
     }
 
-    fn capacity_max(&self) -> io::Result<u64> {
-        Ok(u64::MAX / 2)
+    fn capacity_max(&self) -> io::Result<Longest> {
+        Ok(Longest::Asked(u64::MAX / 2))
     }
 
     /// As that of a file, it is durable when this returns. What is cut off is zeros from then on.
