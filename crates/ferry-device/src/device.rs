@@ -80,9 +80,9 @@ pub trait BlockDevice: Send + Sync {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
     /// Makes it at least `bytes` long, and a file exactly so long, durably. What lay behind that is
-    /// lost, and what is new reads as zeros in a file. Nobody uses what lies behind the shorter of
-    /// both lengths meanwhile. Errors as [`BlockDevice::capacity_max`]; `ENOSPC`: it is not so
-    /// long.
+    /// lost. What is new reads as zeros in a file, and in a store, but for its last block. Nobody
+    /// uses what lies behind the shorter of both lengths meanwhile. Errors as
+    /// [`BlockDevice::capacity_max`]; `ENOSPC`: it is not so long.
     fn resize(&self, _bytes: u64) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }

@@ -14,6 +14,8 @@
 //!   caller that flushes only when its writes have completed never meets a device that waits for a
 //!   flush.
 //! * OBJECT-6: when another owner has taken a name in the log, nothing is acknowledged any more.
+//! * OBJECT-7: the device is as long as the object `super` says. If its last block in use lies
+//!   further behind, it ends there. So who makes it longer writes the new last block first.
 
 use crate::access::{Access, Held, Patience, Tries};
 use crate::ahead::Ahead;
@@ -38,7 +40,8 @@ use crate::volume::{
 };
 use crate::warming::Warming;
 use ferry_device::{
-    AlignedBuf, BlockDevice, FlushTimer, FlushTiming, HeldRequests, Io, IoDone, Snapshot, WarmDone,
+    AlignedBuf, BlockDevice, FlushTimer, FlushTiming, HeldRequests, Io, IoDone, Longest, Snapshot,
+    WarmDone,
 };
 use ferry_env::Env;
 use ferry_env::planted::{Bug, is_planted};
@@ -142,6 +145,12 @@ pub struct ObjectStats {
 /// A reader that goes on sequentially is read ahead by so much, at most.
 const READ_AHEAD_BYTES: u64 = 32 << 20;
 
+/// A device is no longer than this, in bytes.
+const CAPACITY_MAX: u64 = (1 << 62) - BLOCK as u64;
+
+/// What a device has in its last block when it has become longer, until its owner writes there.
+const END_MARK: [u8; 8] = *b"FERRYEND";
+
 /// For how long a snapshot that was opened beside its volume asks a store that does not answer.
 const BESIDE_PATIENCE: Duration = Duration::from_secs(10);
 /// It reads ahead so much, at most.
@@ -167,6 +176,8 @@ pub struct ObjectDevice {
     pub(crate) access: Access,
     pub(crate) env: Env,
     pub(crate) volume: Volume,
+    /// Its length in bytes (OBJECT-7).
+    capacity: AtomicU64,
     pub(crate) limits: Limits,
     pub(crate) state: Mutex<State>,
     pub(crate) inherited: Inherited,
@@ -375,6 +386,7 @@ impl ObjectDevice {
             sweep_due: env.clock.monotonic() + limits.grace,
             ..Roots::default()
         };
+        let capacity = volume.info.capacity.max(map.end() * BLOCK as u64);
         let state = State {
             map,
             open: Batch::default(),
@@ -397,6 +409,7 @@ impl ObjectDevice {
             access,
             env: env.clone(),
             volume,
+            capacity: AtomicU64::new(capacity),
             limits,
             state: Mutex::new(state),
             inherited,
@@ -841,6 +854,15 @@ impl ObjectDevice {
         self.env.clock.monotonic() < *self.looked.lock() + self.limits.term
     }
 
+    /// Whether it takes changes.
+    fn check_writable(&self, state: &State) -> Result<(), ObjectError> {
+        match &state.failed {
+            Some(error) => Err(error.clone()),
+            None if self.is_read_only() || state.roots.is_closing() => Err(ObjectError::ReadOnly),
+            None => Ok(()),
+        }
+    }
+
     fn check(&self, offset: u64, len: u64) -> io::Result<()> {
         let whole = offset.is_multiple_of(BLOCK as u64) && len.is_multiple_of(BLOCK as u64);
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.capacity());
@@ -850,7 +872,33 @@ impl ObjectDevice {
 
 impl BlockDevice for ObjectDevice {
     fn capacity(&self) -> u64 {
-        self.volume.info.capacity
+        self.capacity.load(Ordering::Acquire)
+    }
+
+    fn capacity_max(&self) -> io::Result<Longest> {
+        self.check_writable(&self.state.lock())?;
+        Ok(Longest::Asked(CAPACITY_MAX))
+    }
+
+    /// A store takes whatever is written, so there is nothing to prepare. The next owner finds out
+    /// from the last block that was written how long the device is (OBJECT-7).
+    fn resize(&self, bytes: u64) -> io::Result<()> {
+        if bytes > self.capacity_max()?.bytes() {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        let before = self.capacity();
+        if bytes < before {
+            self.discard(bytes, before - bytes)?;
+        }
+        self.capacity.store(bytes, Ordering::Release);
+        if bytes > before {
+            // Zeros would take no room in the store, and would not be found.
+            let mut end = AlignedBuf::zeroed(BLOCK);
+            end[..END_MARK.len()].copy_from_slice(&END_MARK);
+            self.write(bytes - BLOCK as u64, &end)?;
+            self.flush()?;
+        }
+        Ok(())
     }
 
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
@@ -896,13 +944,10 @@ impl BlockDevice for ObjectDevice {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check(offset, len)?;
         let mut result = Ok(());
-        self.with(|state, _| match &state.failed {
-            Some(error) => result = Err(error.clone().into()),
-            None if self.is_read_only() || state.roots.is_closing() => {
-                result = Err(ObjectError::ReadOnly.into());
-            }
-            None if len == 0 => {}
-            None => state.change(offset / BLOCK as u64, len / BLOCK as u64, Pending::Zeros),
+        self.with(|state, _| match self.check_writable(state) {
+            Err(error) => result = Err(error.into()),
+            Ok(()) if len == 0 => {}
+            Ok(()) => state.change(offset / BLOCK as u64, len / BLOCK as u64, Pending::Zeros),
         });
         self.access.executor.poke();
         result

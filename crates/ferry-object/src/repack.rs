@@ -92,8 +92,8 @@ impl ObjectDevice {
     fn gather(&self, victims: &BTreeSet<ObjectRef>) -> Result<Answer, ObjectError> {
         let (mut left, mut damaged): (BTreeMap<ObjectRef, Vec<Run<Location>>>, _) =
             (BTreeMap::new(), Vec::new());
-        let capacity = self.volume.info.capacity / BLOCK as u64;
-        for shard in 0..capacity.div_ceil(SHARD_BLOCKS) {
+        let end = self.state.lock().map.end();
+        for shard in 0..end.div_ceil(SHARD_BLOCKS) {
             let state = self.state.lock();
             let runs = state.map.find(shard * SHARD_BLOCKS, SHARD_BLOCKS);
             for run in runs.filter(|run| victims.contains(&run.value.object)) {

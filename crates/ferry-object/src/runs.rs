@@ -67,6 +67,11 @@ impl<V: Sliced> RunMap<V> {
         self.runs.len()
     }
 
+    /// Behind the last run.
+    pub fn end(&self) -> u64 {
+        self.runs.last_key_value().map_or(0, |(start, (len, _))| start + len)
+    }
+
     /// All runs, ascending.
     pub fn iter(&self) -> impl Iterator<Item = Run<V>> + '_ {
         self.runs.iter().map(|(start, (len, value))| Run {

@@ -212,6 +212,11 @@ impl Map {
         !self.changed.is_empty()
     }
 
+    /// Behind the last block that is in use.
+    pub fn end(&self) -> u64 {
+        self.runs.end()
+    }
+
     /// Blocks in use, and runs.
     pub fn size(&self) -> (u64, usize) {
         (self.live.values().sum(), self.runs.len())

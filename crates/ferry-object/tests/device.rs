@@ -142,6 +142,51 @@ fn what_was_flushed_is_there_for_the_next_owner() {
     volume.open(false, small()).expect("a closed volume is free");
 }
 
+#[test]
+fn a_device_that_was_made_longer_or_shorter_is_so_long_for_the_next_owner() {
+    let volume = Volume::new();
+    let (made, longer) = (BLOCKS * BLOCK, 3 * BLOCKS * BLOCK);
+    let errno = |result: std::io::Result<()>| result.expect_err("it is refused").raw_os_error();
+    let device = volume.open(false, small()).expect("it is free");
+    device.write(0, &filled(3, 1)).expect("write");
+    let past_the_end = device.write(made, &filled(1, 2));
+    assert_eq!(errno(past_the_end), Some(libc::EINVAL));
+    device.create_snapshot("before").expect("it can be made");
+    device.resize(longer).expect("a store has room");
+    device.write(made, &filled(1, 2)).expect("it is longer");
+    assert_eq!(errno(device.resize(u64::MAX / BLOCK * BLOCK)), Some(libc::ENOSPC));
+    // Nothing is flushed but what it does itself.
+    device.create_snapshot("longer").expect("it can be made");
+    device.resize(longer).expect("it is so long");
+    drop(device);
+
+    let snapshot = |name: &str| {
+        let (store, threads) = (volume.store(), volume.threads());
+        ObjectDevice::open_snapshot(store, threads, name, None, small(), &volume.env)
+            .expect("it is there")
+    };
+    let next = volume.open(true, small()).expect("it can be taken over");
+    assert_eq!(next.capacity(), longer);
+    assert_eq!(read(&next, BLOCKS, 1), *filled(1, 2));
+    let mut follower = follower(&volume, small());
+    let seen = follower.look(false).expect("it can look").expect("there is a version").device;
+    assert_eq!(seen.capacity(), longer);
+    assert_eq!(errno(seen.resize(made)), Some(libc::EROFS));
+    assert_eq!([snapshot("before").capacity(), snapshot("longer").capacity()], [made, longer]);
+
+    next.write(longer - BLOCK, &filled(1, 3)).expect("write");
+    next.resize(made + BLOCK).expect("it can be cut");
+    assert_eq!(errno(next.write(longer - BLOCK, &filled(1, 3))), Some(libc::EINVAL));
+    next.close().expect("close");
+    let shorter = volume.open(false, small()).expect("it is free");
+    assert_eq!(shorter.capacity(), made + BLOCK, "the last block in use is at its end");
+    shorter.resize(BLOCK * 8).expect("it can be cut");
+    shorter.resize(longer).expect("a store has room");
+    assert_eq!(read(&shorter, BLOCKS, 1), [0; BLOCK_SIZE], "what was cut off is gone");
+    assert_eq!(read(&shorter, 0, 3), *filled(3, 1));
+    shorter.close().expect("close");
+}
+
 /// A store that notes its changes: `None` is a deletion.
 struct Noting {
     inner: Arc<dyn Store>,

@@ -6,6 +6,7 @@ use crate::model::{DIR_MODE, FILE_MODE, Model, pattern, target, xattr_name};
 use crate::ops::{COMMIT_INTERVAL_MS, Move, Op, Path, SLOTS, Which};
 use ferry_check::{FsckOptions, Report, fsck};
 use ferry_device::BlockDevice;
+use ferry_fs::ioctl::ResizeAnswer;
 use ferry_fs::{
     Answer, CacheMode, Complete, Cx, Errno, Filesystem, FlushPolicy, FsOptions, Ino, Interrupt,
     LocalFs, Park, ROOT, RenameFlags, Reply, SetAttr, Stop, XattrFlags, ioctl,
@@ -139,6 +140,19 @@ impl World {
     /// Asks what answers with nothing but success, now or later.
     pub(crate) fn done(&self, question: impl FnOnce(&Cx) -> Answer<()>) -> Result<(), Trouble> {
         self.ask(question, |reply| matches!(reply, Reply::Empty).then_some(()))
+    }
+
+    /// Gives the volume another size, in bytes.
+    pub(crate) fn resize(&self, bytes: u64) -> Result<(), Trouble> {
+        loop {
+            let asked = bytes.to_ne_bytes();
+            let answer = self.now(|cx| self.fs.ioctl(cx, ROOT, ioctl::RESIZE, &asked, 16))?;
+            match ResizeAnswer::decode(&answer) {
+                Some(ResizeAnswer::Left(_)) => {}
+                Some(ResizeAnswer::Done(size)) if size == bytes => return Ok(()),
+                answer => return wrong(format!("a volume is to have {bytes} bytes: {answer:?}")),
+            }
+        }
     }
 
     /// Tells what has no answer.

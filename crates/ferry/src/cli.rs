@@ -60,7 +60,7 @@ pub enum Command {
     Mount(MountArgs),
     /// Change the passphrase of an encrypted volume in a store, mounted or not
     Passphrase(PassphraseArgs),
-    /// Give a volume in a file or on a block device another size, mounted or not
+    /// Give a volume another size, mounted or not
     ///
     /// A volume that becomes smaller is emptied behind its new end first, while programs use it. If
     /// the command is stopped or killed, or the machine crashes, the volume has the old size or the
@@ -836,7 +836,8 @@ pub struct WarmArgs {
 Examples:
   ferry resize /srv/data.ferry 2T
   ferry resize /mnt 100G
-  ferry resize /dev/vg0/data max")]
+  ferry resize /dev/vg0/data max
+  ferry resize s3://bucket/data 4T")]
 pub struct ResizeArgs {
     /// The volume, mounted, served or not; or its mount point, or any directory in it
     #[arg(value_name = "VOLUME|MOUNTPOINT")]

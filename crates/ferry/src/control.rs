@@ -280,6 +280,11 @@ pub fn explain(path: &Path, what: &'static str, error: io::Error) -> CliError {
                 path.display(),
                 mount.source.display()
             )),
+            Some(_) if error.raw_os_error() == Some(libc::ENOTTY) => CliError::Failed(format!(
+                "{}: {what}: that is for the mount that owns the volume, not for a replica or a snapshot. If this one owns it, its daemon is \
+                 older than this program: `ferry upgrade-mount` replaces it",
+                path.display()
+            )),
             _ => CliError::NotMounted(path.into()),
         },
         _ if mounts::says_dead(&error) => CliError::Failed(format!(

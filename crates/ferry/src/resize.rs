@@ -30,9 +30,6 @@ const BAR: &str = "{bar:40} {pos}/{len} segments emptied  {eta} left";
 /// Runs the command.
 pub fn run(args: &ResizeArgs) -> Result<(), CliError> {
     let target = &args.target;
-    if matches!(target, Location::Store(_)) {
-        return Err(fixed(target));
-    }
     let mount = mounts::of(target)?;
     let bytes = match args.size {
         NewSize::Max => 0,
@@ -150,7 +147,7 @@ pub fn refusal(answer: ResizeAnswer) -> String {
                 .into()
         }
         ResizeAnswer::SizeWanted => {
-            "max is for a volume on a block device; this one is a file: say a size".into()
+            "max is for a volume on a block device: say a size".into()
         }
         ResizeAnswer::Done(_) | ResizeAnswer::Left(_) => "it is being resized".into(),
     }

@@ -13,6 +13,8 @@ mod diff;
 mod far;
 #[path = "object/replica.rs"]
 mod replica;
+#[path = "object/resize.rs"]
+mod resize;
 #[path = "object/snapdir.rs"]
 mod snapdir;
 

@@ -209,11 +209,6 @@ fn a_volume_that_cannot_be_resized_says_why() {
     let volume = TestVolume::new("64M");
     let path = volume.path();
     let dir = volume.0.path();
-    // In a store.
-    fs::create_dir(dir.join("store")).expect("a directory");
-    let store = format!("dir://{}", text(&dir.join("store")));
-    ok(&ferry(&["mkfs", &store, "--size", "1G"]));
-    fails(&ferry(&["resize", &store, "2G"]), "only a volume in one file");
     // Of several devices, mounted or not.
     let set = dir.join("set");
     let sides = ["a", "b"].map(|side| dir.join(side));

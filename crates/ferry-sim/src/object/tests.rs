@@ -150,11 +150,13 @@ fn each_planted_bug_of_an_owner_is_found() {
 #[test]
 fn a_file_system_survives_a_crash_at_each_request_to_the_store() {
     let _planted = plant(Bug::None);
-    let (mut points, mut deletes, mut rolled_back, mut cloned) = (0, 0, [0; 2], [0; 2]);
+    let (mut points, mut resized, mut deletes, mut rolled_back, mut cloned) =
+        (0, 0, 0, [0; 2], [0; 2]);
     for seed in 0..12 {
         let plan = VolumePlan { seed, ops: 150, points_max: 60 };
         let tally = plan.run().unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
         points += tally.points;
+        resized += tally.resized;
         deletes += tally.deletes;
         rolled_back[0] += tally.rolled_back[0];
         rolled_back[1] += tally.rolled_back[1];
@@ -163,8 +165,8 @@ fn a_file_system_survives_a_crash_at_each_request_to_the_store() {
     }
     let [before, behind] = rolled_back;
     println!(
-        "{points} crash points, {before} and {behind} of a rollback, {cloned:?} of a clone, {deletes} deletions"
+        "{points} crash points, {resized} with another size, {before} and {behind} of a rollback, {cloned:?} of a clone, {deletes} deletions"
     );
-    assert!(points > 400 && deletes > 0 && before > 24 && behind >= 12);
+    assert!(points > 400 && resized > 200 && deletes > 0 && before > 24 && behind >= 12);
     assert!(cloned[0] > 60 && cloned[1] >= 12, "{cloned:?}");
 }

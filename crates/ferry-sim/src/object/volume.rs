@@ -13,7 +13,7 @@ use crate::overlap::Step;
 use crate::plan::{Failure, Plan, Tally};
 use crate::world::{Opening, World};
 use ferry_device::BlockDevice;
-use ferry_fs::volume::{MkfsOptions, mkfs};
+use ferry_fs::volume::{MkfsOptions, mkfs, read_superblock};
 use ferry_object::{ObjectDevice, ObjectError, Replaced, Store, VolumeOptions};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -47,6 +47,8 @@ pub struct VolumeTally {
     pub changes: usize,
     /// Points at which the machine crashed.
     pub points: usize,
+    /// Of these, those behind which it had another size than it was made with.
+    pub resized: usize,
     /// Objects that were deleted.
     pub deletes: u64,
     /// Points at which a machine crashed that went back to a snapshot, where the volume is as it
@@ -97,10 +99,19 @@ impl VolumePlan {
             .or_else(|what| Self::fail("mount", what))?;
         life.note_times(&world, &mut history, &model, model.tree().keys())?;
         let ops = Generator::new(Model::empty()).draw(&mut rng, self.ops);
+        // Longer than `super` says; for each other seed so long that the home map moves.
+        let longest = if self.seed.is_multiple_of(2) { 3 * plan.volume_bytes } else { 1 << 30 };
+        let sizes = [(1, longest), (2, 2 * plan.volume_bytes)];
+        let mut resized_at = Vec::new();
         for (n, op) in ops.iter().enumerate() {
             owner.clock.advance(OP_TIME);
             if n % OPS_PER_TICK == 0 {
                 owner.device.tick();
+            }
+            if let Some((_, bytes)) = sizes.iter().find(|(third, _)| n == third * ops.len() / 3) {
+                let resized = world.resize(*bytes);
+                resized.or_else(|why| Self::fail("another size", format!("{why:?}")))?;
+                resized_at.push(store.trace_len());
             }
             if n == ops.len() / 2 {
                 owner
@@ -130,12 +141,25 @@ impl VolumePlan {
             let time = Duration::from_secs(100_000);
             let world = World::open(&next.device, opening(rng.next_u64(), time))
                 .or_else(|what| Self::fail(stage, what))?;
-            world.observe().or_else(|trouble| Self::fail(stage, format!("{trouble:?}")))
+            let found = world.observe();
+            let found = found.or_else(|trouble| Self::fail(stage, format!("{trouble:?}")))?;
+            let device: Arc<dyn BlockDevice> = next.device.clone();
+            let size = read_superblock(&device).map(|sb| sb.size);
+            Ok((found, size.or_else(|error| Self::fail(stage, error.to_string()))?))
         };
+        let mut resized = 0;
         for point in &points {
             let stage = format!("crash at {point} of {changes}");
-            let found = found_in(&Arc::new(store.after(*point)), &stage)?;
+            let (found, size) = found_in(&Arc::new(store.after(*point)), &stage)?;
             history.explain(*point, &found).or_else(|what| Self::fail(&*stage, what))?;
+            let said = resized_at.iter().filter(|at| *at <= point).count();
+            let all = [plan.volume_bytes, sizes[0].1, sizes[1].1];
+            let possible = &all[said..all.len().min(said + 2)];
+            if !possible.contains(&size) {
+                let what = format!("it has {size} bytes, and may have {possible:?}");
+                return Self::fail(stage, what);
+            }
+            resized += usize::from(size != all[0]);
         }
         let (mut rolled_back, mut cloned) = ([0; 2], [0; 2]);
         if let Some(made_at) = made_at {
@@ -143,7 +167,7 @@ impl VolumePlan {
             let ended = store.trace_len();
             for point in changes..=ended {
                 let stage = format!("crash at {point} of a rollback, {changes} to {ended}");
-                let found = found_in(&Arc::new(store.after(point)), &stage)?;
+                let (found, _) = found_in(&Arc::new(store.after(point)), &stage)?;
                 let as_it_was = history.explain(changes, &found);
                 let behind = as_it_was.is_err() || point == ended;
                 if behind {
@@ -160,7 +184,7 @@ impl VolumePlan {
                 let is_there = clone.get("super", None).is_ok();
                 let volumes = [left].into_iter().chain(is_there.then_some(clone));
                 for volume in volumes {
-                    let found = found_in(&volume, &stage)?;
+                    let (found, _) = found_in(&volume, &stage)?;
                     history.explain(made_at, &found).or_else(|what| Self::fail(&*stage, what))?;
                 }
                 if point == ended && !is_there {
@@ -170,7 +194,7 @@ impl VolumePlan {
             }
         }
         let changes = changes - made;
-        Ok(VolumeTally { changes, points: points.len(), deletes, rolled_back, cloned })
+        Ok(VolumeTally { changes, points: points.len(), resized, deletes, rolled_back, cloned })
     }
 
     /// The next owner makes a clone of the snapshot.

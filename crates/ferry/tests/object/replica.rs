@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// So long a replica may take to show what is durable.
 const BOUND: Duration = Duration::from_secs(40);
 
-fn follow(store: &Store) {
+pub(super) fn follow(store: &Store) {
     ok(&store.try_mount("second", &["-o", "replica=100ms"]));
 }
 
-fn sync(store: &Store) {
+pub(super) fn sync(store: &Store) {
     ok(&store.ferry(&["sync", "first"]));
 }
 
@@ -23,7 +23,7 @@ fn lag(store: &Store) -> serde_json::Value {
 }
 
 /// Returns when the replica says that it shows all that is durable now.
-fn caught_up(store: &Store) -> serde_json::Value {
+pub(super) fn caught_up(store: &Store) -> serde_json::Value {
     let clock = Env::real().clock;
     let durable = clock.monotonic();
     loop {
