@@ -146,9 +146,7 @@ pub fn refusal(answer: ResizeAnswer) -> String {
             "the file system on which it lies has no space for what has to move: make room there"
                 .into()
         }
-        ResizeAnswer::SizeWanted => {
-            "max is for a volume on a block device: say a size".into()
-        }
+        ResizeAnswer::SizeWanted => "max is for a volume on a block device: say a size".into(),
         ResizeAnswer::Done(_) | ResizeAnswer::Left(_) => "it is being resized".into(),
     }
 }
