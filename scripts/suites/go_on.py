@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Real programs work on a mount while other processes go on with it again and again.
 
-usage: go_on.py FERRY DIR SECONDS [PAUSE]
+usage: go_on.py FERRY DIR SECONDS [PAUSE [VOLUME]]
 
-fio with verification, git, sqlite3 with a WAL, a compiler's kind of load (make), and programs that
-sync work in a mount below DIR. `ferry upgrade-mount` is called every PAUSE seconds (0.5). No program may see
-an error; at the end the volume is clean. It prints how often, and how long programs waited: the longest time of
-one small operation around each change, and what the command says.
+fio with verification, git, sqlite3 with a WAL, make, and programs that sync work in a mount below DIR; so do
+fsx, pjdfstest, PostgreSQL and cargo if they are there and SECONDS are 60 or more. VOLUME is made; it may be in a
+store. `ferry upgrade-mount` is called every PAUSE seconds (0.5). No program may see an error; at the end the
+volume is clean. It prints how often, and how long programs waited: the longest time of one small operation
+around each change, and what the command says.
 """
 import json
 import os
@@ -21,7 +22,10 @@ import time
 
 ferry, base, seconds = sys.argv[1], pathlib.Path(sys.argv[2]).absolute(), float(sys.argv[3])
 pause = float(sys.argv[4]) if len(sys.argv) > 4 else 0.5
-mount, volume, log = base / "mnt", base / "volume.ferry", base / "log"
+mount, log = base / "mnt", base / "log"
+volume = sys.argv[5] if len(sys.argv) > 5 else base / "volume.ferry"
+suites = pathlib.Path(__file__).resolve().parent
+tools = pathlib.Path(os.environ.get("FERRY_TOOLS", suites.parent.parent / "target/tools")) / "bin"
 end = time.monotonic() + seconds
 failures = []
 rounds = {}
@@ -115,6 +119,68 @@ def mapped(work):
         raise RuntimeError("a mapping and a read differ")
 
 
+def fsx(work):
+    """Fewer operations than one change takes, so that each run begins and ends at another moment."""
+    must(tools / "fsx", "-f", suites / "fsx.toml", "-N", "2000", "-S", str(rounds.get("fsx", 0)), "-P", base, work / "fsx")
+
+
+def pjdfstest(work):
+    config, other = base / "pjdfstest.toml", base / "other"
+    text = (suites / "pjdfstest.toml").read_text()
+    config.write_text(re.sub("^allow_remount = .*", "allow_remount = false", text, flags=re.M))
+    other.mkdir(exist_ok=True)
+    said = run(tools / "pjdfstest", "-p", work, "-s", other, "-c", config).stdout
+    said = re.sub("\x1b\\[[0-9;]*m", "", said)
+    if not re.search("^Summary: 0 failed", said, re.M):
+        raise RuntimeError(said[-2000:])
+
+
+def postgres_programs():
+    return sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"))
+
+
+def postgres(work):
+    """pgbench, and the books balance."""
+    data, socket, programs = work / "data", base / "pg", postgres_programs()[-1]
+    for directory in (data, socket):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        shutil.chown(directory, "postgres", "postgres")
+    for directory in (base, mount, work.parent, work):
+        directory.chmod(0o755)
+
+    def does(*words):
+        return must("setpriv", "--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--", "env",
+                    f"PGHOST={socket}", programs / words[0], *words[1:], cwd="/")
+
+    control = ("pg_ctl", "-s", "-w", "-D", data, "-l", socket / "log")
+    does("initdb", "-D", data, "--no-instructions")
+    does(*control, "-o", f"-k {socket} -c listen_addresses=''", "start")
+    does("pgbench", "-q", "-i", "-s", "2", "postgres")
+    does("pgbench", "-c", "4", "-j", "2", "-T", "15", "postgres")
+    sums = does("psql", "-XAt", "postgres", "-c", "select sum(abalance) from pgbench_accounts union all "
+                "select sum(tbalance) from pgbench_tellers union all select sum(bbalance) from pgbench_branches "
+                "union all select sum(delta) from pgbench_history")
+    if len(set(sums.split())) != 1 or len(sums.split()) != 4:
+        raise RuntimeError(f"the books do not balance: {sums}")
+    does(*control, "-m", "fast", "stop")
+    if re.search("PANIC|could not|checksum", (socket / "log").read_text()):
+        raise RuntimeError((socket / "log").read_text()[-2000:])
+
+
+def cargo(work):
+    must("cargo", "new", "-q", "--vcs", "none", work / "program")
+    modules = [f"pub fn f{number}(x: u64) -> u64 {{ x.wrapping_mul({number} + 3) }}\n" for number in range(30)]
+    for number, text in enumerate(modules):
+        (work / f"program/src/m{number}.rs").write_text(text)
+    calls = " + ".join(f"m{number}::f{number}(1)" for number in range(30))
+    uses = "".join(f"mod m{number};\n" for number in range(30))
+    (work / "program/src/main.rs").write_text(f"{uses}fn main() {{ println!(\"{{}}\", {calls}); }}\n")
+    program = work / "program"
+    must("cargo", "build", "-q", "--offline", "--manifest-path", program / "Cargo.toml", "--target-dir", program / "target")
+    if must(program / "target/debug/program").strip() != str(sum(number + 3 for number in range(30))):
+        raise RuntimeError("the program that was built is wrong")
+
+
 def keeps_open():
     """Files that are open all the time: one has a name, one has none, one is locked."""
     import fcntl
@@ -167,6 +233,10 @@ mount.mkdir(parents=True, exist_ok=True)
 must(ferry, "mkfs", volume, "--size", "2G")
 must(ferry, "mount", volume, mount, "-o", f"log={log}")
 works = [git, sqlite, fio, mapped] + ([make] if shutil.which("cc") and shutil.which("make") else [])
+if seconds >= 60:
+    works += [work for work in (fsx, pjdfstest) if (tools / work.__name__).exists()]
+    works += [postgres] if postgres_programs() else []
+    works += [cargo] if shutil.which("cargo") else []
 threads = [threading.Thread(target=again, args=(work.__name__, work)) for work in works]
 threads += [threading.Thread(target=keeps_open), threading.Thread(target=looks)]
 for thread in threads:

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use ferry_fs::{Filesystem, Host};
+use ferry_fs::{Filesystem, Host, Ino};
 use parking_lot::{Condvar, Mutex};
 use zerocopy::IntoBytes;
 
@@ -104,9 +104,10 @@ pub enum Ended {
 impl MountHandle {
     /// Stops serving, so that another process can go on: what arrives from now on is left to it.
     /// `false`: not possible in this time, because requests are under way; they are served on.
-    /// If it is possible, [`Session::wait`] returns.
-    pub fn hand_over(&self, patience: Duration) -> Result<bool, Error> {
-        if self.queues.lock().as_ref().is_some_and(|queues| !queues.drain(patience)) {
+    /// If it is possible, [`Session::wait`] returns. `file` is a regular file that some program has
+    /// open until then. Without one the kernel may refuse a request that it has just sent.
+    pub fn hand_over(&self, patience: Duration, file: Option<Ino>) -> Result<bool, Error> {
+        if self.queues.lock().as_ref().is_some_and(|queues| !queues.drain(patience, file)) {
             return Ok(false);
         }
         let done = self.stop_reading(patience);

@@ -384,7 +384,7 @@ fn another_session_goes_on_under_load() {
             };
             let workers = ["a", "b", "c", "d"].map(worker);
             for _ in 0..100 {
-                assert!(m.hand_over(Duration::from_secs(10)), "every request ends");
+                assert!(m.hand_over(Duration::from_secs(10), Some(&open)), "every request ends");
                 open.write_all(b".").expect("writes");
             }
             enough.store(true, Ordering::Relaxed);
@@ -405,7 +405,7 @@ fn another_session_goes_on_under_load() {
 fn a_mount_that_nobody_uses_goes_on() {
     on_each_transport(|mut m| {
         for _ in 0..20 {
-            assert!(m.hand_over(Duration::from_secs(10)));
+            assert!(m.hand_over(Duration::from_secs(10), None));
         }
         fs::write(m.path("file"), "x").expect("writes");
         m.end(Unmount::Normal);
@@ -423,12 +423,13 @@ fn a_session_whose_requests_do_not_end_serves_on() {
             until(&waiting, |w| w.parked.len() == 1);
             let worker = scope.spawn(|| work_on(&dir, "worker", &enough));
             for _ in 0..5 {
-                assert!(!m.hand_over(Duration::from_millis(20)));
+                assert!(!m.hand_over(Duration::from_millis(20), None));
                 fs::write(dir.join("file"), "x").expect("it is served on");
             }
             waiting.0.lock().parked.pop().expect("it waits").complete(Ok(()));
             caller.join().expect("it is answered");
-            assert!(m.hand_over(Duration::from_secs(10)));
+            let open = File::open(dir.join("file")).expect("opens");
+            assert!(m.hand_over(Duration::from_secs(10), Some(&open)));
             enough.store(true, Ordering::Relaxed);
             assert!(worker.join().expect("no error") > 0);
         });

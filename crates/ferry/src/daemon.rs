@@ -22,6 +22,7 @@ use crate::listen::Address;
 use crate::logging;
 use crate::mounts::{self, Mount};
 use crate::profiled::Profiles;
+use crate::starter::OpenFile;
 use crate::{bdi, metrics, socket, starter, traced, uring, utab};
 
 /// The question whether another program may go on with the mount; its path follows.
@@ -176,7 +177,7 @@ fn with_successor(
             None => Err("this kind of mount cannot go on in another process".into()),
             Some(settle) => {
                 *successor.lock() = Some(program.into());
-                settle().and_then(|()| match handle.hand_over(REQUESTS_END) {
+                settle().and_then(|()| match hand_over(&handle) {
                     Ok(true) => Ok(()),
                     Ok(false) => Err(format!(
                         "requests are under way that have not ended for {} s: try again later",
@@ -191,6 +192,14 @@ fn with_successor(
             Err(why) => socket::object([("refused", why.into())]),
         })
     })
+}
+
+/// Leaves the mount, while a process of its own has a file open there.
+fn hand_over(handle: &MountHandle) -> Result<bool, ferry_fuse::Error> {
+    let file = OpenFile::start(handle.mountpoint())
+        .inspect_err(|error| tracing::debug!(%error, "no file of its own is open"));
+    let ino = file.as_ref().ok().map(|file| file.ino);
+    handle.hand_over(REQUESTS_END, ino)
 }
 
 /// Answers the questions of `ferry trace`, too.

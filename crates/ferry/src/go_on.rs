@@ -1,11 +1,12 @@
 //! `ferry upgrade-mount`: another program goes on with a mount, while programs use it.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use ferry_env::Env;
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, Mode as FileMode, OFlags, StatxFlags, fstat, open, statx};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::asked;
@@ -74,6 +75,17 @@ pub fn ask(mountpoint: &Path) {
             });
         }
     });
+}
+
+/// Has a file without a name open on a mount until the standard input ends, and prints its number.
+/// A daemon that leaves its mount needs one that the kernel knows.
+pub fn have_open(mountpoint: &Path) -> Result<(), CliError> {
+    let failed = |error| CliError::path(mountpoint, "cannot open a file without a name")(error);
+    let how = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = open(mountpoint, how, FileMode::RUSR).map_err(|error| failed(error.into()))?;
+    let found = fstat(&file).map_err(|error| failed(error.into()))?;
+    print(&format!("{}\n", found.st_ino))?;
+    std::io::stdin().read_to_end(&mut Vec::new()).map(drop).map_err(failed)
 }
 
 /// The program that is to go on: this one, if no other is named.

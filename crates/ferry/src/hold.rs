@@ -18,11 +18,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use ferry_env::Env;
 use ferry_fs::Carried;
 use ferry_fuse::Connection;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -43,6 +44,11 @@ const OWN: &str = "/proc/self/exe";
 const MESSAGE_MAX: usize = 8192;
 /// Bytes of a control message with a descriptor.
 const RIGHTS: usize = rustix::cmsg_space!(ScmRights(1));
+
+/// For how long it is tried again to open the volume of a mount that goes on.
+const TRIES: Duration = Duration::from_secs(600);
+/// And the pause between two tries.
+const REST: Duration = Duration::from_secs(1);
 
 /// The names of what is held.
 const DEVICE: &str = "device";
@@ -235,6 +241,9 @@ pub fn run(daemon: bool, log: Option<&Path>) -> Result<ExitCode, CliError> {
     let failed = |error: io::Error| CliError::Failed(format!("cannot hold a mount: {error}"));
     let mut holding = Holding::new(daemon, log).map_err(failed)?;
     let mut program = PathBuf::from(OWN);
+    let clock = Env::real().clock;
+    // When the mount was left last.
+    let mut left = Duration::ZERO;
     loop {
         let mut served = holding.start(&program).map_err(|error| {
             CliError::Failed(format!("cannot start {}: {error}", program.display()))
@@ -244,13 +253,24 @@ pub fn run(daemon: bool, log: Option<&Path>) -> Result<ExitCode, CliError> {
             Err(_) => None,
         };
         match served {
-            Ok(Served { next: Some(next), .. }) => program = next,
+            Ok(Served { next: Some(next), .. }) => (program, left) = (next, clock.monotonic()),
             // The program of before can go on: the mount is as that one has left it.
             Ok(Served { is_ready: false, .. }) | Err(_)
                 if !holding.things.is_empty() && program != Path::new(OWN) =>
             {
                 tracing::error!(program = %program.display(), "it does not go on with the mount: the program before does");
                 program = OWN.into();
+            }
+            // The store may be away, or the network.
+            Ok(Served { is_ready: false, .. })
+                if !holding.things.is_empty() && clock.monotonic() < left + TRIES =>
+            {
+                tracing::error!(
+                    "the volume cannot be opened now: it is tried again, and programs wait"
+                );
+                if holding.rest().map_err(failed)? {
+                    return Ok(code(status));
+                }
             }
             Err(error) => return Err(error),
             Ok(_) => return Ok(code(status)),
@@ -289,6 +309,18 @@ impl Holding {
         // Ctrl-C reaches the holder, which passes it on: the other one would take it for two.
         let child = command.process_group(0).spawn()?;
         Ok(Served { child, socket: None, is_ready: false, next: None })
+    }
+
+    /// Waits before the next try. Returns whether a signal has asked for the end.
+    fn rest(&mut self) -> io::Result<bool> {
+        let mut watched = [PollFd::new(&self.signals, PollFlags::IN)];
+        let rest = Timespec { tv_sec: REST.as_secs() as i64, tv_nsec: 0 };
+        match poll(&mut watched, Some(&rest)) {
+            Ok(signalled) => self.is_to_end |= signalled > 0,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(self.is_to_end)
     }
 
     /// Does what the process asks for, until it has ended.

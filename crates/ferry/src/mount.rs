@@ -38,10 +38,13 @@ pub fn run(
     options: &MountOptions,
     log_level: Option<&str>,
 ) -> Result<ExitCode, CliError> {
-    let is_local = args.volume.path().is_some() && args.volume.snapshot().is_none();
-    let is_own = is_local && options.replica.is_none() && options.snapshot.is_none();
+    let is_volume = matches!(args.volume, Location::Path(_) | Location::Store(_))
+        && args.volume.snapshot().is_none();
+    let is_own = is_volume && options.replica.is_none() && options.snapshot.is_none();
     if args.foreground && is_own && !options.remount && Holder::get().is_none() {
         start_log(args.foreground, args.daemon, options, log_level)?;
+        // It may have inherited the passphrase.
+        passphrase::protect_memory();
         return hold::run(args.daemon, options.log.as_deref());
     }
     mount(args, options, log_level).map(|()| ExitCode::SUCCESS)
@@ -94,7 +97,9 @@ fn mount(
             write.unwrap_or_default()
         )));
     }
-    let how = How::new(&args.volume, options.read_only, args.take_over, args.force)?;
+    // Who goes on with a mount takes nothing from anybody: the process before had the volume.
+    let take_over = args.take_over && held.is_none();
+    let how = How::new(&args.volume, options.read_only, take_over, args.force)?;
     if args.create && mkfs::make_if_absent(&args.volume)? {
         eprintln!("ferry: made a new volume, {}", args.volume);
     }
@@ -251,9 +256,11 @@ fn serve(
     let asked = Asked::new();
     let (answering, walks) = (Arc::downgrade(&fs), Walks::new(Arc::downgrade(&fs)));
     let shows_snapshots = !options.snapdir_off && volume.snapshot().is_none();
-    let with_snapshots = shows_snapshots.then(|| WithSnapshots::new(&fs)).flatten();
+    let carried = held.as_ref().map(|held| &held.carried);
+    let with_snapshots = shows_snapshots.then(|| WithSnapshots::new(&fs, carried)).flatten();
     let settled = Arc::downgrade(&fs);
     let settle = move || {
+        passphrase::is_there().map_err(|error| error.to_string())?;
         let fs = settled.upgrade().ok_or("the volume is being closed")?;
         fs.sync().map_err(|error| format!("the volume cannot be synced: {error}"))
     };
@@ -266,7 +273,7 @@ fn serve(
         &mut Service {
             mountpoint,
             before: held.map(|held| held.connection),
-            settle: Holder::get().map(|_| settle).filter(|_| with_snapshots.is_none()),
+            settle: Holder::get().map(|_| settle),
             options: options.for_kernel(source.to_string_lossy().into_owned(), false),
             listed_options: Some(listed),
             daemon: args.daemon,
@@ -281,7 +288,8 @@ fn serve(
         }),
     );
     drop(gives_way);
-    let carried = matches!(served, Ok(Served::HandedOver(..))).then(|| fs.carry());
+    let carry = || with_snapshots.as_ref().map_or_else(|| fs.carry(), |with| with.carry());
+    let carried = matches!(served, Ok(Served::HandedOver(..))).then(carry);
     if carried.is_some() {
         fs.detach();
     }

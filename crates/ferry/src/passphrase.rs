@@ -35,6 +35,11 @@ fn file() -> Option<PathBuf> {
     FILE.get().cloned().or_else(|| std::env::var_os(VARIABLE).map(PathBuf::from))
 }
 
+/// An error if the file that the user named does not have a passphrase any more.
+pub fn is_there() -> Result<(), CliError> {
+    file().map_or(Ok(()), |path| read(&path).map(drop))
+}
+
 /// The passphrase in a file: its contents without the end of the last line.
 pub fn read(path: &Path) -> Result<Passphrase, CliError> {
     let failed = |error| CliError::path(path, "cannot read the passphrase")(error);

@@ -5,7 +5,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
@@ -15,6 +15,9 @@ use crate::logging;
 
 /// What a daemon prints when the mount can be used.
 const READY: &str = "ready";
+
+/// A process may take so long to open a file.
+const OPENS: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// Starts this program again with `args`, as a daemon; returns when its mount can be used.
 pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliError> {
@@ -48,15 +51,58 @@ pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliE
 
 /// Starts this program as one that makes a request to a mount on each core (`go_on`).
 pub fn ask_on_each_core(mountpoint: &Path) -> io::Result<()> {
-    let mut asking = Command::new("/proc/self/exe")
+    let asking = Command::new("/proc/self/exe")
         .arg0("ferry")
         .arg("ask")
         .arg(mountpoint)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()?;
+    await_end(asking)
+}
+
+/// Waits for the end of a process that uses the mount, in a thread of its own.
+fn await_end(mut process: Child) -> io::Result<()> {
     let waiting = std::thread::Builder::new().name("ask".into());
-    waiting.spawn(move || asking.wait()).map(drop)
+    waiting.spawn(move || process.wait()).map(drop)
+}
+
+/// A file without a name that a process of its own has open on a mount (`go_on`), until this is
+/// dropped.
+pub struct OpenFile {
+    /// Its number.
+    pub ino: u64,
+    /// The process ends with its input.
+    _input: Option<ChildStdin>,
+}
+
+impl OpenFile {
+    /// Starts the process.
+    pub fn start(mountpoint: &Path) -> io::Result<Self> {
+        let mut process = Command::new("/proc/self/exe")
+            .arg0("ferry")
+            .args(["ask", "--open"])
+            .arg(mountpoint)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let (input, output) = (process.stdin.take(), process.stdout.take());
+        // The close of its file is for the process that goes on.
+        await_end(process)?;
+        let ino = output.map(number).transpose()?.unwrap_or_default();
+        Ok(Self { ino, _input: input })
+    }
+}
+
+/// The number that the process says.
+fn number(output: ChildStdout) -> io::Result<u64> {
+    let mut says = [PollFd::new(&output, PollFlags::IN)];
+    if poll(&mut says, Some(&OPENS))? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    let mut line = String::new();
+    BufReader::new(output).read_line(&mut line)?;
+    line.trim_end().parse().map_err(|_| io::ErrorKind::UnexpectedEof.into())
 }
 
 /// Prepares a daemon, or its holder.

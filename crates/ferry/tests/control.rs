@@ -50,6 +50,11 @@ impl TestVolume {
         format!("log={}", self.0.path().join("log").display())
     }
 
+    /// What the daemon has said.
+    fn daemon_log(&self) -> String {
+        std::fs::read_to_string(self.0.path().join("log")).expect("the daemon's log")
+    }
+
     fn mount(&self) -> &Self {
         ok(&ferry(&["mount", path(&self.volume()), path(&self.mnt()), "-o", &self.log()]));
         self

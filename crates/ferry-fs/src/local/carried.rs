@@ -69,9 +69,28 @@ pub struct Carried {
     files: Vec<CarriedFile>,
     inodes: Vec<CarriedInode>,
     errors: Vec<CarriedErrors>,
+    snapshots: CarriedTrees,
+}
+
+/// The trees of the snapshots that programs have looked up.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct CarriedTrees {
+    /// Trees begin here.
+    pub first: u64,
+    /// The numbers of the snapshots, by their trees.
+    pub numbers: Vec<u64>,
 }
 
 impl Carried {
+    /// With the trees of snapshots.
+    pub(crate) fn with_snapshots(self, snapshots: CarriedTrees) -> Self {
+        Self { snapshots, ..self }
+    }
+
+    pub(crate) fn snapshots(&self) -> &CarriedTrees {
+        &self.snapshots
+    }
+
     /// How many open files and known inodes it has.
     pub fn counts(&self) -> (usize, usize) {
         (self.files.len(), self.inodes.len())
@@ -79,23 +98,29 @@ impl Carried {
 
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let counts = [self.files.len(), self.inodes.len(), self.errors.len()].map(|n| n as u64);
+        let CarriedTrees { first, numbers } = &self.snapshots;
+        let counts = [self.files.len(), self.inodes.len(), self.errors.len(), numbers.len()];
+        let counts = counts.map(|n| n as u64);
         let mut bytes = MAGIC.to_le_bytes().to_vec();
         bytes.extend_from_slice(counts.as_bytes());
         bytes.extend_from_slice(self.files.as_bytes());
         bytes.extend_from_slice(self.inodes.as_bytes());
         bytes.extend_from_slice(self.errors.as_bytes());
+        bytes.extend_from_slice(numbers.as_bytes());
+        bytes.extend_from_slice(first.as_bytes());
         bytes
     }
 
     /// From bytes; `None`: another form, or not whole.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (magic, rest) = u64::read_from_prefix(bytes).ok()?;
-        let ([files, inodes, errors], rest) = <[u64; 3]>::read_from_prefix(rest).ok()?;
+        let ([files, inodes, errors, numbers], rest) = <[u64; 4]>::read_from_prefix(rest).ok()?;
         let (files, rest) = entries(rest, files)?;
         let (inodes, rest) = entries(rest, inodes)?;
         let (errors, rest) = entries(rest, errors)?;
-        (magic == MAGIC && rest.is_empty()).then_some(Self { files, inodes, errors })
+        let (numbers, rest) = entries(rest, numbers)?;
+        let snapshots = CarriedTrees { first: u64::read_from_bytes(rest).ok()?, numbers };
+        (magic == MAGIC).then_some(Self { files, inodes, errors, snapshots })
     }
 }
 
@@ -143,7 +168,7 @@ impl LocalFs {
                 errors.push(CarriedErrors { ino: inode.ino, of_contents, of_kernel });
             }
         }
-        Carried { files, inodes, errors }
+        Carried { files, inodes, errors, ..Carried::default() }
     }
 
     /// Takes over what the process before knew. The volume was opened with

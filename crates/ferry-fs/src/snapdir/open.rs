@@ -1,6 +1,7 @@
 //! [`OpenSnapshots`]: which snapshots are open, and who uses them.
 
 use crate::api::Errno;
+use crate::local::carried::CarriedTrees;
 use crate::snapdir::number::{TREES_MAX, Tree};
 use ferry_env::Clock;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -87,16 +88,19 @@ pub(crate) struct OpenSnapshots<S: Source> {
 }
 
 impl<S: Source> OpenSnapshots<S> {
-    /// At most `open_max` are open. Trees begin at `first`.
+    /// At most `open_max` are open. `known`: which trees there are, and where they begin.
     pub(crate) fn new(
         source: S,
         clock: Arc<dyn Clock>,
-        first: usize,
+        known: CarriedTrees,
         open_max: usize,
     ) -> Arc<Self> {
+        let first = (known.first % TREES_MAX as u64) as usize;
+        let numbers: Vec<u64> = known.numbers.into_iter().take(TREES_MAX).collect();
+        let trees = numbers.iter().enumerate().map(|(n, it)| (*it, Tree::behind(first, n)));
         let state = State {
-            numbers: Vec::new(),
-            trees: HashMap::new(),
+            trees: trees.collect(),
+            numbers,
             stages: HashMap::new(),
             watched: false,
             ended: false,
@@ -104,6 +108,11 @@ impl<S: Source> OpenSnapshots<S> {
         let (changed, ended) = (Condvar::new(), Condvar::new());
         let state = Mutex::new(state);
         Arc::new(Self { source, clock, first, open_max, state, changed, ended })
+    }
+
+    /// Which trees there are.
+    pub(crate) fn carry(&self) -> CarriedTrees {
+        CarriedTrees { first: self.first as u64, numbers: self.state.lock().numbers.clone() }
     }
 
     /// The tree of the snapshot with this number. `ENFILE`: too many snapshots were looked up.

@@ -1,11 +1,12 @@
 //! [`WithSnapshots`]: which file system a request is for.
 
 use crate::api::*;
+use crate::local::carried::{Carried, CarriedTrees};
 use crate::local::local_fs::{AccessTimes, FsOptions, LocalFs, VALID};
 use crate::local::pool::{Pool, Work};
 use crate::reader::{Outer, Reader};
 use crate::snapdir::directory::{Directory, NAME};
-use crate::snapdir::number::{DIRECTORY, LIVE_END, Node, TREES_MAX, Tree};
+use crate::snapdir::number::{DIRECTORY, LIVE_END, Node, Tree};
 use crate::snapdir::open::{OPEN_MAX, OpenSnapshots, Source};
 use ferry_env::activity::{self, Layer};
 use std::collections::BTreeSet;
@@ -27,8 +28,8 @@ pub struct WithSnapshots {
 
 impl WithSnapshots {
     /// `None`: the volume is not in a store, or it has given out so many inode numbers that those
-    /// of snapshots would not be told apart.
-    pub fn new(live: &Arc<LocalFs>) -> Option<Arc<Self>> {
+    /// of snapshots would not be told apart. `carried`: what this process goes on with.
+    pub fn new(live: &Arc<LocalFs>, carried: Option<&Carried>) -> Option<Arc<Self>> {
         live.dev.snapshot_numbers().ok()?;
         if live.counters.next_ino() >= LIVE_END {
             tracing::warn!(volume = live.name, "inode numbers are too high for .snapshots");
@@ -36,15 +37,21 @@ impl WithSnapshots {
         }
         let (open_max, cache_bytes) = share(live.options.cache_bytes);
         let source = Beside { live: Arc::clone(live), cache_bytes };
-        let first = (live.env.entropy.next_u64() % TREES_MAX as u64) as usize;
+        let random = || CarriedTrees { first: live.env.entropy.next_u64(), numbers: Vec::new() };
+        let trees = carried.map_or_else(random, |carried| carried.snapshots().clone());
         let fs = Arc::new(Self {
             live: Arc::clone(live),
             directory: Directory::new(Arc::clone(&live.dev), live.now()),
-            open: OpenSnapshots::new(source, Arc::clone(&live.env.clock), first, open_max),
+            open: OpenSnapshots::new(source, Arc::clone(&live.env.clock), trees, open_max),
             pool: Arc::default(),
         });
         fs.pool.serve(&fs);
         Some(fs)
+    }
+
+    /// What the next process needs, as [`LocalFs::carry`].
+    pub fn carry(&self) -> Carried {
+        self.live.carry().with_snapshots(self.open.carry())
     }
 
     /// Requests to snapshots fail from now on. It does not wait for those under way.
@@ -257,6 +264,10 @@ impl Filesystem for WithSnapshots {
                 self.later(cx, tree, move |reader| reader.look_up(tree, ino, &name))
             }
         }
+    }
+
+    fn known_files(&self) -> Vec<Ino> {
+        self.live.known_files()
     }
 
     fn forget(&self, ino: Ino, count: u64) {

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -33,6 +33,9 @@ const _: () = assert!(URING_HEADER <= PARTS_AT && (SLOTS_MAX * HEADER).is_multip
 const ADDRESSES: std::ops::Range<usize> = 0x2000_0000_0000..0x5000_0000_0000;
 /// The next address that is tried.
 const ADDRESS_STEP: usize = 0x0100_0000_0000;
+/// How many addresses this process has tried. A mount that leaves its address for a moment, to go
+/// on in the same process, finds it free.
+static STEPS: AtomicUsize = AtomicUsize::new(0);
 /// What the front begins with; the number is that of the layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"ferryqm2");
 /// Where in the front the numbers of slots are, one for each queue.
@@ -99,15 +102,13 @@ impl QueueMemory {
         }
         let file = memfd_create("ferry-queues", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, len_of(queues) as u64)?;
-        let mut address = ADDRESSES.start;
+        let mut tries = 0..ADDRESSES.len() / ADDRESS_STEP;
         let at = loop {
-            match map(&file, address, queues) {
+            tries.next().ok_or(io::ErrorKind::AddrInUse)?;
+            let steps = STEPS.fetch_add(1, Ordering::Relaxed) * ADDRESS_STEP;
+            match map(&file, ADDRESSES.start + steps % ADDRESSES.len(), queues) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 mapped => break mapped?,
-            }
-            address += ADDRESS_STEP;
-            if !ADDRESSES.contains(&address) {
-                return Err(io::ErrorKind::AddrInUse.into());
             }
         };
         Ok(Self { file, at, len: len_of(queues), queues })

@@ -39,6 +39,7 @@ use std::time::Duration;
 
 use ferry_device::ReadRing;
 use ferry_env::activity;
+use ferry_fs::Ino;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -85,8 +86,12 @@ struct ParkedAnswer {
 enum Order {
     #[default]
     Serve,
-    /// Another process is to go on; the number tells one such order from the next.
-    Drain(u64),
+    /// Another process is to go on. The number tells one such order from the next. The kernel knows
+    /// this regular file meanwhile; 0: perhaps none.
+    Drain {
+        number: u64,
+        file: Ino,
+    },
     End,
 }
 
@@ -214,10 +219,12 @@ impl UringQueues {
         is_ready.recv().map_err(io::Error::other)?
     }
 
-    /// Drains all queues; `false`: one did not in this time, and all serve on.
-    pub(crate) fn drain(&self, patience: Duration) -> bool {
+    /// Drains all queues; `false`: one did not in this time, and all serve on. `file`: a regular
+    /// file that the kernel knows until then.
+    pub(crate) fn drain(&self, patience: Duration, file: Option<Ino>) -> bool {
         let number = self.drains.fetch_add(1, Ordering::Relaxed) + 1;
-        self.all.iter().for_each(|running| running.queue.order(Order::Drain(number)));
+        let order = Order::Drain { number, file: file.unwrap_or_default() };
+        self.all.iter().for_each(|running| running.queue.order(order));
         let has_drained = |running: &RunningQueue| loop {
             match running.drained.recv_timeout(patience) {
                 Ok(of) if of == number => return true,
@@ -609,16 +616,20 @@ impl QueueRing {
     /// Listens again; `false`: the mount is gone, or another process goes on with it.
     fn doorbell_rang(&mut self) -> io::Result<bool> {
         let order = self.from.queue.mailbox.lock().order;
-        match (order, self.drain) {
-            (Order::End, _) => return Ok(false),
-            (Order::Drain(number), Drain::No) => (self.drain, self.order) = (Drain::Parked, number),
-            (Order::Serve, Drain::Parked | Drain::Slots | Drain::Done) => self.end_drain()?,
-            // The order before was withdrawn: what it did counts for this one.
-            (Order::Drain(number), Drain::Parked | Drain::Slots) => self.order = number,
-            (Order::Drain(number), Drain::Done) => {
-                (self.drain, self.order) = (Drain::Slots, number)
+        match order {
+            Order::End => return Ok(false),
+            Order::Serve if self.drain == Drain::No => {}
+            Order::Serve => self.end_drain()?,
+            Order::Drain { number, file } => {
+                self.order = number;
+                self.file = if file == 0 { self.file } else { file };
+                // If the order before was withdrawn, what it did counts for this one.
+                self.drain = match self.drain {
+                    Drain::No => Drain::Parked,
+                    Drain::Done => Drain::Slots,
+                    under_way => under_way,
+                };
             }
-            (Order::Serve, Drain::No) => {}
         }
         self.listen()?;
         Ok(true)

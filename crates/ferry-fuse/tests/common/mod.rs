@@ -1,5 +1,7 @@
 //! A mount to test with: the null file system, whose fsync can be made to wait.
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -79,10 +81,11 @@ impl Mounted {
     }
 
     /// Another session goes on with the mount, as another process does; `false`: requests were
-    /// under way for too long.
-    pub fn hand_over(&mut self, patience: Duration) -> bool {
+    /// under way for too long. `open`: a file there that is open meanwhile.
+    pub fn hand_over(&mut self, patience: Duration, open: Option<&File>) -> bool {
         let (handle, ended) = self.waited();
-        if !handle.hand_over(patience).expect("it is mounted") {
+        let ino = open.map(|file| file.metadata().expect("stats").ino());
+        if !handle.hand_over(patience, ino).expect("it is mounted") {
             self.waited = Some((handle, ended));
             return false;
         }

@@ -168,14 +168,117 @@ fn what_is_no_ferry_and_mounts_that_cannot_go_on_are_refused() {
     let refused = upgrade(&fixture, &["--program", "/bin/true"]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("/bin/true: that is no ferry"));
     ok(&ferry(&["umount", path(&fixture.mnt())]));
-    let store = format!("dir://{}", fixture.0.path().join("store").display());
-    ok(&ferry(&["mkfs", &store, "--size", "256M"]));
-    ok(&ferry(&["mount", &store, path(&fixture.mnt()), "-o", &fixture.log()]));
+    let store = store(&fixture);
+    ok(&ferry(&["mount", &store, path(&fixture.mnt()), "-o", "replica", "-o", &fixture.log()]));
     let refused = upgrade(&fixture, &[]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(said.contains("this kind of mount cannot go on in another process"), "{said}");
-    fs::write(fixture.mnt().join("file"), "x").expect("it is served on");
+    assert_eq!(fs::read_dir(fixture.mnt()).expect("it is served on").count(), 0);
     ok(&ferry(&["umount", path(&fixture.mnt())]));
+}
+
+/// A new volume in a store.
+fn store(fixture: &TestVolume) -> String {
+    let store = format!("dir://{}", fixture.0.path().join("store").display());
+    ok(&ferry(&["mkfs", &store, "--size", "256M"]));
+    store
+}
+
+#[test]
+fn a_mount_of_a_volume_in_a_store_goes_on_and_so_do_its_snapshots() {
+    let fixture = TestVolume::new();
+    let (mnt, store, enough) = (fixture.mnt(), store(&fixture), AtomicBool::new(false));
+    ok(&ferry(&["mount", &store, path(&mnt), "-o", &fixture.log()]));
+    fs::write(mnt.join("file"), "before").expect("writes");
+    fs::create_dir(mnt.join("dir")).expect("mkdir");
+    ok(&ferry(&["snapshot", "create", path(&mnt), "one"]));
+    fs::write(mnt.join("file"), "after").expect("writes");
+    ok(&ferry(&["snapshot", "create", path(&mnt), "two"]));
+    // The order in which they are looked up is not that in which they were made.
+    let seen = |name: &str| File::open(mnt.join(".snapshots").join(name).join("file"));
+    let (two, one) = (seen("two").expect("opens"), seen("one").expect("opens"));
+    let mut inside = Command::new("sh")
+        .args(["-c", "read line; cat ../file"])
+        .current_dir(mnt.join(".snapshots/one/dir"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    std::thread::scope(|scope| {
+        let worker = |name: &str| {
+            let (dir, enough) = (mnt.join(name), &enough);
+            scope.spawn(move || work_on(&dir, enough))
+        };
+        let workers = ["a", "b"].map(worker);
+        for _ in 0..5 {
+            ok(&upgrade(&fixture, &[]));
+            let mut bytes = [0; 6];
+            assert_eq!(one.read_at(&mut bytes, 0).expect("reads"), 6);
+            assert_eq!(&bytes, b"before");
+            assert_eq!(two.read_at(&mut bytes, 0).expect("reads"), 5);
+            assert_eq!(&bytes[..5], b"after");
+        }
+        enough.store(true, Ordering::Relaxed);
+        for worker in workers {
+            assert!(worker.join().expect("no error") > 0);
+        }
+    });
+    drop((inside.stdin.take(), one, two));
+    let inside = inside.wait_with_output().expect("it ends");
+    assert_eq!(inside.stdout, b"before", "{inside:?}");
+    ok(&ferry(&["umount", path(&mnt)]));
+    ok(&ferry(&["fsck", &store]));
+}
+
+#[test]
+fn programs_wait_while_the_store_of_a_mount_that_goes_on_is_away() {
+    let fixture = TestVolume::new();
+    let (mnt, store) = (fixture.mnt(), store(&fixture));
+    ok(&ferry(&["mount", &store, path(&mnt), "-o", &fixture.log()]));
+    fs::write(mnt.join("file"), "before").expect("writes");
+    let (here, away) = (fixture.0.path().join("store"), fixture.0.path().join("away"));
+    let program = fixture.0.path().join("mover");
+    let script = format!(
+        "#!/bin/sh\n[ \"$1\" = --version ] && echo ferry 9 && exit\nmv {} {}\nexit 1\n",
+        path(&here),
+        path(&away)
+    );
+    fs::write(&program, script).expect("writes");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("chmod");
+    std::thread::scope(|scope| {
+        let upgraded = scope.spawn(|| upgrade(&fixture, &["--program", path(&program)]));
+        while !fixture.daemon_log().contains("it is tried again") {
+            std::thread::yield_now();
+        }
+        let reads = scope.spawn(|| fs::read(mnt.join("file")));
+        fs::rename(&away, &here).expect("it comes back");
+        assert_eq!(reads.join().expect("it ends").expect("reads"), b"before");
+        let said = upgraded.join().expect("it ends");
+        let said = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(said.contains("the one before goes on"), "{said}");
+    });
+    ok(&upgrade(&fixture, &[]));
+    ok(&ferry(&["umount", path(&mnt)]));
+    ok(&ferry(&["fsck", &store]));
+}
+
+#[test]
+fn a_mount_whose_passphrase_is_gone_is_served_on() {
+    let fixture = TestVolume::new();
+    let (mnt, file) = (fixture.mnt(), fixture.0.path().join("passphrase"));
+    fs::write(&file, "correct horse").expect("writes");
+    let store = format!("dir://{}", fixture.0.path().join("store").display());
+    ok(&ferry(&["mkfs", &store, "--size", "256M", "--encrypt", "--passphrase-file", path(&file)]));
+    let named = format!("passphrase_file={}", path(&file));
+    ok(&ferry(&["mount", &store, path(&mnt), "-o", &named, "-o", &fixture.log()]));
+    fs::write(mnt.join("file"), "before").expect("writes");
+    ok(&upgrade(&fixture, &[]));
+    fs::remove_file(&file).expect("removes");
+    let refused = upgrade(&fixture, &[]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("cannot read the passphrase"), "{said}");
+    assert_eq!(fs::read(mnt.join("file")).expect("reads"), b"before");
+    ok(&ferry(&["umount", path(&mnt)]));
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn world() -> (Arc<OpenSnapshots<Numbers>>, Arc<Set>) {
         OpenSnapshots::new(
             Numbers::default(),
             Arc::clone(&clock) as Arc<dyn Clock>,
-            1_000,
+            CarriedTrees { first: 1_000, numbers: Vec::new() },
             OPEN_MAX,
         ),
         clock,
