@@ -66,6 +66,14 @@ impl Longest {
         let (Self::Given(bytes) | Self::Asked(bytes)) = self;
         bytes
     }
+
+    /// The same of a device whose length follows from this one's.
+    pub(crate) fn map(self, f: impl FnOnce(u64) -> u64) -> Self {
+        match self {
+            Self::Given(bytes) => Self::Given(f(bytes)),
+            Self::Asked(bytes) => Self::Asked(f(bytes)),
+        }
+    }
 }
 
 /// A block device. All methods may be called from any thread.

@@ -33,6 +33,8 @@ pub enum Op {
     Discard,
     /// A call of [`BlockDevice::allocate`].
     Allocate,
+    /// A call of [`BlockDevice::resize`].
+    Resize,
     /// [`BlockDevice::next_data`]. It cannot fail.
     NextData,
 }
@@ -45,9 +47,9 @@ const OPS: usize = Op::NextData as usize + 1;
 pub struct Request {
     /// What the request asks for.
     pub op: Op,
-    /// First byte on the device; 0 for a flush.
+    /// First byte on the device; 0 for a flush and for [`Op::Resize`].
     pub offset: u64,
-    /// Bytes; 0 for a flush and for [`Op::NextData`].
+    /// Bytes; 0 for a flush, for [`Op::Resize`] and for [`Op::NextData`].
     pub len: u64,
     /// It came through [`BlockDevice::submit`].
     pub submitted: bool,
@@ -428,7 +430,8 @@ impl BlockDevice for HookedDevice {
     }
 
     fn resize(&self, bytes: u64) -> io::Result<()> {
-        self.inner.resize(bytes)
+        let request = Request::new(Op::Resize, 0, 0);
+        self.serve(&request, &mut || self.inner.resize(bytes))
     }
 
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {

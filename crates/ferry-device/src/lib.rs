@@ -9,16 +9,18 @@
 //! ```text
 //! composite/   linear, stripe, mirror; a composite volume by the path of its descriptor
 //!   volume        CompositeVolume: descriptor, components, device
-//!   mirror/       MirrorDevice > recover > rebuild > worker > shared > map, regions
+//!   mirror/       MirrorDevice > recover > rebuild, resize > worker > shared > map, regions
 //!   span          SpanDevice: linear and stripe
+//!   length        another length for components
 //!   component     one device of a composite > gather
 //!   descriptor, header > error > kind; layout > kind
-//! flush/       FlushCoordinator > waiter > sync
+//! flush/       FlushCoordinator > waiter
 //! file/        FileDevice > engine > ring > inbox > host > cached, lock > sys
 //! memory       MemDevice                hooked  HookedDevice, for tests
 //! device       BlockDevice, Io          error   DeviceError
 //! started      FileRead, ReadRing
 //! buffer       AlignedBuf               timing  FlushTimer, FlushTiming
+//! sync         locks and atomics that a model checker can take the place of
 //! ```
 
 mod buffer;
@@ -30,6 +32,7 @@ mod flush;
 mod hooked;
 mod memory;
 mod started;
+mod sync;
 mod timing;
 
 pub use buffer::{AlignedBuf, BLOCK_SIZE};

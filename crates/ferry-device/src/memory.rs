@@ -2,12 +2,13 @@
 //! written takes memory.
 
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
-use crate::device::{BlockDevice, Io, check_range, read_at_once};
+use crate::device::{BlockDevice, Io, Longest, check_range, read_at_once};
 use crate::started::{ReadDone, ReadRing};
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Memory is taken in chunks of this many bytes.
 const CHUNK_SIZE: usize = 64 * 1024;
@@ -19,7 +20,7 @@ type Shard = RwLock<HashMap<u64, Box<[u8]>>>;
 /// A sparse device in memory. Everything completes before the call returns; a flush has nothing to
 /// do.
 pub struct MemDevice {
-    capacity: u64,
+    capacity: AtomicU64,
     shards: [Shard; SHARDS],
 }
 
@@ -43,7 +44,7 @@ impl MemDevice {
             capacity.is_multiple_of(BLOCK_SIZE as u64),
             "capacity {capacity} is not whole blocks"
         );
-        Self { capacity, shards: std::array::from_fn(|_| Shard::default()) }
+        Self { capacity: capacity.into(), shards: std::array::from_fn(|_| Shard::default()) }
     }
 
     /// Bytes of memory that the contents take.
@@ -73,11 +74,27 @@ fn chunk_ranges(offset: u64, len: u64) -> impl Iterator<Item = ChunkRange> {
 
 impl BlockDevice for MemDevice {
     fn capacity(&self) -> u64 {
-        self.capacity
+        self.capacity.load(Ordering::Acquire)
+    }
+
+    fn capacity_max(&self) -> io::Result<Longest> {
+        Ok(Longest::Asked(u64::MAX / 2))
+    }
+
+    fn resize(&self, bytes: u64) -> io::Result<()> {
+        let before = self.capacity();
+        if bytes < before {
+            let whole = bytes.next_multiple_of(CHUNK_SIZE as u64);
+            self.discard(bytes, whole.min(before) - bytes)?;
+            let first = whole / CHUNK_SIZE as u64;
+            self.shards.iter().for_each(|shard| shard.write().retain(|chunk, _| *chunk < first));
+        }
+        self.capacity.store(bytes, Ordering::Release);
+        Ok(())
     }
 
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        check_range(self.capacity, offset, buf.len() as u64)?;
+        check_range(self.capacity(), offset, buf.len() as u64)?;
         for range in chunk_ranges(offset, buf.len() as u64) {
             let target = &mut buf[range.at..range.at + range.len];
             match self.shard(range.chunk).read().get(&range.chunk) {
@@ -93,7 +110,7 @@ impl BlockDevice for MemDevice {
     }
 
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        check_range(self.capacity, offset, buf.len() as u64)?;
+        check_range(self.capacity(), offset, buf.len() as u64)?;
         for range in chunk_ranges(offset, buf.len() as u64) {
             let mut shard = self.shard(range.chunk).write();
             let chunk =
@@ -118,7 +135,7 @@ impl BlockDevice for MemDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        check_range(self.capacity, offset, len)?;
+        check_range(self.capacity(), offset, len)?;
         for range in chunk_ranges(offset, len) {
             let mut shard = self.shard(range.chunk).write();
             if range.len == CHUNK_SIZE {
@@ -131,7 +148,7 @@ impl BlockDevice for MemDevice {
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        check_range(self.capacity, offset, len)
+        check_range(self.capacity(), offset, len)
     }
 
     fn host_free(&self) -> Option<u64> {
@@ -143,6 +160,6 @@ impl BlockDevice for MemDevice {
         let of_shard =
             |shard: &Shard| shard.read().keys().filter(|chunk| **chunk >= first).min().copied();
         let next = self.shards.iter().filter_map(of_shard).min();
-        next.map_or(self.capacity, |chunk| (chunk * CHUNK_SIZE as u64).max(offset))
+        next.map_or_else(|| self.capacity(), |chunk| (chunk * CHUNK_SIZE as u64).max(offset))
     }
 }

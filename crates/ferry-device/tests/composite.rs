@@ -14,10 +14,8 @@ use std::time::Duration;
 const CHUNK: u64 = 2 * BLOCK;
 
 fn span(kind: Kind, devices: &[Arc<HookedDevice>]) -> SpanDevice {
-    let part = |(i, dev): (usize, &Arc<HookedDevice>)| {
-        (NAMES[i].to_owned(), dev.clone() as Arc<dyn BlockDevice>, dev.capacity() - HEAD_LEN)
-    };
-    SpanDevice::new(kind, devices.iter().enumerate().map(part).collect(), CHUNK)
+    let lens: Vec<u64> = devices.iter().map(|dev| dev.capacity() - HEAD_LEN).collect();
+    SpanDevice::open(span_sides(kind, devices, &lens, CHUNK))
 }
 
 fn devices(lens: &[u64]) -> Vec<Arc<HookedDevice>> {

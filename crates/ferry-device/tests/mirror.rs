@@ -6,7 +6,7 @@ mod composite_support;
 use composite_support::*;
 use ferry_device::{
     AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, CompositeError, HEAD_LEN,
-    HookedDevice, Io, MirrorDevice,
+    HookedDevice, Io, MirrorDevice, Op,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -413,6 +413,7 @@ fn a_rebuild_may_be_cut_off_at_any_request_of_the_new_side() {
 fn a_device_that_is_too_small_is_refused() {
     let mut devices = new_mirror(2);
     devices.push(device(HEAD_LEN + MIRROR_LEN - BLOCK));
+    devices[2].fail_after(&[Op::Resize], 0);
     let dev = open(&devices, &[0, 1], &Arc::default());
     assert_eq!(rebuild(&dev, "b", 2, &devices).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     assert!(!dev.is_rebuilding());

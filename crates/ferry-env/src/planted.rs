@@ -20,6 +20,8 @@ pub enum Bug {
     SamplesAfterTheFlush,
     /// Device, against FLUSH-3: after a failure the next flush may succeed.
     ForgetsFailures,
+    /// Device, a mirror: a writer stays in regions that have another length meanwhile.
+    OldRegions,
     /// Device: callers that wait for the next flush are never answered.
     ForgetsWaiters,
     /// Journal: a held seal has no deadline.

@@ -54,17 +54,18 @@ impl Set {
         let sides =
             (0..count).map(|_| Arc::new(SimDevice::new(HEAD_LEN + side_len(kind)))).collect();
         let set = Self { kind, sides, generation: Arc::new(Generation(AtomicU64::new(1))) };
-        for (slot, side) in set.sides.iter().enumerate().filter(|_| kind == Some(Kind::Mirror)) {
+        for (slot, side) in set.sides.iter().enumerate() {
+            let Some(kind) = kind else { continue };
             let header = ComponentHeader {
-                kind: Kind::Mirror,
+                kind,
                 set: *b"a set of sides..",
                 id: 100 + slot as u64,
                 slot: slot as u32,
                 slots: 2,
-                len: VOLUME,
-                unit: 1 << 20,
+                len: side_len(Some(kind)),
+                unit: if kind == Kind::Stripe { STRIPE_CHUNK } else { 1 << 20 },
                 generation: 1,
-                active: vec![100, 101],
+                active: if kind == Kind::Mirror { vec![100, 101] } else { Vec::new() },
             };
             header.write(&**side).unwrap();
         }
@@ -82,25 +83,23 @@ impl Set {
 
     /// The volume's device as it is after the set was put together again.
     fn device(&self) -> Arc<dyn BlockDevice> {
-        let parts = || {
-            self.sides.iter().map(|side| {
-                ("side".to_owned(), side.clone() as Arc<dyn BlockDevice>, side_len(self.kind))
-            })
+        let sides = || {
+            let side = |device: &Arc<SimDevice>| {
+                let header = ComponentHeader::read(&**device).unwrap().unwrap();
+                Side { name: "side".into(), device: device.clone(), header }
+            };
+            self.sides.iter().map(side).collect()
         };
         match self.kind {
             None => self.sides[0].clone(),
             Some(Kind::Mirror) => {
-                let sides = parts().map(|(name, device, _)| {
-                    let header = ComponentHeader::read(&*device).unwrap().unwrap();
-                    Side { name, device, header }
-                });
                 let generation = self.generation.0.load(Ordering::SeqCst);
                 Arc::new(
-                    MirrorDevice::open(sides.collect(), false, generation, self.generation.clone())
+                    MirrorDevice::open(sides(), false, generation, self.generation.clone())
                         .unwrap(),
                 )
             }
-            Some(kind) => Arc::new(SpanDevice::new(kind, parts().collect(), STRIPE_CHUNK)),
+            Some(_) => Arc::new(SpanDevice::open(sides())),
         }
     }
 }

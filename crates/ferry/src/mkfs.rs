@@ -1,5 +1,6 @@
 //! `ferry mkfs`: makes a new volume.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -217,14 +218,20 @@ fn warn_of_small_host(volume: &Location, size: u64, device: &dyn BlockDevice) {
     }
 }
 
-/// The same for a volume that has got another size, and has taken some of its space. `file` may be
-/// a block device: it has all of its space.
-pub fn warn_of_full_host(volume: &Location, file: &Path, size: u64) {
-    let Ok(found) = std::fs::metadata(file) else { return };
-    if let (true, Ok(host)) = (found.is_file(), rustix::fs::statvfs(file)) {
-        let needs = size.saturating_sub(found.blocks() * 512);
-        warn_if_short(volume, size, needs, host.f_bavail.saturating_mul(host.f_frsize));
+/// The same for a volume that has got another size, and has taken some of its space. Its files may
+/// lie on several hosts. A block device has all of its space.
+pub fn warn_of_full_host(volume: &Location, path: &Path, size: u64) {
+    let files = CompositeVolume::listed(path).unwrap_or_else(|| vec![path.into()]);
+    let mut hosts: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+    for file in files {
+        let Ok(found) = std::fs::metadata(&file) else { continue };
+        if let (true, Ok(host)) = (found.is_file(), rustix::fs::statvfs(&file)) {
+            let has = host.f_bavail.saturating_mul(host.f_frsize);
+            let needs = found.len().saturating_sub(found.blocks() * 512);
+            hosts.entry(found.dev()).or_insert((0, has)).0 += needs;
+        }
     }
+    hosts.into_values().for_each(|(needs, has)| warn_if_short(volume, size, needs, has));
 }
 
 fn warn_if_short(volume: &Location, size: u64, needs: u64, has: u64) {

@@ -100,6 +100,9 @@ fn in_turns(
         let answer = turn().map_err(|e| match e.raw_os_error() {
             Some(libc::EOPNOTSUPP) => fixed(target),
             Some(libc::EFBIG) => refused("what it lies on has no files of that size".into()),
+            Some(libc::EBUSY) => {
+                refused("a side of the mirror is being rebuilt: resize when that has ended".into())
+            }
             _ => explain(e),
         });
         match answer {
@@ -154,7 +157,6 @@ pub fn refusal(answer: ResizeAnswer) -> String {
 /// The message for a volume that has one size for good.
 fn fixed(target: &Location) -> CliError {
     CliError::Failed(format!(
-        "{target}: only a volume in one file or on one block device can be resized. One in a store takes what it holds, whatever its size \
-         is; for one of several devices make a larger one and copy the files"
+        "{target}: only a volume in files or on block devices can be resized. One in a store takes what it holds, whatever its size is"
     ))
 }

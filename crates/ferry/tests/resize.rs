@@ -209,15 +209,6 @@ fn a_volume_that_cannot_be_resized_says_why() {
     let volume = TestVolume::new("64M");
     let path = volume.path();
     let dir = volume.0.path();
-    // Of several devices, mounted or not.
-    let set = dir.join("set");
-    let sides = ["a", "b"].map(|side| dir.join(side));
-    let linear = ["--device", "linear", text(&sides[0]), text(&sides[1])];
-    ok(&ferry(&[&["mkfs", text(&set), "--size", "64M"], &linear[..]].concat()));
-    fails(&ferry(&["resize", text(&set), "1G"]), "only a volume in one file");
-    ok(&ferry(&["mount", text(&set), text(&volume.mnt())]));
-    fails(&ferry(&["resize", text(&volume.mnt()), "1G"]), "only a volume in one file");
-    volume.umount();
     // In use by a process that answers no requests.
     let own = ferry::Volume::open(&path, &ferry::Options::default()).expect("it opens");
     fails(&ferry(&["resize", text(&path), "1G"]), "in use");

@@ -82,6 +82,12 @@ pub(super) fn is_descriptor(path: &Path) -> bool {
     read && front == *MAGIC.as_bytes()
 }
 
+/// What the descriptor at `path` says now, also if another process owns it. `None`: it is none.
+pub(super) fn listed(path: &Path) -> Option<Descriptor> {
+    let short = is_descriptor(path) && fs::metadata(path).ok()?.len() <= LEN_MAX;
+    Descriptor::parse(&short.then(|| fs::read_to_string(path))?.ok()?).ok()
+}
+
 /// The descriptor file, owned by this handle.
 pub(super) struct DescriptorFile {
     path: PathBuf,

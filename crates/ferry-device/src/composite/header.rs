@@ -5,6 +5,7 @@ use super::kind::Kind;
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
 use crate::device::BlockDevice;
 use std::io;
+use std::sync::Arc;
 
 /// Bytes at the start of each component that are not the composite's.
 pub const HEAD_LEN: u64 = 1 << 20;
@@ -26,6 +27,16 @@ const CRC_AT: usize = BLOCK_SIZE - 4;
 const _: () = assert!(8 + 4 + 4 + 16 + 8 + 4 + 4 + 8 + 8 + 8 + 4 + 4 == ACTIVE_AT);
 const _: () = assert!(ACTIVE_AT + 8 * SIDES_MAX <= CRC_AT);
 
+/// A device that says of itself that it is a component of the set.
+pub struct Side {
+    /// What messages call it.
+    pub name: String,
+    /// The whole device, with its head.
+    pub device: Arc<dyn BlockDevice>,
+    /// The header that was read from it.
+    pub header: ComponentHeader,
+}
+
 /// What a component says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComponentHeader {
@@ -43,7 +54,8 @@ pub struct ComponentHeader {
     pub len: u64,
     /// Bytes of a stripe's chunk or of a mirror's region; 0 for linear.
     pub unit: u64,
-    /// A mirror's: raised when the list of sides that have everything changes.
+    /// Raised whenever the header is written anew. A mirror's sides have the same: it is raised on
+    /// all when the list of sides that have everything changes, or the length.
     pub generation: u64,
     /// A mirror's: the ids of the sides that have everything, as of that generation. Empty in a
     /// side that is being built.

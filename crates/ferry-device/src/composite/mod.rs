@@ -17,14 +17,15 @@ mod gather;
 mod header;
 mod kind;
 mod layout;
+mod length;
 mod mirror;
 mod span;
 mod volume;
 
 pub use error::CompositeError;
-pub use header::{COMPONENTS_MAX, ComponentHeader, HEAD_LEN, SIDES_MAX};
+pub use header::{COMPONENTS_MAX, ComponentHeader, HEAD_LEN, SIDES_MAX, Side};
 pub use kind::Kind;
 pub use layout::STRIPE_CHUNK;
-pub use mirror::{MirrorDevice, Observer, Side};
+pub use mirror::{MirrorDevice, Observer};
 pub use span::SpanDevice;
 pub use volume::{CompositeOptions, CompositeVolume};

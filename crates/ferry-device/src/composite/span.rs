@@ -2,40 +2,54 @@
 
 use super::component::{Component, flush_and_wait, flush_each, host_free, slowest, unflushed};
 use super::gather::{Gather, Outcome};
-use super::header::COMPONENTS_MAX;
-use super::kind::Kind;
+use super::header::{COMPONENTS_MAX, ComponentHeader, Side};
 use super::layout::{Layout, Slice};
+use super::length::{cut, least, lengthen};
 use crate::buffer::AlignedBuf;
-use crate::device::{BlockDevice, ComponentState, ComponentStats, Io, IoDone, check_range};
+use crate::device::{
+    BlockDevice, ComponentState, ComponentStats, Io, IoDone, Longest, check_range,
+};
 use crate::started::{ReadDone, ReadRing};
 use crate::timing::FlushTiming;
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Several devices as one, without redundancy.
 pub struct SpanDevice {
     components: Vec<Arc<Component>>,
     layout: Layout,
+    capacity: AtomicU64,
+    /// What each component's header says. Held while another length is written.
+    headers: Mutex<Vec<ComponentHeader>>,
 }
 
 impl SpanDevice {
-    /// `parts` are devices with their names and the bytes behind their heads that may be used, in
-    /// their order. `chunk` is a stripe's, in bytes.
+    /// All components of a linear or striped composite, in their order.
     ///
     /// # Panics
-    /// For a mirror, for no part and for more than [`COMPONENTS_MAX`].
-    pub fn new(kind: Kind, parts: Vec<(String, Arc<dyn BlockDevice>, u64)>, chunk: u64) -> Self {
-        assert!((1..=COMPONENTS_MAX).contains(&parts.len()), "{} components", parts.len());
-        let lens: Vec<u64> = parts.iter().map(|(_, _, len)| *len).collect();
-        let components =
-            parts.into_iter().map(|(name, dev, _)| Component::new(name, dev)).collect();
-        Self { components, layout: Layout::new(kind, &lens, chunk) }
+    /// For a mirror, for no component and for more than [`COMPONENTS_MAX`].
+    pub fn open(sides: Vec<Side>) -> Self {
+        assert!((1..=COMPONENTS_MAX).contains(&sides.len()), "{} components", sides.len());
+        let lens: Vec<u64> = sides.iter().map(|side| side.header.len).collect();
+        let layout = Layout::new(sides[0].header.kind, &lens, sides[0].header.unit);
+        let (components, headers) = sides
+            .into_iter()
+            .map(|side| (Component::new(side.name, side.device), side.header))
+            .unzip();
+        let capacity = layout.capacity(&lens).into();
+        Self { components, layout, capacity, headers: Mutex::new(headers) }
+    }
+
+    /// Those whose lengths may change, each with the length that it gets.
+    fn with_len(&self, len: u64) -> impl Iterator<Item = (&Arc<Component>, u64)> {
+        self.components[self.layout.first_to_change()..].iter().map(move |one| (one, len))
     }
 
     fn write_request(&self, io: (u64, Arc<AlignedBuf>, IoDone), batches: &mut [Vec<Io>]) {
         let (offset, buf, done) = io;
-        if let Err(error) = check_range(self.layout.capacity(), offset, buf.len() as u64) {
+        if let Err(error) = check_range(self.capacity(), offset, buf.len() as u64) {
             return done(Err(error));
         }
         let slices: Vec<Slice> = self.layout.slices(offset, buf.len() as u64).collect();
@@ -105,11 +119,40 @@ fn copy_of(buf: &AlignedBuf, slice: Slice) -> AlignedBuf {
 
 impl BlockDevice for SpanDevice {
     fn capacity(&self) -> u64 {
-        self.layout.capacity()
+        self.capacity.load(Ordering::Acquire)
+    }
+
+    fn capacity_max(&self) -> io::Result<Longest> {
+        let those = &self.components[self.layout.first_to_change()..];
+        Ok(least(those.iter())?.map(|len| self.layout.capacity_of(len)))
+    }
+
+    /// As [`super::length`] says. The headers are written also where nothing changes: a crash may
+    /// have left two that differ, or two copies of one.
+    fn resize(&self, bytes: u64) -> io::Result<()> {
+        let mut headers = self.headers.lock();
+        let len = self.layout.len_for(bytes);
+        lengthen(self.with_len(len))?;
+        let first = self.layout.first_to_change();
+        let mut changed = headers.clone();
+        for header in &mut changed[first..] {
+            (header.len, header.generation) = (len, header.generation + 1);
+        }
+        for (header, written) in headers[first..].iter_mut().zip(&changed[first..]) {
+            // Also where it fails: no two headers of one generation may differ.
+            header.generation = written.generation;
+        }
+        for (one, header) in self.components.iter().zip(&changed).skip(first) {
+            header.write(&**one.device())?;
+        }
+        let lens: Vec<u64> = changed.iter().map(|header| header.len).collect();
+        self.capacity.store(self.layout.capacity(&lens), Ordering::Release);
+        *headers = changed;
+        cut(self.with_len(len))
     }
 
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        check_range(self.layout.capacity(), offset, buf.len() as u64)?;
+        check_range(self.capacity(), offset, buf.len() as u64)?;
         for slice in self.layout.slices(offset, buf.len() as u64) {
             let component = &self.components[slice.component];
             if slice.len == buf.len() as u64 {
@@ -124,7 +167,7 @@ impl BlockDevice for SpanDevice {
 
     fn start_read(&self, ring: &dyn ReadRing, offset: u64, buf: Arc<AlignedBuf>, done: ReadDone) {
         let len = buf.len() as u64;
-        if let Err(error) = check_range(self.layout.capacity(), offset, len) {
+        if let Err(error) = check_range(self.capacity(), offset, len) {
             return done(Err(error));
         }
         let slices: Vec<Slice> = self.layout.slices(offset, len).collect();
@@ -137,7 +180,7 @@ impl BlockDevice for SpanDevice {
     }
 
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        check_range(self.layout.capacity(), offset, buf.len() as u64)?;
+        check_range(self.capacity(), offset, buf.len() as u64)?;
         for slice in self.layout.slices(offset, buf.len() as u64) {
             let component = &self.components[slice.component];
             if slice.len == buf.len() as u64 {
@@ -172,13 +215,13 @@ impl BlockDevice for SpanDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        check_range(self.layout.capacity(), offset, len)?;
+        check_range(self.capacity(), offset, len)?;
         let extents = self.layout.extents(offset, len);
         extents.into_iter().try_for_each(|(i, offset, len)| self.components[i].discard(offset, len))
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        check_range(self.layout.capacity(), offset, len)?;
+        check_range(self.capacity(), offset, len)?;
         let extents = self.layout.extents(offset, len);
         extents
             .into_iter()

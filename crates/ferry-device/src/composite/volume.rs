@@ -1,17 +1,17 @@
 //! A composite volume by its path: makes and opens the components that its descriptor lists.
 
-use super::descriptor::{Descriptor, DescriptorFile, is_descriptor};
+use super::descriptor::{Descriptor, DescriptorFile, is_descriptor, listed};
 use super::error::CompositeError;
 use super::header::{
-    COMPONENTS_MAX, ComponentHeader, HEAD_LEN, HEADER_OFFSETS, MAP_OFFSETS, SIDES_MAX, io_error,
-    random_set,
+    COMPONENTS_MAX, ComponentHeader, HEAD_LEN, HEADER_OFFSETS, MAP_OFFSETS, SIDES_MAX, Side,
+    io_error, random_set,
 };
 use super::kind::Kind;
 use super::layout::STRIPE_CHUNK;
-use super::mirror::{MirrorDevice, Observer, Side, clean_map, region_len};
+use super::mirror::{MirrorDevice, Observer, clean_map, region_len};
 use super::span::SpanDevice;
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
-use crate::device::{BlockDevice, ComponentStats, Io};
+use crate::device::{BlockDevice, ComponentStats, Io, Longest};
 use crate::error::DeviceError;
 use crate::file::{FileDevice, OpenMode};
 use crate::started::{ReadDone, ReadRing};
@@ -81,6 +81,11 @@ impl CompositeVolume {
     /// Whether `path` is the descriptor of a composite volume.
     pub fn is_at(path: &Path) -> bool {
         is_descriptor(path)
+    }
+
+    /// Where the components are that the descriptor at `path` lists. `None`: it is none.
+    pub fn listed(path: &Path) -> Option<Vec<PathBuf>> {
+        Some(listed(path)?.components.into_iter().map(PathBuf::from).collect())
     }
 
     /// Makes the components and the descriptor at `path`. What is on the components behind their
@@ -433,14 +438,20 @@ fn span(
         }
         return Err(CompositeError::Missing { kind, names: absent });
     }
-    let unit = sides[0].header.unit;
-    let parts = sides.into_iter().map(|side| (side.name, side.device, side.header.len)).collect();
-    Ok(SpanDevice::new(kind, parts, unit))
+    Ok(SpanDevice::open(sides))
 }
 
 impl BlockDevice for CompositeVolume {
     fn capacity(&self) -> u64 {
         self.inner().capacity()
+    }
+
+    fn capacity_max(&self) -> io::Result<Longest> {
+        self.inner().capacity_max()
+    }
+
+    fn resize(&self, bytes: u64) -> io::Result<()> {
+        self.inner().resize(bytes)
     }
 
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {

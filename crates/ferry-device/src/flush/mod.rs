@@ -30,14 +30,13 @@
 //! every waiter, to look whether it was meant. A completion that is armed again while other threads
 //! still test it is a race, too.
 
-mod sync;
 mod waiter;
 
 use crate::device::{BlockDevice, Io, IoDone};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use ferry_env::planted::{Bug, is_planted};
 use std::io;
 use std::sync::Arc;
-use sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use waiter::{Waiter, Wake, Wakeup, same_error};
 
 /// A number of completed writes that are to be durable. It is valid for the coordinator that

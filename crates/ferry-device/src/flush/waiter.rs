@@ -1,7 +1,7 @@
 //! Callers that wait for a flush, and how each is answered.
 
-use super::sync::{Condvar, Mutex, lock, wait};
 use crate::device::IoDone;
+use crate::sync::{Condvar, Mutex, lock, wait};
 use std::io;
 use std::sync::Arc;
 

@@ -102,6 +102,31 @@ pub fn started(dev: &dyn BlockDevice, offset: u64, len: usize) -> io::Result<Arc
     end.recv().expect("it ends once")
 }
 
+/// The components of a linear or striped composite, which use so many bytes of each.
+pub fn span_sides(
+    kind: Kind,
+    devices: &[Arc<HookedDevice>],
+    lens: &[u64],
+    chunk: u64,
+) -> Vec<Side> {
+    let side = |(slot, (device, len)): (usize, (&Arc<HookedDevice>, &u64))| Side {
+        name: NAMES[slot].into(),
+        device: device.clone(),
+        header: ComponentHeader {
+            kind,
+            set: *b"a set of parts..",
+            id: 100 + slot as u64,
+            slot: slot as u32,
+            slots: devices.len() as u32,
+            len: *len,
+            unit: if kind == Kind::Stripe { chunk } else { 0 },
+            generation: 1,
+            active: Vec::new(),
+        },
+    };
+    devices.iter().zip(lens).enumerate().map(side).collect()
+}
+
 /// Names of sides.
 pub const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 /// Bytes of the test mirrors: eight regions.

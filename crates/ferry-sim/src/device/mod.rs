@@ -348,14 +348,13 @@ impl BlockDevice for SimDevice {
     fn resize(&self, bytes: u64) -> io::Result<()> {
         let mut state = self.state.lock();
         state.strike(Op::Resize)?;
-        let block = BLOCK_SIZE as u64;
-        let before = (state.trace.len(), self.capacity());
-        state.earlier.push(before);
-        if bytes < before.1 {
-            let blocks = bytes / block..before.1 / block;
-            let change = state.trace.issue(Change::Discard { blocks });
-            state.finish_write(change, Ok(()))?;
-        }
+        let (block, before) = (BLOCK_SIZE as u64, self.capacity());
+        // Of no block if it becomes longer: also then there is a moment before it and one after.
+        let blocks = bytes.min(before) / block..before / block;
+        let change = state.trace.issue(Change::Discard { blocks });
+        state.finish_write(change, Ok(()))?;
+        let ended = state.trace.len();
+        state.earlier.push((ended, before));
         self.capacity.store(bytes, Ordering::SeqCst);
         Ok(())
     }

@@ -24,20 +24,37 @@ pub fn encode(set: &[u8; 16], sequence: u64, region_len: u64, dirty: &[bool]) ->
     seal(&out)
 }
 
-/// The sequence number and the bits, if the block is a whole map of this mirror.
-pub fn decode(
-    block: &[u8],
-    set: &[u8; 16],
+/// What a slot says.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Map {
+    /// Of the slots of a side the higher one counts.
+    pub sequence: u64,
     region_len: u64,
-    regions: usize,
-) -> Option<(u64, Vec<bool>)> {
-    let ours = block[..8] == MAGIC
-        && is_sealed(block)
-        && block[8..24] == *set
-        && u64_at(block, 32) == region_len
-        && u32_at(block, 40) as usize == regions;
+    dirty: Vec<bool>,
+}
+
+/// The map, if the block is a whole one of this mirror.
+pub fn decode(block: &[u8], set: &[u8; 16]) -> Option<Map> {
+    let ours = block[..8] == MAGIC && is_sealed(block) && block[8..24] == *set;
+    let (region_len, regions) = (u64_at(block, 32), u32_at(block, 40) as usize);
+    let sound = ours && region_len > 0 && regions <= REGIONS_MAX as usize;
     let bit = |i: usize| block[BITS_AT + i / 8] & (1 << (i % 8)) != 0;
-    ours.then(|| (u64_at(block, 24), (0..regions).map(bit).collect()))
+    let dirty = || (0..regions).map(bit).collect();
+    sound.then(|| Map { sequence: u64_at(block, 24), region_len, dirty: dirty() })
+}
+
+impl Map {
+    /// Which regions of a mirror of so many bytes may differ between the sides. A map from before
+    /// it got another length may have regions of another length, or end earlier: what it says
+    /// nothing of may differ.
+    pub fn regions(&self, capacity: u64, region_len: u64) -> Vec<bool> {
+        let is_dirty = |region: u64| {
+            let end = ((region + 1) * region_len).min(capacity).div_ceil(self.region_len);
+            let mut parts = region * region_len / self.region_len..end;
+            parts.any(|part| self.dirty.get(part as usize).copied().unwrap_or(true))
+        };
+        (0..capacity.div_ceil(region_len)).map(is_dirty).collect()
+    }
 }
 
 #[cfg(test)]
@@ -49,13 +66,27 @@ mod tests {
         let set = *b"0123456789abcdef";
         let dirty: Vec<bool> = (0..19).map(|i| i % 3 == 0 || i == 17).collect();
         let block = encode(&set, 5, 4 << 20, &dirty);
-        assert_eq!(decode(&block, &set, 4 << 20, 19), Some((5, dirty)));
-        assert_eq!(decode(&block, &set, 8 << 20, 19), None);
-        assert_eq!(decode(&block, &[0; 16], 4 << 20, 19), None);
-        assert_eq!(decode(&block, &set, 4 << 20, 20), None);
+        let map = decode(&block, &set).expect("a whole map");
+        assert_eq!((map.sequence, map.region_len), (5, 4 << 20));
+        assert_eq!(map.regions(76 << 20, 4 << 20), dirty);
+        assert_eq!(decode(&block, &[0; 16]), None);
         let mut torn = encode(&set, 5, 4 << 20, &[false; 19]);
         torn[50] ^= 1;
-        assert_eq!(decode(&torn, &set, 4 << 20, 19), None);
-        assert_eq!(decode(&[0; BLOCK_SIZE], &set, 4 << 20, 19), None);
+        assert_eq!(decode(&torn, &set), None);
+        assert_eq!(decode(&[0; BLOCK_SIZE], &set), None);
+    }
+
+    #[test]
+    fn a_map_of_another_length_misses_no_dirty_region() {
+        let (set, mib) = (*b"0123456789abcdef", 1 << 20);
+        let dirty = [true, false, false, true, false, false, false];
+        let map = decode(&encode(&set, 5, 4 * mib, &dirty), &set).expect("a whole map");
+        // 26 MiB: the last region is a short one.
+        assert_eq!(map.regions(26 * mib, 8 * mib), [true, true, false, false]);
+        assert_eq!(map.regions(12 * mib, 4 * mib), [true, false, false]);
+        let longer = map.regions(36 * mib, 4 * mib);
+        assert_eq!((&longer[..7], &longer[7..]), (&dirty[..], &[true; 2][..]));
+        assert_eq!(map.regions(40 * mib, 16 * mib), [true, true, true]);
+        assert_eq!(map.regions(10 * mib, 2 * mib), [true, true, false, false, false]);
     }
 }

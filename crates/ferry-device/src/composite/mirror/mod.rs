@@ -16,6 +16,9 @@
 //!   the request leaves its regions.
 //! * MIRROR-7. If another request fails on a side during a flush, the flush counts as failed there:
 //!   a device may report lost data once, and it has reported it to the other request.
+//! * MIRROR-8. At every moment the newest whole map on each live side covers all that may differ. A
+//!   map says which length its regions have; what lies behind its end may differ. So it counts
+//!   whatever length the header says, and the two need not change at once.
 //!
 //! A write takes no lock. It needs one word for each region ([`regions`]) and a mask of sides. One
 //! thread, the [`worker`], does what must wait for the device or happens rarely: it marks regions,
@@ -25,18 +28,20 @@ mod map;
 mod rebuild;
 mod recover;
 mod regions;
+mod resize;
 mod shared;
 mod worker;
 
-pub use recover::Side;
 pub(super) use regions::region_len;
 pub use shared::Observer;
 
 use super::component::{Component, flush_and_wait, host_free, slowest};
 use super::error::CompositeError;
 use super::gather::wait_for;
+use super::header::Side;
+use super::length::least;
 use crate::buffer::AlignedBuf;
-use crate::device::{BlockDevice, ComponentState, ComponentStats, Io, check_range};
+use crate::device::{BlockDevice, ComponentState, ComponentStats, Io, Longest, check_range};
 use crate::file::on_io_thread;
 use crate::started::{ReadDone, ReadRing};
 use crate::timing::FlushTiming;
@@ -122,16 +127,34 @@ impl MirrorDevice {
 
 impl BlockDevice for MirrorDevice {
     fn capacity(&self) -> u64 {
-        self.shared.capacity
+        self.shared.capacity()
+    }
+
+    /// `EBUSY`: a side is being rebuilt.
+    fn capacity_max(&self) -> io::Result<Longest> {
+        if self.is_rebuilding() {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        least(self.shared.those(self.shared.live.load(Ordering::SeqCst)).map(|(_, side)| side))
+    }
+
+    /// `EBUSY`: a side is being rebuilt.
+    fn resize(&self, bytes: u64) -> io::Result<()> {
+        if self.shared.read_only {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        }
+        let (resized, hears) = mpsc::sync_channel(1);
+        self.shared.ask(Job::Resize { bytes, resized });
+        hears.recv().unwrap_or_else(|_| Err(io::Error::from_raw_os_error(libc::ECANCELED)))
     }
 
     fn read(&self, offset: u64, buf: &mut AlignedBuf) -> io::Result<()> {
-        check_range(self.shared.capacity, offset, buf.len() as u64)?;
+        check_range(self.shared.capacity(), offset, buf.len() as u64)?;
         self.shared.read(offset, buf)
     }
 
     fn start_read(&self, ring: &dyn ReadRing, offset: u64, buf: Arc<AlignedBuf>, done: ReadDone) {
-        match check_range(self.shared.capacity, offset, buf.len() as u64) {
+        match check_range(self.shared.capacity(), offset, buf.len() as u64) {
             Ok(()) => self.shared.start_read(ring, offset, buf, done),
             Err(error) => done(Err(error)),
         }
@@ -143,12 +166,12 @@ impl BlockDevice for MirrorDevice {
         buf: &mut AlignedBuf,
         wanted: &dyn Fn(&[u8]) -> bool,
     ) -> bool {
-        check_range(self.shared.capacity, offset, buf.len() as u64).is_ok()
+        check_range(self.shared.capacity(), offset, buf.len() as u64).is_ok()
             && self.shared.read_matching(offset, buf, wanted)
     }
 
     fn write(&self, offset: u64, buf: &AlignedBuf) -> io::Result<()> {
-        check_range(self.shared.capacity, offset, buf.len() as u64)?;
+        check_range(self.shared.capacity(), offset, buf.len() as u64)?;
         // A copy costs less than to write to one side after the other.
         let mut copy = AlignedBuf::zeroed(buf.len());
         copy.copy_from_slice(buf);
@@ -184,7 +207,7 @@ impl BlockDevice for MirrorDevice {
                 Io::Flush { done } if self.shared.read_only => done(Ok(())),
                 Io::Flush { done } => self.shared.flush(done),
                 Io::Write { offset, buf, done } => {
-                    match check_range(self.shared.capacity, offset, buf.len() as u64) {
+                    match check_range(self.shared.capacity(), offset, buf.len() as u64) {
                         Ok(()) => self.shared.write(offset, buf, done),
                         Err(error) => done(Err(error)),
                     }
@@ -233,7 +256,7 @@ impl BlockDevice for MirrorDevice {
                 () if replaced & bit != 0 => ComponentState::Replaced,
                 () => ComponentState::Failed,
             };
-            let copied = (self.shared.rebuilt.load(Ordering::Relaxed), self.shared.capacity);
+            let copied = (self.shared.rebuilt.load(Ordering::Relaxed), self.shared.capacity());
             let rebuilt = (state == ComponentState::Rebuilding).then_some(copied);
             ComponentStats { rebuilt, ..side.stats(state) }
         });

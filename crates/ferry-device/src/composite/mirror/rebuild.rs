@@ -9,7 +9,8 @@
 //! again (MIRROR-6). A block that no side can read becomes zeros, and is counted: the file system
 //! above has a checksum of it and finds it damaged.
 
-use super::super::header::{HEAD_LEN, SIDES_MAX};
+use super::super::header::SIDES_MAX;
+use super::super::length::lengthen;
 use super::shared::{NewSide, ReadAny, bits};
 use super::worker::{Rebuild, Worker};
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
@@ -46,10 +47,14 @@ impl Worker {
         let target = self.headers.len();
         let room =
             self.shared.sides.get(target).ok_or(io::Error::from_raw_os_error(libc::EMFILE))?;
-        if new.component.device().capacity() < HEAD_LEN + self.shared.capacity {
+        // It was made when the mirror may have been shorter.
+        let len = self.shared.capacity();
+        if lengthen(std::iter::once((&new.component, len))).is_err() {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         let mut header = self.headers[0].clone();
+        // That side may be out since before the mirror got its length.
+        (header.len, header.unit) = (len, self.shared.regions.region_len());
         header.id = new.id;
         header.generation = 0;
         header.active.clear();
@@ -81,14 +86,14 @@ impl Worker {
             at = self.next_data(at);
         }
         self.rebuild.iter_mut().for_each(|rebuild| rebuild.at = at);
-        self.shared.rebuilt.store(at.min(self.shared.capacity), Ordering::Relaxed);
-        if at >= self.shared.capacity {
+        self.shared.rebuilt.store(at.min(self.shared.capacity()), Ordering::Relaxed);
+        if at >= self.shared.capacity() {
             let all = 0..self.shared.regions.count();
             self.keep_out(all.clone());
             self.complete();
             return self.shared.regions.unfreeze(all);
         }
-        let len = COPY_LEN.min(self.shared.capacity - at);
+        let len = COPY_LEN.min(self.shared.capacity() - at);
         let range = self.shared.regions.range(at, len);
         self.keep_out(range.clone());
         let copied = self.copy_range(at, len as usize);
@@ -188,7 +193,7 @@ impl Worker {
         // copy has begun again.
         let mapped = self.write_map(&dirty, true);
         let Some(rebuild) = &self.rebuild else { return };
-        if rebuild.at < self.shared.capacity {
+        if rebuild.at < self.shared.capacity() {
             return;
         }
         // What failed on the new side is not judged yet.

@@ -2,30 +2,18 @@
 
 use super::super::component::Component;
 use super::super::error::CompositeError;
-use super::super::header::{COMPONENTS_MAX, ComponentHeader, MAP_OFFSETS, SIDES_MAX, io_error};
+use super::super::header::{ComponentHeader, MAP_OFFSETS, SIDES_MAX, Side, io_error};
 use super::super::kind::Kind;
-use super::map;
-use super::regions::Regions;
+use super::map::{self, Map};
 use super::shared::{Observer, Shared, bits};
 use super::worker::Worker;
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
-use crate::device::BlockDevice;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 
 /// Bytes that are compared at a time.
 const COMPARE_LEN: u64 = 1 << 20;
-
-/// A device that says of itself that it is a side of the mirror.
-pub struct Side {
-    /// What messages call it.
-    pub name: String,
-    /// The whole device, with its head.
-    pub device: Arc<dyn BlockDevice>,
-    /// The header that was read from it.
-    pub header: ComponentHeader,
-}
 
 /// The mirror, and its worker if it may be written.
 pub(super) fn open(
@@ -113,29 +101,16 @@ fn assemble(
         newest.kind == Kind::Mirror && fresh.len() <= SIDES_MAX,
         "the opener has looked at the headers"
     );
-    let live = (1 << fresh.len()) - 1;
-    let sides = [const { OnceLock::new() }; COMPONENTS_MAX];
-    let mut headers = Vec::new();
-    for (slot, side) in sides.iter().zip(fresh) {
-        headers.push(side.header);
-        slot.get_or_init(|| Component::new(side.name, side.device));
-    }
-    let shared = Shared {
-        capacity: newest.len,
-        read_only,
-        regions: Regions::new(newest.len, newest.unit),
-        sides,
-        live: live.into(),
-        written: live.into(),
-        replaced: 0.into(),
-        writes: 0.into(),
-        flushed: 0.into(),
-        flushes_in_flight: 0.into(),
-        rebuilt: 0.into(),
-        closing: false.into(),
-        queue: Default::default(),
-        bell: Default::default(),
-    };
+    // A crash while the mirror got another length leaves the old one on some sides. Until all have
+    // the new one nobody uses what lies behind the shorter of both.
+    let lens = fresh.iter().map(|side| side.header.len);
+    let capacity = lens.min().expect("one side is in the list");
+    let headers = fresh
+        .iter()
+        .map(|side| ComponentHeader { len: capacity, unit: newest.unit, ..side.header.clone() })
+        .collect();
+    let sides = fresh.into_iter().map(|side| Component::new(side.name, side.device)).collect();
+    let shared = Shared::new(sides, capacity, newest.unit, read_only);
     (Arc::new(shared), headers)
 }
 
@@ -179,23 +154,20 @@ impl Worker {
         let regions = self.shared.regions.count();
         let mut dirty = vec![false; regions];
         for (_, side) in self.shared.those(self.shared.live.load(Ordering::SeqCst)) {
-            let mut newest: Option<(u64, Vec<bool>)> = None;
+            let mut newest: Option<Map> = None;
             let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
             for offset in MAP_OFFSETS {
                 if side.device().read(offset, &mut block).is_err() {
                     continue;
                 }
-                let found = map::decode(
-                    &block,
-                    &self.headers[0].set,
-                    self.shared.regions.region_len(),
-                    regions,
-                );
-                newest = newest.into_iter().chain(found).max_by_key(|(sequence, _)| *sequence);
+                let found = map::decode(&block, &self.headers[0].set);
+                newest = newest.into_iter().chain(found).max_by_key(|map| map.sequence);
             }
             match newest {
-                Some((sequence, bits)) => {
-                    self.map_sequence = self.map_sequence.max(sequence);
+                Some(map) => {
+                    self.map_sequence = self.map_sequence.max(map.sequence);
+                    let region_len = self.shared.regions.region_len();
+                    let bits = map.regions(self.shared.capacity(), region_len);
                     dirty.iter_mut().zip(bits).for_each(|(dirty, bit)| *dirty |= bit);
                 }
                 None => dirty.fill(true),
@@ -208,7 +180,7 @@ impl Worker {
     /// flushed is on each.
     fn make_equal(&mut self, region: usize) -> io::Result<()> {
         let len = self.shared.regions.region_len();
-        let end = ((region as u64 + 1) * len).min(self.shared.capacity);
+        let end = ((region as u64 + 1) * len).min(self.shared.capacity());
         let mut at = region as u64 * len;
         while at < end {
             let len = COMPARE_LEN.min(end - at);

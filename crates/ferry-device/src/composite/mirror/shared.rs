@@ -59,13 +59,15 @@ pub(super) enum Job {
     /// A write into regions that it cannot enter by itself.
     Write { offset: u64, buf: Arc<AlignedBuf>, done: IoDone },
     /// The same for a caller that writes by itself: it is told when it is inside.
-    Enter { range: Range<usize>, inside: IoDone },
+    Enter { offset: u64, len: u64, inside: IoDone },
     /// A request that failed on some sides.
     Failed { failed: u64, error: io::Error, done: IoDone },
     /// What a side could not read.
     Repair { side: usize, offset: u64, len: usize },
     /// Build a new side.
     Rebuild { new: NewSide, started: mpsc::SyncSender<io::Result<()>> },
+    /// Another length.
+    Resize { bytes: u64, resized: mpsc::SyncSender<io::Result<()>> },
 }
 
 #[derive(Default)]
@@ -76,7 +78,7 @@ pub(super) struct Queue {
 
 /// What callers, completions and the worker share.
 pub(super) struct Shared {
-    pub capacity: u64,
+    capacity: AtomicU64,
     pub read_only: bool,
     pub regions: Regions,
     /// Sides are added and never taken away; those that are out stay here until the mirror is
@@ -130,6 +132,45 @@ impl Before {
 }
 
 impl Shared {
+    /// What callers and the worker share of a mirror with these sides, numbered from 0.
+    pub fn new(
+        sides: Vec<Arc<Component>>,
+        capacity: u64,
+        region_len: u64,
+        read_only: bool,
+    ) -> Self {
+        let live = (1 << sides.len()) - 1;
+        let slots = [const { OnceLock::new() }; COMPONENTS_MAX];
+        for (slot, side) in slots.iter().zip(sides) {
+            slot.get_or_init(|| side);
+        }
+        Self {
+            capacity: capacity.into(),
+            read_only,
+            regions: Regions::new(capacity, region_len),
+            sides: slots,
+            live: live.into(),
+            written: live.into(),
+            replaced: 0.into(),
+            writes: 0.into(),
+            flushed: 0.into(),
+            flushes_in_flight: 0.into(),
+            rebuilt: 0.into(),
+            closing: false.into(),
+            queue: Mutex::default(),
+            bell: Condvar::default(),
+        }
+    }
+
+    pub fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::SeqCst)
+    }
+
+    /// By the worker, when the regions are those of this capacity: who sees it sees them.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.capacity.store(bytes, Ordering::SeqCst);
+    }
+
     pub fn side(&self, i: usize) -> &Arc<Component> {
         self.sides[i].get().expect("masks name sides that there are")
     }
@@ -166,13 +207,15 @@ impl Shared {
     }
 
     pub fn write(self: &Arc<Self>, offset: u64, buf: Arc<AlignedBuf>, done: IoDone) {
-        let range = self.regions.range(offset, buf.len() as u64);
-        if let Err(wakes) = self.regions.enter(range.clone()) {
-            if wakes {
-                self.wake();
+        let range = match self.regions.enter(offset, buf.len() as u64) {
+            Ok(range) => range,
+            Err(wakes) => {
+                if wakes {
+                    self.wake();
+                }
+                return self.ask(Job::Write { offset, buf, done });
             }
-            return self.ask(Job::Write { offset, buf, done });
-        }
+        };
         // After entering: see MIRROR-5.
         let mask = self.written.load(Ordering::SeqCst);
         let me = Arc::clone(self);
@@ -250,15 +293,19 @@ impl Shared {
     }
 
     /// Waits until this thread is inside the regions.
-    pub fn enter(&self, range: Range<usize>) -> io::Result<()> {
-        if let Err(wakes) = self.regions.enter(range.clone()) {
-            if wakes {
-                self.wake();
+    pub fn enter(&self, offset: u64, len: u64) -> io::Result<Range<usize>> {
+        match self.regions.enter(offset, len) {
+            Ok(range) => Ok(range),
+            Err(wakes) => {
+                if wakes {
+                    self.wake();
+                }
+                wait_for(1, |gather| self.ask(Job::Enter { offset, len, inside: gather.part(0) }))
+                    .result()?;
+                // They stay as they are while it is inside.
+                Ok(self.regions.range(offset, len))
             }
-            return wait_for(1, |gather| self.ask(Job::Enter { range, inside: gather.part(0) }))
-                .result();
         }
-        Ok(())
     }
 
     /// Does the same on every side, on this thread. No space is an answer; any other error is a
@@ -269,15 +316,14 @@ impl Shared {
         len: u64,
         act: impl Fn(&Component) -> io::Result<()>,
     ) -> io::Result<()> {
-        check_range(self.capacity, offset, len)?;
+        check_range(self.capacity(), offset, len)?;
         if self.read_only {
             return Err(io::Error::from_raw_os_error(libc::EROFS));
         }
         if len == 0 {
             return Ok(());
         }
-        let range = self.regions.range(offset, len);
-        self.enter(range.clone())?;
+        let range = self.enter(offset, len)?;
         let mut outcome = Outcome { failed: 0, error: None };
         let mut full = None;
         for (i, side) in self.those(self.written.load(Ordering::SeqCst)) {

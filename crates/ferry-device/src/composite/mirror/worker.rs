@@ -7,6 +7,7 @@ use super::super::header::{ComponentHeader, HEADER_OFFSETS, MAP_OFFSETS};
 use super::map;
 use super::shared::{Job, NewSide, Observer, Shared, bits};
 use crate::buffer::{AlignedBuf, BLOCK_SIZE};
+use crate::device::check_range;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -104,14 +105,11 @@ impl Worker {
         self.mark_for(&jobs);
         for job in jobs {
             match job {
-                Job::Write { offset, buf, done } => {
-                    let range = self.shared.regions.range(offset, buf.len() as u64);
-                    match self.mark(range) {
-                        Ok(()) => self.shared.write(offset, buf, done),
-                        Err(error) => done(Err(error)),
-                    }
-                }
-                Job::Enter { range, inside } => inside(self.let_in(range)),
+                Job::Write { offset, buf, done } => match self.mark(offset, buf.len() as u64) {
+                    Ok(()) => self.shared.write(offset, buf, done),
+                    Err(error) => done(Err(error)),
+                },
+                Job::Enter { offset, len, inside } => inside(self.let_in(offset, len)),
                 Job::Failed { failed, error, done } => {
                     let survived = self.put_out(failed, &error);
                     self.shared.those(failed).for_each(|(_, side)| side.judged());
@@ -119,6 +117,10 @@ impl Worker {
                 }
                 Job::Repair { side, offset, len } => self.repair(side, offset, len),
                 Job::Rebuild { new, started } => self.start_rebuild(new, &started),
+                Job::Resize { bytes, resized } => {
+                    // The caller waits for that, as long as the mirror is open.
+                    drop(resized.send(self.resize(bytes)));
+                }
             }
         }
     }
@@ -127,15 +129,15 @@ impl Worker {
     fn mark_for(&mut self, jobs: &VecDeque<Job>) {
         let mut wanted = vec![false; self.shared.regions.count()];
         for job in jobs {
-            let range = match job {
-                Job::Write { offset, buf, .. } => {
-                    self.shared.regions.range(*offset, buf.len() as u64)
-                }
-                Job::Enter { range, .. } => range.clone(),
-                Job::Repair { offset, len, .. } => self.shared.regions.range(*offset, *len as u64),
-                Job::Failed { .. } | Job::Rebuild { .. } => continue,
+            let (offset, len) = match job {
+                Job::Write { offset, buf, .. } => (*offset, buf.len() as u64),
+                Job::Enter { offset, len, .. } => (*offset, *len),
+                Job::Repair { offset, len, .. } => (*offset, *len as u64),
+                Job::Failed { .. } | Job::Rebuild { .. } | Job::Resize { .. } => continue,
             };
-            wanted[range].fill(true);
+            if let Ok(range) = self.regions_of(offset, len) {
+                wanted[range].fill(true);
+            }
         }
         // The request that needs it gets the error in its turn.
         if let Err(error) = self.mark_all(&wanted) {
@@ -143,8 +145,15 @@ impl Worker {
         }
     }
 
+    /// The regions of a request that was queued. The mirror may have become shorter since.
+    fn regions_of(&self, offset: u64, len: u64) -> io::Result<Range<usize>> {
+        check_range(self.shared.capacity(), offset, len)?;
+        Ok(self.shared.regions.range(offset, len))
+    }
+
     /// MIRROR-2: returns when the regions are dirty, durably.
-    fn mark(&mut self, range: Range<usize>) -> io::Result<()> {
+    fn mark(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        let range = self.regions_of(offset, len)?;
         let mut wanted = vec![false; self.shared.regions.count()];
         wanted[range].fill(true);
         self.mark_all(&wanted)
@@ -162,9 +171,9 @@ impl Worker {
         Ok(())
     }
 
-    fn let_in(&mut self, range: Range<usize>) -> io::Result<()> {
-        self.mark(range.clone())?;
-        let entered = self.shared.regions.enter(range);
+    fn let_in(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        self.mark(offset, len)?;
+        let entered = self.shared.regions.enter(offset, len);
         debug_assert!(entered.is_ok(), "only the worker keeps writers out or makes regions clean");
         Ok(())
     }
@@ -172,11 +181,20 @@ impl Worker {
     /// Writes the map to every side, and makes it durable if asked. Sides that fail are put out; an
     /// error: none is left.
     pub fn write_map(&mut self, dirty: &[bool], durable: bool) -> io::Result<()> {
+        self.write_map_of(self.shared.regions.region_len(), dirty, durable)
+    }
+
+    /// The same with regions of this length.
+    pub fn write_map_of(
+        &mut self,
+        region_len: u64,
+        dirty: &[bool],
+        durable: bool,
+    ) -> io::Result<()> {
         loop {
             self.map_sequence += 1;
             let set = self.headers[0].set;
-            let block =
-                map::encode(&set, self.map_sequence, self.shared.regions.region_len(), dirty);
+            let block = map::encode(&set, self.map_sequence, region_len, dirty);
             let offset = MAP_OFFSETS[(self.map_sequence % 2) as usize];
             let mask = self.shared.written.load(Ordering::SeqCst);
             let mut failed = self.write_heads(mask, offset, |_| None, &Arc::new(block));
@@ -320,10 +338,10 @@ impl Worker {
 
     /// MIRROR-4, MIRROR-5 and MIRROR-6. What no trusted side can read is left as it is.
     fn repair(&mut self, side: usize, offset: u64, len: usize) {
-        let range = self.shared.regions.range(offset, len as u64);
-        if self.mark(range.clone()).is_err() {
+        if self.mark(offset, len as u64).is_err() {
             return;
         }
+        let range = self.shared.regions.range(offset, len as u64);
         self.keep_out(range.clone());
         let mend = self.copy_to_side(side, offset, len);
         self.shared.regions.unfreeze(range);

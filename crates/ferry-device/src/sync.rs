@@ -4,13 +4,13 @@
 #[cfg(not(test))]
 pub(crate) use {
     parking_lot::{Condvar, Mutex, MutexGuard},
-    std::sync::atomic::{AtomicU64, Ordering},
+    std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
 #[cfg(test)]
 pub(crate) use shuttle::sync::{
     Condvar, Mutex, MutexGuard,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
 #[cfg(not(test))]
