@@ -6,9 +6,9 @@ mod composite_support;
 use composite_support::*;
 use ferry_device::{
     AlignedBuf, BLOCK_SIZE, BlockDevice, ComponentHeader, ComponentState, CompositeError, HEAD_LEN,
-    HookedDevice, Io, MirrorDevice, Op,
+    HookedDevice, Io, Kind, MirrorDevice, Op,
 };
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 
 /// Writes and flushes in several regions, synchronous and not; what is there afterwards is what
@@ -441,4 +441,52 @@ fn to_read_only_changes_nothing() {
     drop(dev);
     let after: Vec<u64> = devices.iter().map(|side| changes(side)).collect();
     assert_eq!(before, after);
+}
+
+/// A crash may leave a slot that is written as it was, or torn. If the other slot could be lost,
+/// too, an older map would count, which does not know of what was marked last.
+#[test]
+fn a_slot_of_the_map_is_written_only_while_the_other_one_is_durable() {
+    let len = 1 << 20;
+    let devices: Vec<_> = (0..2).map(|_| device(HEAD_LEN + len)).collect();
+    for (slot, device) in devices.iter().enumerate() {
+        let header = ComponentHeader {
+            kind: Kind::Mirror,
+            set: *b"a set of sides..",
+            id: 100 + slot as u64,
+            slot: slot as u32,
+            slots: 2,
+            len,
+            unit: BLOCK,
+            generation: 1,
+            active: vec![100, 101],
+        };
+        header.write(&**device).unwrap();
+    }
+    let dev = open(&devices, &[0, 1], &Arc::default());
+    let (maps, unsafe_maps) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (count, count_unsafe) = (maps.clone(), unsafe_maps.clone());
+    let is_volatile = AtomicBool::new(false);
+    devices[0].set_hook(move |request, serve| {
+        let slots = BLOCK..3 * BLOCK;
+        if request.op == Op::Write && slots.contains(&request.offset) {
+            count.fetch_add(1, Ordering::SeqCst);
+            let other = is_volatile.swap(true, Ordering::SeqCst);
+            count_unsafe.fetch_add(other.into(), Ordering::SeqCst);
+        }
+        let result = serve();
+        if request.op == Op::Flush {
+            is_volatile.store(false, Ordering::SeqCst);
+        }
+        result
+    });
+    // A round of the worker for each first write to a region. It looks for regions that rest each
+    // 64 rounds, and marks those clean at the second look.
+    let write = |n: u64| dev.write(n * BLOCK, &filled(BLOCK_SIZE, n)).unwrap();
+    (0..127).for_each(write);
+    dev.flush().unwrap();
+    (127..256).for_each(write);
+    drop(dev);
+    assert!(maps.load(Ordering::SeqCst) > 256, "regions were marked clean in between");
+    assert_eq!(unsafe_maps.load(Ordering::SeqCst), 0);
 }

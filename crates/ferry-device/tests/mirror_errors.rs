@@ -358,3 +358,21 @@ fn copy_of(side: &HookedDevice) -> Arc<HookedDevice> {
     }
     copy
 }
+
+/// No generation is noted that no side has: all of them would be stale for good.
+#[test]
+fn a_mirror_that_cannot_be_written_when_it_is_opened_opens_later() {
+    for after in 0..4 {
+        let (devices, memory) = (new_mirror(2), Arc::<Memory>::default());
+        memory.generation.store(1, Ordering::SeqCst);
+        drop(open(&devices, &[0, 1], &memory));
+        // Without its other side it is to have a new list.
+        devices[0].fail_after(&[Op::Write, Op::Flush], after);
+        let generation = memory.generation.load(Ordering::SeqCst);
+        let opened =
+            MirrorDevice::open(sides(&devices, &[0]), false, generation, memory.clone()).map(drop);
+        assert!(matches!(opened, Err(CompositeError::Io { .. })), "{after}");
+        devices[0].heal();
+        assert_eq!(open(&devices, &[0], &memory).live_sides(), 1);
+    }
+}

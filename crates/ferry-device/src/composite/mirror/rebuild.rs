@@ -53,8 +53,6 @@ impl Worker {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         let mut header = self.headers[0].clone();
-        // That side may be out since before the mirror got its length.
-        (header.len, header.unit) = (len, self.shared.regions.region_len());
         header.id = new.id;
         header.generation = 0;
         header.active.clear();

@@ -54,6 +54,7 @@ pub(super) fn open(
         generation: newest.generation,
         unnoted: false,
         map_sequence: 0,
+        map_is_durable: true,
         seen: vec![0; regions],
         rebuild: None,
         stalled: false,
@@ -121,10 +122,11 @@ impl Worker {
         if raise {
             let live = self.shared.live.load(Ordering::SeqCst);
             let failed = self.raise(live);
-            self.announce(0);
             if failed != 0 && !self.put_out(failed, &dead()) {
                 return Err(dead());
             }
+            // Only now that a side has it: where all failed, all would be stale for good.
+            self.announce(0);
         }
         let dirty = self.read_maps();
         let live = self.shared.live.load(Ordering::SeqCst);

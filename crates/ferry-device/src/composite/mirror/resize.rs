@@ -58,7 +58,8 @@ impl Worker {
         Ok(())
     }
 
-    /// The regions and the headers to be written are those of a mirror of so many bytes.
+    /// The regions and the headers to be written are those of a mirror of so many bytes: also the
+    /// header that a new side will get, which begins as a copy of the first one.
     fn reshape(&mut self, len: u64, unit: u64) {
         self.shared.regions.reshape(len, unit);
         self.seen = vec![0; self.shared.regions.count()];

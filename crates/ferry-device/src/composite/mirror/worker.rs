@@ -32,6 +32,8 @@ pub(super) struct Worker {
     pub unnoted: bool,
     /// Of the map that was written last.
     pub map_sequence: u64,
+    /// That one is durable on each side that it was written to.
+    pub map_is_durable: bool,
     /// For each region its last write when it was looked at last.
     pub seen: Vec<u64>,
     pub rebuild: Option<Rebuild>,
@@ -192,16 +194,21 @@ impl Worker {
         durable: bool,
     ) -> io::Result<()> {
         loop {
+            let mask = self.shared.written.load(Ordering::SeqCst);
+            // A crash may tear the slot that is written. The other one must be there then: what it
+            // replaced does not know of the regions that were marked since.
+            let mut failed = if self.map_is_durable { 0 } else { self.flush_sides(mask) };
+            self.map_is_durable = false;
             self.map_sequence += 1;
             let set = self.headers[0].set;
             let block = map::encode(&set, self.map_sequence, region_len, dirty);
             let offset = MAP_OFFSETS[(self.map_sequence % 2) as usize];
-            let mask = self.shared.written.load(Ordering::SeqCst);
-            let mut failed = self.write_heads(mask, offset, |_| None, &Arc::new(block));
+            failed |= self.write_heads(mask & !failed, offset, |_| None, &Arc::new(block));
             if durable && failed != mask {
                 failed |= self.flush_sides(mask & !failed);
             }
             if failed == 0 {
+                self.map_is_durable = durable;
                 return Ok(());
             }
             let error = io::Error::from_raw_os_error(libc::EIO);
