@@ -98,7 +98,7 @@ fn in_turns(
     let refused = |why: String| CliError::Failed(format!("{target}: {why}"));
     let done = loop {
         let answer = turn().map_err(|e| match e.raw_os_error() {
-            Some(libc::EOPNOTSUPP) => fixed(target),
+            Some(libc::EOPNOTSUPP) => refused("what it lies on has one length for good".into()),
             Some(libc::EFBIG) => refused("what it lies on has no files of that size".into()),
             Some(libc::EBUSY) => {
                 refused("a side of the mirror is being rebuilt: resize when that has ended".into())
@@ -152,11 +152,4 @@ pub fn refusal(answer: ResizeAnswer) -> String {
         ResizeAnswer::SizeWanted => "max is for a volume on a block device: say a size".into(),
         ResizeAnswer::Done(_) | ResizeAnswer::Left(_) => "it is being resized".into(),
     }
-}
-
-/// The message for a volume that has one size for good.
-fn fixed(target: &Location) -> CliError {
-    CliError::Failed(format!(
-        "{target}: only a volume in files or on block devices can be resized. One in a store takes what it holds, whatever its size is"
-    ))
 }

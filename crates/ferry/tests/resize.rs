@@ -208,7 +208,6 @@ fn a_volume_that_is_not_mounted_is_resized() {
 fn a_volume_that_cannot_be_resized_says_why() {
     let volume = TestVolume::new("64M");
     let path = volume.path();
-    let dir = volume.0.path();
     // In use by a process that answers no requests.
     let own = ferry::Volume::open(&path, &ferry::Options::default()).expect("it opens");
     fails(&ferry(&["resize", text(&path), "1G"]), "in use");
