@@ -98,7 +98,7 @@ def make(work):
 
 def fio(work):
     must("fio", "--name=verify", f"--directory={work}", "--rw=randrw", "--bs=4k-64k", "--size=16m", "--verify=crc32c",
-         "--verify_fatal=1", "--fsync=32", "--time_based=0", "--output-format=json")
+         "--verify_fatal=1", "--fsync=32", "--time_based=0", "--output-format=json", cwd=base)
 
 
 def mapped(work):
