@@ -15,6 +15,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 const KINDS: [Kind; 3] = [Kind::Linear, Kind::Stripe, Kind::Mirror];
@@ -275,9 +276,20 @@ fn a_side_whose_header_cannot_be_written_is_out_and_has_the_old_length() {
             holds(&dev, offsets(size));
             // Another takes its place, which was made for the old length.
             let new = device(HEAD_LEN + 12 * MIB);
+            // Each block that is copied takes long, until this test has looked.
+            let looked = Arc::new(AtomicBool::new(false));
+            let has_looked = Arc::clone(&looked);
+            new.set_hook(move |request, serve| {
+                let copies = request.op == Op::Write && request.offset >= HEAD_LEN;
+                if copies && !has_looked.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                serve()
+            });
             dev.rebuild("b", "d".into(), new.clone(), 103, true).unwrap();
             fails(dev.capacity_max(), libc::EBUSY);
             fails(dev.resize(50 * MIB), libc::EBUSY);
+            looked.store(true, Ordering::SeqCst);
             while dev.is_rebuilding() {
                 std::thread::yield_now();
             }

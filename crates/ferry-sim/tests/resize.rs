@@ -355,7 +355,9 @@ fn a_size_that_cannot_be_is_refused_and_nothing_has_changed() {
         panic!("it does not fit")
     };
     assert!(smallest > 100 * FILE as u64 && smallest < MEDIUM, "{smallest}");
-    assert!(matches!(resize(&fs, 1 << 20), Ok(ResizeAnswer::TooSmall(_))));
+    for bytes in [1 << 20, smallest / 4, smallest - BLOCK_SIZE as u64] {
+        assert_eq!(resize(&fs, bytes), Ok(ResizeAnswer::TooSmall(smallest)), "{bytes}");
+    }
     assert_eq!(statfs(&fs), before);
     assert_eq!(superblock(&device).size, MEDIUM);
     assert_eq!(resize(&fs, MEDIUM), Ok(ResizeAnswer::Done(MEDIUM)));

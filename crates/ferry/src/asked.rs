@@ -31,6 +31,12 @@ const END: &str = "end";
 /// The question whether the daemon answers at all.
 const ALIVE: &str = "alive";
 
+/// A daemon may be silent for so long.
+const SILENCE: Duration = Duration::from_secs(1);
+/// The kernel ends the connection of a killed daemon after it has taken the daemon's rings down. A
+/// busy machine may take seconds for that.
+const DEATH_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// Answers a question; `None`: the question is unknown.
 pub type Answers = Arc<dyn Fn(&str) -> Option<Value> + Send + Sync>;
 
@@ -147,6 +153,45 @@ fn has_ended(pid: Pid) -> bool {
 /// daemon does not answer in time.
 pub fn ask(mount: &Mount, question: &str) -> Result<Option<Value>, CliError> {
     ask_for(mount, question, Duration::ZERO)
+}
+
+/// As [`ask_for`], for a question that the daemon answers unless it is of another version. `why`
+/// names what else may keep it from answering.
+pub fn must_ask(
+    mount: &Mount,
+    question: &str,
+    time: Duration,
+    why: &str,
+) -> Result<Value, CliError> {
+    if let Some(answer) = ask_for(mount, question, time)? {
+        return Ok(answer);
+    }
+    let at = mount.target.display();
+    Err(CliError::Failed(match has_died(mount) {
+        true => format!("{at}: {}", mounts::died(&mount.target)),
+        false => format!(
+            "{at}: its daemon answers root and the user who has mounted it, if it is of the same version of ferry{why}"
+        ),
+    }))
+}
+
+/// Whether the daemon behind a mount has died. Attributes may come from the kernel's cache, as if
+/// it were alive; statfs(2) always asks the daemon.
+pub fn is_dead(target: &Path) -> bool {
+    rustix::fs::statvfs(target).is_err_and(|e| mounts::says_dead(&e.into()))
+}
+
+/// As [`is_dead`], without a request to a daemon that lives and may hang.
+pub fn has_died(mount: &Mount) -> bool {
+    if lives(mount, SILENCE) {
+        return false;
+    }
+    let (tell, told) = mpsc::channel();
+    let target = mount.target.clone();
+    // A caller that has waited long enough no longer listens.
+    let asking = move || tell.send(is_dead(&target)).unwrap_or_default();
+    let started = std::thread::Builder::new().name("ferry-dead".into()).spawn(asking);
+    started.is_ok() && told.recv_timeout(DEATH_TIME_MAX).unwrap_or(false)
 }
 
 /// As [`ask`], for an answer that takes the daemon at least `time`.

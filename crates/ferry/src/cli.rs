@@ -882,7 +882,13 @@ pub enum NewSize {
 }
 
 fn parse_new_size(text: &str) -> Result<NewSize, String> {
-    if text == "max" { Ok(NewSize::Max) } else { parse_bytes(text).map(NewSize::Bytes) }
+    match text {
+        "max" => Ok(NewSize::Max),
+        _ => match parse_bytes(text)? {
+            0 => Err("a volume has more than 0 bytes".into()),
+            bytes => Ok(NewSize::Bytes(bytes)),
+        },
+    }
 }
 
 /// The arguments of `ferry trim`.

@@ -287,10 +287,9 @@ pub fn explain(path: &Path, what: &'static str, error: io::Error) -> CliError {
             )),
             _ => CliError::NotMounted(path.into()),
         },
-        _ if mounts::says_dead(&error) => CliError::Failed(format!(
-            "{}: the daemon behind this mount has died; `ferry umount {0}` clears it, then mount again",
-            path.display()
-        )),
+        _ if mounts::says_dead(&error) => {
+            CliError::Failed(format!("{}: {}", path.display(), mounts::died(path)))
+        }
         _ => CliError::path(path, what)(error),
     }
 }

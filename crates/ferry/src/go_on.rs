@@ -16,12 +16,15 @@ use crate::daemon::GO_ON;
 use crate::error::CliError;
 use crate::mounts::{self, Mount};
 use crate::socket::printable;
+use crate::starter;
 use crate::waiting::pause;
 
 /// The daemon may take so long to make everything durable, before any program waits for it.
 const SETTLES: Duration = Duration::from_secs(120);
 /// And so long to close the volume, and the next one to open it.
 const STARTS: Duration = Duration::from_secs(120);
+/// A program may take so long to say its version.
+const VERSION: Duration = Duration::from_secs(10);
 /// How often the next daemon is looked for.
 const LOOK: Duration = Duration::from_millis(5);
 /// The next daemon is believed to live if it is silent for no longer.
@@ -35,9 +38,8 @@ pub fn run(args: &UpgradeMountArgs) -> Result<(), CliError> {
     let failed = |why: &str| CliError::Failed(format!("{}: {why}", mount.target.display()));
     let before = asked::daemon(&mount);
     let question = format!("{GO_ON}{}", program.display());
-    let answer = asked::ask_for(&mount, &question, SETTLES)?.ok_or_else(|| {
-        failed("its daemon does not let another one go on: it answers root and the user who has mounted it, if it knows this command")
-    })?;
+    let why = ", and if no other process goes on with the mount just now";
+    let answer = asked::must_ask(&mount, &question, SETTLES, why)?;
     if let Some(why) = answer["refused"].as_str() {
         return Err(failed(&printable(why)));
     }
@@ -95,9 +97,9 @@ fn program(named: Option<&Path>) -> Result<PathBuf, CliError> {
         None => std::env::current_exe().map_err(CliError::path("/proc/self/exe", "cannot find"))?,
     };
     let found = path.canonicalize().map_err(CliError::path(&path, "cannot find"))?;
-    let asked = Command::new(&found).arg("--version").output();
-    let asked = asked.map_err(CliError::path(&found, "cannot be run"))?;
-    if !asked.status.success() || !asked.stdout.starts_with(b"ferry ") {
+    let version = starter::first_line(Command::new(&found).arg("--version"), VERSION);
+    let version = version.map_err(CliError::path(&found, "cannot be asked for its version"))?;
+    if !version.starts_with("ferry ") {
         return Err(CliError::Failed(format!("{}: that is no ferry", found.display())));
     }
     Ok(found)

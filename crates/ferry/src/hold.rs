@@ -17,6 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -45,6 +46,9 @@ const MESSAGE_MAX: usize = 8192;
 /// Bytes of a control message with a descriptor.
 const RIGHTS: usize = rustix::cmsg_space!(ScmRights(1));
 
+/// A process may take so long to go on with a mount. The volume was closed in order, so there is
+/// nothing to recover.
+const STARTS: Duration = Duration::from_secs(60);
 /// For how long it is tried again to open the volume of a mount that goes on.
 const TRIES: Duration = Duration::from_secs(600);
 /// And the pause between two tries.
@@ -102,7 +106,11 @@ fn new_socket() -> io::Result<OwnedFd> {
 }
 
 /// The serving process's side.
-pub struct Holder(OwnedFd);
+pub struct Holder {
+    socket: OwnedFd,
+    /// It had a mount for this process.
+    has_held: AtomicBool,
+}
 
 /// What the process before has left.
 pub struct Held {
@@ -131,12 +139,17 @@ impl Holder {
         let socket = connected.inspect_err(|error| tracing::warn!(%error, "no holder")).ok()?;
         let peer = rustix::net::sockopt::socket_peercred(&socket).ok()?.pid;
         // The name is free for any user once the holder has ended.
-        (Some(peer) == getppid()).then_some(Self(socket))
+        (Some(peer) == getppid()).then_some(Self { socket, has_held: AtomicBool::new(false) })
     }
 
     fn say(&self, parts: &[&[u8]], descriptor: Option<&OwnedFd>) -> Result<(), CliError> {
-        send(&self.0, parts, descriptor)
+        send(&self.socket, parts, descriptor)
             .map_err(|error| CliError::Failed(format!("the holder of the mount: {error}")))
+    }
+
+    /// Whether the process before has left this one a mount.
+    pub fn has_held(&self) -> bool {
+        self.has_held.load(Ordering::Relaxed)
     }
 
     /// What the process before has left: this one goes on with its mount.
@@ -144,7 +157,7 @@ impl Holder {
         let failed = |error: io::Error| CliError::Failed(format!("the holder: {error}"));
         self.say(&[b"ask"], None)?;
         let mut all = BTreeMap::new();
-        while let Some(message) = receive(&self.0).map_err(failed)? {
+        while let Some(message) = receive(&self.socket).map_err(failed)? {
             match message.split() {
                 (b"end", _) => break,
                 (b"held", what) => {
@@ -158,6 +171,7 @@ impl Holder {
         if all.is_empty() {
             return Ok(None);
         }
+        self.has_held.store(true, Ordering::Relaxed);
         let mut take = |name: &str| all.remove(name.as_bytes()).unwrap_or_default();
         let incomplete = || CliError::Failed("the holder has not all of the mount".into());
         let (mountpoint, _) = take(MOUNTPOINT);
@@ -258,7 +272,8 @@ pub fn run(daemon: bool, log: Option<&Path>) -> Result<ExitCode, CliError> {
             Ok(Served { is_ready: false, .. }) | Err(_)
                 if !holding.things.is_empty() && program != Path::new(OWN) =>
             {
-                tracing::error!(program = %program.display(), "it does not go on with the mount: the program before does");
+                let ended = status.map_or("it was not started".into(), |status| status.to_string());
+                tracing::error!(program = %program.display(), ended, "it does not go on with the mount: the program before does");
                 program = OWN.into();
             }
             // The store may be away, or the network.
@@ -323,10 +338,13 @@ impl Holding {
         Ok(self.is_to_end)
     }
 
-    /// Does what the process asks for, until it has ended.
+    /// Does what the process asks for, until it has ended. One that is to go on with a mount, and
+    /// does not within [`STARTS`], is killed.
     fn watch(&mut self, served: &mut Served) -> io::Result<ExitStatus> {
         let pid = Pid::from_child(&served.child);
         let ended = pidfd_open(pid, PidfdFlags::empty())?;
+        let clock = Env::real().clock;
+        let until = clock.monotonic() + STARTS;
         loop {
             let (listener, signals) = (&self.listener, &self.signals);
             let socket = served.socket.as_ref().map_or(listener.as_fd(), AsFd::as_fd);
@@ -335,7 +353,20 @@ impl Holding {
                 PollFd::new(signals, PollFlags::IN),
                 PollFd::new(&ended, PollFlags::IN),
             ];
-            match poll(&mut watched, None) {
+            let is_starting = !served.is_ready && !self.things.is_empty() && served.next.is_none();
+            let left = until.saturating_sub(clock.monotonic());
+            let left =
+                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut watched, is_starting.then_some(&left)) {
+                Ok(0) => {
+                    tracing::error!(
+                        "it has not gone on with the mount for {} s: it is killed",
+                        STARTS.as_secs()
+                    );
+                    served.is_ready = false;
+                    let _ended = kill_process(pid, Signal::KILL);
+                    return served.child.wait();
+                }
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }

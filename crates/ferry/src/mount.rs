@@ -47,7 +47,14 @@ pub fn run(
         passphrase::protect_memory();
         return hold::run(args.daemon, options.log.as_deref());
     }
-    mount(args, options, log_level).map(|()| ExitCode::SUCCESS)
+    let mounted = mount(args, options, log_level);
+    if let Err(error) = &mounted
+        && Holder::get().is_some_and(Holder::has_held)
+    {
+        // Nobody reads what this process prints.
+        tracing::error!(%error, "this process does not go on with the mount");
+    }
+    mounted.map(|()| ExitCode::SUCCESS)
 }
 
 fn mount(
@@ -261,7 +268,9 @@ fn serve(
     let settled = Arc::downgrade(&fs);
     let settle = move || {
         passphrase::is_there().map_err(|error| error.to_string())?;
-        let fs = settled.upgrade().ok_or("the volume is being closed")?;
+        let fs = settled
+            .upgrade()
+            .ok_or("another process goes on with the mount just now, or it is being unmounted")?;
         fs.sync().map_err(|error| format!("the volume cannot be synced: {error}"))
     };
     let settle: Settle = Arc::new(settle);

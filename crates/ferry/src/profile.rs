@@ -52,13 +52,8 @@ fn ask(target: &Location, seconds: u64) -> Result<Value, CliError> {
         return socket::ask_for(&server, &question, time).map_err(failed);
     }
     let mount = mounts::meant(target)?;
-    asked::ask_for(&mount, &question, time)?.ok_or_else(|| {
-        CliError::Failed(format!(
-            "{}: its daemon gives no profile: it answers root and the user who has mounted it, if it is of the same version of ferry, \
-             still runs, and does not take several profiles already",
-            mount.target.display()
-        ))
-    })
+    let why = ", has served the mount all the time, and does not take several profiles already";
+    asked::must_ask(&mount, &question, time, why)
 }
 
 /// A profile, as it is shown.

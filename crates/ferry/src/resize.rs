@@ -137,7 +137,7 @@ pub fn refusal(answer: ResizeAnswer) -> String {
             "what lies behind the data would move over itself: so small a step is not possible; the next size is {}",
             exactly(bytes)
         ),
-        ResizeAnswer::AtMost(bytes) => format!("it can have {} now", exactly(bytes)),
+        ResizeAnswer::AtMost(bytes) => format!("it can have at most {} now", exactly(bytes)),
         ResizeAnswer::Stuck(segment) => format!(
             "segment {segment} holds data that is damaged, which cannot move: `ferry scrub` says whose it is; remove it, or repair the \
              volume, and resize it again"

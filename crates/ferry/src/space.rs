@@ -54,16 +54,11 @@ impl Daemon {
 
     fn ask(&self, question: &str) -> Result<Value, CliError> {
         let answer = match self {
-            Self::Mount(mount) => asked::ask(mount, question)?,
-            Self::Server(name) => Some(socket::ask(name, question).map_err(|error| {
+            Self::Mount(mount) => asked::must_ask(mount, question, Duration::ZERO, "")?,
+            Self::Server(name) => socket::ask(name, question).map_err(|error| {
                 CliError::Failed(format!("the server of the volume does not answer: {error}"))
-            })?),
+            })?,
         };
-        let answer = answer.ok_or_else(|| {
-            CliError::Failed(
-                "its daemon answers root and the user who has mounted it, if it is of the same version of ferry".into(),
-            )
-        })?;
         match answer[REFUSED].as_str() {
             Some(why) => Err(CliError::Failed(printable(why))),
             None => Ok(answer),

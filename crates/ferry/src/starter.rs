@@ -6,6 +6,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
@@ -17,7 +18,7 @@ use crate::logging;
 const READY: &str = "ready";
 
 /// A process may take so long to open a file.
-const OPENS: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const OPENS: Duration = Duration::from_secs(5);
 
 /// Starts this program again with `args`, as a daemon; returns when its mount can be used.
 pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliError> {
@@ -85,6 +86,7 @@ impl OpenFile {
             .arg(mountpoint)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(Stdio::null())
             .spawn()?;
         let (input, output) = (process.stdin.take(), process.stdout.take());
         // The close of its file is for the process that goes on.
@@ -96,13 +98,29 @@ impl OpenFile {
 
 /// The number that the process says.
 fn number(output: ChildStdout) -> io::Result<u64> {
+    line(output, OPENS)?.parse().map_err(|_| io::ErrorKind::UnexpectedEof.into())
+}
+
+/// The first line that a process prints, in this time.
+fn line(output: ChildStdout, time: Duration) -> io::Result<String> {
     let mut says = [PollFd::new(&output, PollFlags::IN)];
-    if poll(&mut says, Some(&OPENS))? == 0 {
+    let most = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+    if poll(&mut says, Some(&most))? == 0 {
         return Err(io::ErrorKind::TimedOut.into());
     }
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
-    line.trim_end().parse().map_err(|_| io::ErrorKind::UnexpectedEof.into())
+    Ok(line.trim_end().into())
+}
+
+/// The same of a program that is then ended.
+pub fn first_line(program: &mut Command, time: Duration) -> io::Result<String> {
+    let mut process = program.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    let said = process.stdout.take().map(|output| line(output, time));
+    // It may have ended.
+    let _killed = process.kill();
+    process.wait()?;
+    said.unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()))
 }
 
 /// Prepares a daemon, or its holder.

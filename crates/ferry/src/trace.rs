@@ -94,12 +94,7 @@ fn is_there(mount: &Mount) -> bool {
 }
 
 fn ask(mount: &Mount, question: &str) -> Result<Value, CliError> {
-    asked::ask(mount, question)?.ok_or_else(|| {
-        CliError::Failed(format!(
-            "{}: its daemon answers root and the user who has mounted it, if it is of the same version of ferry",
-            mount.target.display()
-        ))
-    })
+    asked::must_ask(mount, question, Duration::ZERO, "")
 }
 
 /// The path that is wanted, as requests have it: from the root of the mount.

@@ -33,9 +33,6 @@ use crate::waiting::pause;
 const SILENT_TIME_MAX: Duration = Duration::from_secs(1);
 /// The time between two messages of how far the upload of a local log is.
 const TELL_EVERY: Duration = Duration::from_secs(2);
-/// The kernel ends the connection of a killed daemon after it has taken the daemon's rings down. A
-/// busy machine may take seconds for that.
-const DEATH_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// What a daemon says when everything in memory shall be on disk.
 enum Synced {
@@ -53,7 +50,7 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     let waits = !(args.force || args.lazy);
     // Asked before who has the volume: the kernel closes the files of a killed daemon some time
     // after its end.
-    if has_died(&mount) {
+    if asked::has_died(&mount) {
         detach(&mount, args)?;
         return say_died(&mount, waits);
     }
@@ -233,7 +230,7 @@ fn sync(mount: &Mount, args: &UmountArgs) -> Result<Synced, CliError> {
     let (asked, timeout) = (mount.clone(), args.timeout.unwrap_or(UmountArgs::TIMEOUT));
     let asking = move || {
         let written = write_everything(&asked);
-        if is_dead(&asked.target) {
+        if asked::is_dead(&asked.target) {
             return drop(tell.send(Synced::Died));
         }
         let daemon = own_stats(&asked).ok().and_then(|stats| stats["fuse"]["daemon"].as_u64());
@@ -407,7 +404,7 @@ pub fn clear_dead(target: &Path) -> Result<bool, CliError> {
     else {
         return Ok(false);
     };
-    let dead = mount.is_ferry() && has_died(&mount);
+    let dead = mount.is_ferry() && asked::has_died(&mount);
     if dead {
         detach_dead(target)?;
     }
@@ -417,25 +414,6 @@ pub fn clear_dead(target: &Path) -> Result<bool, CliError> {
 /// Removes a mount whose daemon is known to have died.
 pub fn detach_dead(target: &Path) -> Result<(), CliError> {
     ferry_fuse::unmount(target, Unmount::Lazy).map_err(|e| CliError::Failed(e.to_string()))
-}
-
-/// Whether the daemon behind a mount has died. Attributes may come from the kernel's cache, as if
-/// it were alive; statfs(2) always asks the daemon.
-fn is_dead(target: &Path) -> bool {
-    rustix::fs::statvfs(target).is_err_and(|e| mounts::says_dead(&e.into()))
-}
-
-/// As [`is_dead`], without a request to a daemon that lives and may hang.
-fn has_died(mount: &Mount) -> bool {
-    if asked::lives(mount, SILENT_TIME_MAX) {
-        return false;
-    }
-    let (tell, told) = mpsc::channel();
-    let target = mount.target.clone();
-    // A caller that has waited long enough no longer listens.
-    let asking = move || tell.send(is_dead(&target)).unwrap_or_default();
-    let started = std::thread::Builder::new().name("ferry-dead".into()).spawn(asking);
-    started.is_ok() && told.recv_timeout(DEATH_TIME_MAX).unwrap_or(false)
 }
 
 fn detach(mount: &Mount, args: &UmountArgs) -> Result<(), CliError> {

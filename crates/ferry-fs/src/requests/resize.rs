@@ -12,7 +12,7 @@ use crate::local::local_fs::{LocalFs, errno};
 use crate::requests::grow_log::superblock_error;
 use crate::space::free_blocks::Want;
 use crate::space::resize::NoLimit;
-use crate::volume::{SEGMENTS_MIN, SIZE_MIN, Superblock, Unfit, write_resized};
+use crate::volume::{SIZE_MIN, Superblock, Unfit, write_resized};
 use crate::writeback::vacate::Vacated;
 use ferry_device::{BLOCK_SIZE, Longest};
 use std::io;
@@ -60,10 +60,12 @@ impl LocalFs {
             Err(Unfit::Segments) if size > old.size => {
                 return Ok(ResizeAnswer::AtMost(old.size_with(u32::MAX)));
             }
-            Err(Unfit::Segments) => return Ok(self.too_small(&old, SEGMENTS_MIN)),
+            Err(Unfit::Segments) => {
+                return Ok(self.too_small(&old, self.data.space.fewest_segments()));
+            }
         };
         if size < SIZE_MIN {
-            return Ok(self.too_small(&old, SEGMENTS_MIN));
+            return Ok(self.too_small(&old, self.data.space.fewest_segments()));
         }
         if size > old.size { self.enlarge(&old, &new) } else { self.reduce(&old, &new) }
     }

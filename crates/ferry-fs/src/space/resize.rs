@@ -109,6 +109,12 @@ impl Space {
     }
 
     /// The fewest segments that can hold what is used.
+    pub fn fewest_segments(&self) -> u32 {
+        let mut pool = self.pool.lock();
+        self.reap(&mut pool);
+        self.fewest(&pool)
+    }
+
     fn fewest(&self, pool: &Pool) -> u32 {
         let (home, held) = (pool.home.len() as u32, self.held(pool));
         let holds = |segments: &u32| {

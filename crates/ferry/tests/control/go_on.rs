@@ -172,7 +172,7 @@ fn what_is_no_ferry_and_mounts_that_cannot_go_on_are_refused() {
     ok(&ferry(&["mount", &store, path(&fixture.mnt()), "-o", "replica", "-o", &fixture.log()]));
     let refused = upgrade(&fixture, &[]);
     let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(said.contains("this kind of mount cannot go on in another process"), "{said}");
+    assert!(said.contains("cannot go on in another process: unmount it"), "{said}");
     assert_eq!(fs::read_dir(fixture.mnt()).expect("it is served on").count(), 0);
     ok(&ferry(&["umount", path(&fixture.mnt())]));
 }
