@@ -5,14 +5,17 @@
 mod grow_support;
 
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, HookedDevice};
-use ferry_fs::ioctl::{self, ResizeAnswer};
+use ferry_fs::ioctl::ResizeAnswer;
 use ferry_fs::volume::{
     LOG_MIN, SUPERBLOCK_OFFSETS, Superblock, read_superblock, read_superblock_copies,
 };
-use ferry_fs::{Errno, Filesystem, FsOptions, LocalFs, ROOT, Statfs};
+use ferry_fs::{Filesystem, FsOptions, LocalFs, ROOT, Statfs};
 use ferry_journal::inspect::home_map;
 use ferry_sim::device::{Fault, Op, SimDevice, SimRng, sim_env};
-use grow_support::{Files, ME, assert_clean, contents, format, grow, make, open, read, sync};
+use grow_support::{
+    FILE, Files, ME, ask, assert_clean, contents, fill, format, grow, holds, large, make, open,
+    resize, sync,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,8 +26,6 @@ const SHORT: u64 = 32 << 20;
 const MEDIUM: u64 = 64 << 20;
 /// More segments than the slots of a volume of [`MEDIUM`] bytes have room for.
 const LARGE: u64 = 1 << 30;
-/// Bytes of a file.
-const FILE: usize = 300_000;
 
 fn as_device(device: &Arc<SimDevice>) -> Arc<dyn BlockDevice> {
     device.clone()
@@ -47,52 +48,8 @@ fn assert_copies_agree(device: &SimDevice) {
     assert!(whole.len() == 3 && whole.windows(2).all(|two| two[0] == two[1]), "{copies:?}");
 }
 
-fn ask(fs: &LocalFs, bytes: u64) -> Result<ResizeAnswer, Errno> {
-    let answer = ME.call(|cx| fs.ioctl(cx, ROOT, ioctl::RESIZE, &bytes.to_ne_bytes(), 16))?;
-    Ok(ResizeAnswer::decode(&answer).unwrap())
-}
-
-fn resize(fs: &LocalFs, bytes: u64) -> Result<ResizeAnswer, Errno> {
-    loop {
-        match ask(fs, bytes)? {
-            ResizeAnswer::Left(_) => {}
-            answer => return Ok(answer),
-        }
-    }
-}
-
-fn holds(fs: &LocalFs, files: &Files, what: &str) {
-    for (name, data) in files {
-        assert!(read(fs, name).as_ref() == Some(data), "{name} {what}");
-    }
-}
-
 fn statfs(fs: &LocalFs) -> Statfs {
     ME.call(|cx| fs.statfs(cx)).unwrap()
-}
-
-fn large(n: u32) -> Vec<u8> {
-    vec![n as u8; FILE]
-}
-
-/// Makes so many files, and removes all but each fourth: live data lies at both ends, between dead
-/// data.
-fn fill(fs: &LocalFs, files: &mut Files, count: u32) {
-    for n in 0..count {
-        make(fs, files, format!("before {n}"), large(n));
-        if n % 8 == 7 {
-            sync(fs);
-        }
-    }
-    for n in (0..count).filter(|n| n % 4 != 0) {
-        let name = format!("before {n}");
-        // The kernel knows it from its create and from this.
-        let ino = ME.call(|cx| fs.lookup(cx, ROOT, name.as_bytes())).unwrap().attr.unwrap().ino;
-        ME.call(|cx| fs.unlink(cx, ROOT, name.as_bytes())).unwrap();
-        fs.forget(ino, 2);
-        files.remove(&name);
-    }
-    sync(fs);
 }
 
 /// How a volume is prepared, and the size that it gets.

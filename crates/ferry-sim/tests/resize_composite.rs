@@ -10,11 +10,12 @@ use ferry_device::{
     BlockDevice, ComponentHeader, HEAD_LEN, HookedDevice, Kind, MirrorDevice, Observer,
     Op as HookedOp, Request, STRIPE_CHUNK, Side, SpanDevice,
 };
-use ferry_fs::ioctl::{self, ResizeAnswer};
+use ferry_fs::ioctl::ResizeAnswer;
 use ferry_fs::volume::{LOG_MIN, read_superblock};
-use ferry_fs::{Errno, Filesystem, LocalFs, ROOT};
 use ferry_sim::device::{Fault, Op, SimDevice, SimRng, sim_env};
-use grow_support::{Files, ME, assert_clean, contents, format, make, open, read, sync};
+use grow_support::{
+    Files, assert_clean, contents, fill, format, holds, large, make, open, resize, sync,
+};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,8 +25,6 @@ const SMALL: u64 = 24 * MIB;
 /// A volume of [`LARGE`] bytes becomes so short.
 const SHORT: u64 = 32 * MIB;
 const LARGE: u64 = 64 * MIB;
-/// Bytes of a file.
-const FILE: usize = 300_000;
 const KINDS: [Kind; 3] = [Kind::Linear, Kind::Stripe, Kind::Mirror];
 const NAMES: [&str; 2] = ["a", "b"];
 
@@ -167,44 +166,6 @@ impl Set {
         let copies = self.devices.iter().map(|device| Arc::new(device.copy())).collect();
         Self::of(self.kind, copies, self.generation.load(Ordering::SeqCst))
     }
-}
-
-fn resize(fs: &LocalFs, bytes: u64) -> Result<ResizeAnswer, Errno> {
-    loop {
-        let answer = ME.call(|cx| fs.ioctl(cx, ROOT, ioctl::RESIZE, &bytes.to_ne_bytes(), 16))?;
-        match ResizeAnswer::decode(&answer).unwrap() {
-            ResizeAnswer::Left(_) => {}
-            answer => return Ok(answer),
-        }
-    }
-}
-
-fn holds(fs: &LocalFs, files: &Files, what: &str) {
-    for (name, data) in files {
-        assert!(read(fs, name).as_ref() == Some(data), "{name} {what}");
-    }
-}
-
-fn large(n: u32) -> Vec<u8> {
-    vec![n as u8; FILE]
-}
-
-/// Makes so many files, and removes all but each fourth: live data lies everywhere.
-fn fill(fs: &LocalFs, files: &mut Files, count: u32) {
-    for n in 0..count {
-        make(fs, files, format!("before {n}"), large(n));
-        if n % 8 == 7 {
-            sync(fs);
-        }
-    }
-    for n in (0..count).filter(|n| n % 4 != 0) {
-        let name = format!("before {n}");
-        let ino = ME.call(|cx| fs.lookup(cx, ROOT, name.as_bytes())).unwrap().attr.unwrap().ino;
-        ME.call(|cx| fs.unlink(cx, ROOT, name.as_bytes())).unwrap();
-        fs.forget(ino, 2);
-        files.remove(&name);
-    }
-    sync(fs);
 }
 
 /// Sizes before and after, and how many files there are.

@@ -166,13 +166,13 @@ pub fn must_ask(
     if let Some(answer) = ask_for(mount, question, time)? {
         return Ok(answer);
     }
-    let at = mount.target.display();
-    Err(CliError::Failed(match has_died(mount) {
-        true => format!("{at}: {}", mounts::died(&mount.target)),
-        false => format!(
-            "{at}: its daemon answers root and the user who has mounted it, if it is of the same version of ferry{why}"
-        ),
-    }))
+    if has_died(mount) {
+        return Err(mounts::died(&mount.target));
+    }
+    Err(CliError::Failed(format!(
+        "{}: its daemon answers root and the user who has mounted it, if it is of the same version of ferry{why}",
+        mount.target.display()
+    )))
 }
 
 /// Whether the daemon behind a mount has died. Attributes may come from the kernel's cache, as if

@@ -287,9 +287,7 @@ pub fn explain(path: &Path, what: &'static str, error: io::Error) -> CliError {
             )),
             _ => CliError::NotMounted(path.into()),
         },
-        _ if mounts::says_dead(&error) => {
-            CliError::Failed(format!("{}: {}", path.display(), mounts::died(path)))
-        }
+        _ if mounts::says_dead(&error) => mounts::died(path),
         _ => CliError::path(path, what)(error),
     }
 }

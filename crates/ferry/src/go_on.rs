@@ -98,8 +98,9 @@ fn program(named: Option<&Path>) -> Result<PathBuf, CliError> {
     };
     let found = path.canonicalize().map_err(CliError::path(&path, "cannot find"))?;
     let version = starter::first_line(Command::new(&found).arg("--version"), VERSION);
-    let version = version.map_err(CliError::path(&found, "cannot be asked for its version"))?;
-    if !version.starts_with("ferry ") {
+    let (version, succeeded) =
+        version.map_err(CliError::path(&found, "cannot be asked for its version"))?;
+    if !succeeded || !version.starts_with("ferry ") {
         return Err(CliError::Failed(format!("{}: that is no ferry", found.display())));
     }
     Ok(found)

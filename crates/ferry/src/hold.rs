@@ -17,14 +17,13 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ferry_env::Env;
 use ferry_fs::Carried;
 use ferry_fuse::Connection;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -35,6 +34,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pi
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::error::CliError;
+use crate::waiting::timespec;
 use crate::{logging, starter};
 
 /// The environment variable with the name of the holder's socket.
@@ -106,11 +106,7 @@ fn new_socket() -> io::Result<OwnedFd> {
 }
 
 /// The serving process's side.
-pub struct Holder {
-    socket: OwnedFd,
-    /// It had a mount for this process.
-    has_held: AtomicBool,
-}
+pub struct Holder(OwnedFd);
 
 /// What the process before has left.
 pub struct Held {
@@ -139,17 +135,12 @@ impl Holder {
         let socket = connected.inspect_err(|error| tracing::warn!(%error, "no holder")).ok()?;
         let peer = rustix::net::sockopt::socket_peercred(&socket).ok()?.pid;
         // The name is free for any user once the holder has ended.
-        (Some(peer) == getppid()).then_some(Self { socket, has_held: AtomicBool::new(false) })
+        (Some(peer) == getppid()).then_some(Self(socket))
     }
 
     fn say(&self, parts: &[&[u8]], descriptor: Option<&OwnedFd>) -> Result<(), CliError> {
-        send(&self.socket, parts, descriptor)
+        send(&self.0, parts, descriptor)
             .map_err(|error| CliError::Failed(format!("the holder of the mount: {error}")))
-    }
-
-    /// Whether the process before has left this one a mount.
-    pub fn has_held(&self) -> bool {
-        self.has_held.load(Ordering::Relaxed)
     }
 
     /// What the process before has left: this one goes on with its mount.
@@ -157,7 +148,7 @@ impl Holder {
         let failed = |error: io::Error| CliError::Failed(format!("the holder: {error}"));
         self.say(&[b"ask"], None)?;
         let mut all = BTreeMap::new();
-        while let Some(message) = receive(&self.socket).map_err(failed)? {
+        while let Some(message) = receive(&self.0).map_err(failed)? {
             match message.split() {
                 (b"end", _) => break,
                 (b"held", what) => {
@@ -171,7 +162,6 @@ impl Holder {
         if all.is_empty() {
             return Ok(None);
         }
-        self.has_held.store(true, Ordering::Relaxed);
         let mut take = |name: &str| all.remove(name.as_bytes()).unwrap_or_default();
         let incomplete = || CliError::Failed("the holder has not all of the mount".into());
         let (mountpoint, _) = take(MOUNTPOINT);
@@ -329,8 +319,7 @@ impl Holding {
     /// Waits before the next try. Returns whether a signal has asked for the end.
     fn rest(&mut self) -> io::Result<bool> {
         let mut watched = [PollFd::new(&self.signals, PollFlags::IN)];
-        let rest = Timespec { tv_sec: REST.as_secs() as i64, tv_nsec: 0 };
-        match poll(&mut watched, Some(&rest)) {
+        match poll(&mut watched, Some(&timespec(REST))) {
             Ok(signalled) => self.is_to_end |= signalled > 0,
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -353,17 +342,15 @@ impl Holding {
                 PollFd::new(signals, PollFlags::IN),
                 PollFd::new(&ended, PollFlags::IN),
             ];
-            let is_starting = !served.is_ready && !self.things.is_empty() && served.next.is_none();
+            let is_starting = !served.is_ready && !self.things.is_empty();
             let left = until.saturating_sub(clock.monotonic());
-            let left =
-                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-            match poll(&mut watched, is_starting.then_some(&left)) {
+            let left = is_starting.then(|| timespec(left));
+            match poll(&mut watched, left.as_ref()) {
                 Ok(0) => {
                     tracing::error!(
                         "it has not gone on with the mount for {} s: it is killed",
                         STARTS.as_secs()
                     );
-                    served.is_ready = false;
                     let _ended = kill_process(pid, Signal::KILL);
                     return served.child.wait();
                 }

@@ -41,15 +41,17 @@ pub fn run(
     let is_volume = matches!(args.volume, Location::Path(_) | Location::Store(_))
         && args.volume.snapshot().is_none();
     let is_own = is_volume && options.replica.is_none() && options.snapshot.is_none();
+    start_log(args.foreground, args.daemon, options, log_level)?;
     if args.foreground && is_own && !options.remount && Holder::get().is_none() {
-        start_log(args.foreground, args.daemon, options, log_level)?;
         // It may have inherited the passphrase.
         passphrase::protect_memory();
         return hold::run(args.daemon, options.log.as_deref());
     }
-    let mounted = mount(args, options, log_level);
+    let held = Holder::get().map(Holder::held).transpose()?.flatten();
+    let goes_on = held.is_some();
+    let mounted = mount(args, options, log_level, held);
     if let Err(error) = &mounted
-        && Holder::get().is_some_and(Holder::has_held)
+        && goes_on
     {
         // Nobody reads what this process prints.
         tracing::error!(%error, "this process does not go on with the mount");
@@ -61,15 +63,14 @@ fn mount(
     args: &MountArgs,
     options: &MountOptions,
     log_level: Option<&str>,
+    held: Option<Held>,
 ) -> Result<(), CliError> {
-    start_log(args.foreground, args.daemon, options, log_level)?;
     if let Some(file) = &options.passphrase_file {
         passphrase::use_file(file);
     }
     if options.remount {
         return remount(&args.mountpoint, options);
     }
-    let held = Holder::get().map(Holder::held).transpose()?.flatten();
     if !args.daemon && held.is_none() {
         clear_dead_mount(&args.mountpoint)?;
     }

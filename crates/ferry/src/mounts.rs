@@ -76,12 +76,12 @@ pub fn user(uid: u32) -> String {
     if uid == 0 { "root".into() } else { format!("user {uid}") }
 }
 
-/// What a user does about a mount whose daemon has died.
-pub fn died(target: &Path) -> String {
-    format!(
-        "the daemon behind this mount has died; `ferry umount {}` clears it, then mount again",
+/// The error of a request to a mount whose daemon has died.
+pub fn died(target: &Path) -> CliError {
+    CliError::Failed(format!(
+        "{}: the daemon behind this mount has died; `ferry umount {0}` clears it, then mount again",
         target.display()
-    )
+    ))
 }
 
 /// Whether the error of a request to a mount means that its daemon has died. When a daemon dies,

@@ -9,7 +9,7 @@ use ferry_fs::Ino;
 use serde_json::Value;
 
 use crate::cli::SpaceArgs;
-use crate::control::print;
+use crate::control::{explain, print};
 use crate::error::CliError;
 use crate::list::{Found, Kind};
 use crate::location::Location;
@@ -122,7 +122,7 @@ fn meant(target: &Location) -> Result<(Daemon, Option<Ino>), CliError> {
     let daemon = of_volume(target, mount)?;
     let Some(path) = target.path() else { return Ok((daemon, None)) };
     asked::must_answer(path)?;
-    let attributes = std::fs::metadata(path).map_err(CliError::path(path, "cannot open"))?;
+    let attributes = std::fs::metadata(path).map_err(|e| explain(path, "cannot open", e))?;
     Ok((daemon, attributes.is_dir().then(|| attributes.ino())))
 }
 

@@ -9,10 +9,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::Signal;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
 use crate::error::CliError;
 use crate::logging;
+use crate::waiting::timespec;
 
 /// What a daemon prints when the mount can be used.
 const READY: &str = "ready";
@@ -50,16 +51,16 @@ pub fn spawn(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(), CliE
     }
 }
 
-/// Starts this program as one that makes a request to a mount on each core (`go_on`).
+/// This program, to be started as one that uses a mount (`go_on`).
+fn asking(mountpoint: &Path) -> Command {
+    let mut asking = Command::new("/proc/self/exe");
+    asking.arg0("ferry").arg("ask").arg(mountpoint);
+    asking
+}
+
+/// Starts this program as one that makes a request to a mount on each core.
 pub fn ask_on_each_core(mountpoint: &Path) -> io::Result<()> {
-    let asking = Command::new("/proc/self/exe")
-        .arg0("ferry")
-        .arg("ask")
-        .arg(mountpoint)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()?;
-    await_end(asking)
+    await_end(asking(mountpoint).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?)
 }
 
 /// Waits for the end of a process that uses the mount, in a thread of its own.
@@ -68,8 +69,7 @@ fn await_end(mut process: Child) -> io::Result<()> {
     waiting.spawn(move || process.wait()).map(drop)
 }
 
-/// A file without a name that a process of its own has open on a mount (`go_on`), until this is
-/// dropped.
+/// A file without a name that a process of its own has open on a mount, until this is dropped.
 pub struct OpenFile {
     /// Its number.
     pub ino: u64,
@@ -80,32 +80,26 @@ pub struct OpenFile {
 impl OpenFile {
     /// Starts the process.
     pub fn start(mountpoint: &Path) -> io::Result<Self> {
-        let mut process = Command::new("/proc/self/exe")
-            .arg0("ferry")
-            .args(["ask", "--open"])
-            .arg(mountpoint)
+        let mut process = asking(mountpoint)
+            .arg("--open")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()?;
-        let (input, output) = (process.stdin.take(), process.stdout.take());
+        let (_input, output) = (process.stdin.take(), process.stdout.take());
         // The close of its file is for the process that goes on.
         await_end(process)?;
-        let ino = output.map(number).transpose()?.unwrap_or_default();
-        Ok(Self { ino, _input: input })
+        let number = line(output, OPENS)?;
+        let ino = number.parse().map_err(|_| io::Error::from(io::ErrorKind::UnexpectedEof))?;
+        Ok(Self { ino, _input })
     }
 }
 
-/// The number that the process says.
-fn number(output: ChildStdout) -> io::Result<u64> {
-    line(output, OPENS)?.parse().map_err(|_| io::ErrorKind::UnexpectedEof.into())
-}
-
 /// The first line that a process prints, in this time.
-fn line(output: ChildStdout, time: Duration) -> io::Result<String> {
+fn line(output: Option<ChildStdout>, time: Duration) -> io::Result<String> {
+    let output = output.ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut says = [PollFd::new(&output, PollFlags::IN)];
-    let most = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-    if poll(&mut says, Some(&most))? == 0 {
+    if poll(&mut says, Some(&timespec(time)))? == 0 {
         return Err(io::ErrorKind::TimedOut.into());
     }
     let mut line = String::new();
@@ -113,14 +107,18 @@ fn line(output: ChildStdout, time: Duration) -> io::Result<String> {
     Ok(line.trim_end().into())
 }
 
-/// The same of a program that is then ended.
-pub fn first_line(program: &mut Command, time: Duration) -> io::Result<String> {
+/// The first line of a program that ends by itself in this time, and whether it has succeeded.
+pub fn first_line(program: &mut Command, time: Duration) -> io::Result<(String, bool)> {
     let mut process = program.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-    let said = process.stdout.take().map(|output| line(output, time));
-    // It may have ended.
-    let _killed = process.kill();
-    process.wait()?;
-    said.unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()))
+    let ended = pidfd_open(Pid::from_child(&process), PidfdFlags::empty())?;
+    let mut has_ended = [PollFd::new(&ended, PollFlags::IN)];
+    if poll(&mut has_ended, Some(&timespec(time)))? == 0 {
+        process.kill()?;
+        process.wait()?;
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    let succeeded = process.wait()?.success();
+    Ok((line(process.stdout.take(), Duration::ZERO)?, succeeded))
 }
 
 /// Prepares a daemon, or its holder.

@@ -58,9 +58,14 @@ pub fn go_on(stop: &AtomicBool) -> ControlFlow<()> {
 
 /// Waits for the given time, at most [`PAUSE_MAX`], or until a signal arrives.
 pub fn pause(time: Duration) {
-    let time = Timespec { tv_sec: 0, tv_nsec: i64::from(time.min(PAUSE_MAX).subsec_nanos()) };
     // It watches no descriptor: it ends with the time or with a signal, and both are fine.
-    let _ = poll(&mut [], Some(&time));
+    let _ = poll(&mut [], Some(&timespec(time.min(PAUSE_MAX))));
+}
+
+/// A time as poll(2) takes it.
+pub fn timespec(time: Duration) -> Timespec {
+    let tv_sec = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    Timespec { tv_sec, tv_nsec: time.subsec_nanos().into() }
 }
 
 /// Waits for the given time, until a signal has set `stop`: then the answer is `false`.

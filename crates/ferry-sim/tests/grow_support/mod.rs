@@ -3,6 +3,7 @@
 
 use ferry_check::{FsckOptions, fsck};
 use ferry_device::BlockDevice;
+use ferry_fs::ioctl::ResizeAnswer;
 use ferry_fs::volume::read_superblock;
 use ferry_fs::{Errno, Filesystem, FsOptions, InProcess, LocalFs, MkfsOptions, ROOT, ioctl, mkfs};
 use ferry_sim::device::sim_env;
@@ -64,4 +65,52 @@ pub fn assert_clean(device: &Arc<dyn BlockDevice>) {
 
 pub fn contents(n: u32) -> Vec<u8> {
     vec![n as u8; [10, 3000, 20_000][n as usize % 3]]
+}
+
+/// Bytes of a large file.
+pub const FILE: usize = 300_000;
+
+pub fn large(n: u32) -> Vec<u8> {
+    vec![n as u8; FILE]
+}
+
+pub fn holds(fs: &LocalFs, files: &Files, what: &str) {
+    for (name, data) in files {
+        assert!(read(fs, name).as_ref() == Some(data), "{name} {what}");
+    }
+}
+
+/// Makes so many files, and removes all but each fourth: live data lies at both ends, between dead
+/// data.
+pub fn fill(fs: &LocalFs, files: &mut Files, count: u32) {
+    for n in 0..count {
+        make(fs, files, format!("before {n}"), large(n));
+        if n % 8 == 7 {
+            sync(fs);
+        }
+    }
+    for n in (0..count).filter(|n| n % 4 != 0) {
+        let name = format!("before {n}");
+        // The kernel knows it from its create and from this.
+        let ino = ME.call(|cx| fs.lookup(cx, ROOT, name.as_bytes())).unwrap().attr.unwrap().ino;
+        ME.call(|cx| fs.unlink(cx, ROOT, name.as_bytes())).unwrap();
+        fs.forget(ino, 2);
+        files.remove(&name);
+    }
+    sync(fs);
+}
+
+/// Asks for another size once: a turn of the work.
+pub fn ask(fs: &LocalFs, bytes: u64) -> Result<ResizeAnswer, Errno> {
+    let answer = ME.call(|cx| fs.ioctl(cx, ROOT, ioctl::RESIZE, &bytes.to_ne_bytes(), 16))?;
+    Ok(ResizeAnswer::decode(&answer).unwrap())
+}
+
+pub fn resize(fs: &LocalFs, bytes: u64) -> Result<ResizeAnswer, Errno> {
+    loop {
+        match ask(fs, bytes)? {
+            ResizeAnswer::Left(_) => {}
+            answer => return Ok(answer),
+        }
+    }
 }
