@@ -5,7 +5,7 @@ usage: go_on.py FERRY DIR SECONDS [PAUSE [VOLUME]]
 
 fio with verification, git, sqlite3 with a WAL, make, and programs that sync work in a mount below DIR; so do
 fsx, pjdfstest, PostgreSQL and cargo if they are there and SECONDS are 60 or more. VOLUME is made; it may be in a
-store. `ferry upgrade-mount` is called every PAUSE seconds (0.5). No program may see an error; at the end the
+store, or `served`: then the mount is one of a server on this machine. `ferry upgrade-mount` is called every PAUSE seconds (0.5). No program may see an error; at the end the
 volume is clean. It prints how often, and how long programs waited: the longest time of one small operation
 around each change, and what the command says.
 """
@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,9 @@ import time
 ferry, base, seconds = sys.argv[1], pathlib.Path(sys.argv[2]).absolute(), float(sys.argv[3])
 pause = float(sys.argv[4]) if len(sys.argv) > 4 else 0.5
 mount, log = base / "mnt", base / "log"
-volume = sys.argv[5] if len(sys.argv) > 5 else base / "volume.ferry"
+where = sys.argv[5] if len(sys.argv) > 5 else None
+is_served = where == "served"
+volume = where if where and not is_served else base / "volume.ferry"
 suites = pathlib.Path(__file__).resolve().parent
 tools = pathlib.Path(os.environ.get("FERRY_TOOLS", suites.parent.parent / "target/tools")) / "bin"
 end = time.monotonic() + seconds
@@ -141,8 +144,8 @@ def postgres_programs():
 
 def postgres(work):
     """pgbench, and the books balance."""
-    data, socket, programs = work / "data", base / "pg", postgres_programs()[-1]
-    for directory in (data, socket):
+    data, sockets, programs = work / "data", base / "pg", postgres_programs()[-1]
+    for directory in (data, sockets):
         directory.mkdir(mode=0o700, exist_ok=True)
         shutil.chown(directory, "postgres", "postgres")
     for directory in (base, mount, work.parent, work):
@@ -150,11 +153,11 @@ def postgres(work):
 
     def does(*words):
         return must("setpriv", "--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--", "env",
-                    f"PGHOST={socket}", programs / words[0], *words[1:], cwd="/")
+                    f"PGHOST={sockets}", programs / words[0], *words[1:], cwd="/")
 
-    control = ("pg_ctl", "-s", "-w", "-D", data, "-l", socket / "log")
+    control = ("pg_ctl", "-s", "-w", "-D", data, "-l", sockets / "log")
     does("initdb", "-D", data, "--no-instructions")
-    does(*control, "-o", f"-k {socket} -c listen_addresses=''", "start")
+    does(*control, "-o", f"-k {sockets} -c listen_addresses=''", "start")
     does("pgbench", "-q", "-i", "-s", "2", "postgres")
     does("pgbench", "-c", "4", "-j", "2", "-T", "15", "postgres")
     sums = does("psql", "-XAt", "postgres", "-c", "select sum(abalance) from pgbench_accounts union all "
@@ -163,8 +166,8 @@ def postgres(work):
     if len(set(sums.split())) != 1 or len(sums.split()) != 4:
         raise RuntimeError(f"the books do not balance: {sums}")
     does(*control, "-m", "fast", "stop")
-    if re.search("PANIC|could not|checksum", (socket / "log").read_text()):
-        raise RuntimeError((socket / "log").read_text()[-2000:])
+    if re.search("PANIC|could not|checksum", (sockets / "log").read_text()):
+        raise RuntimeError((sockets / "log").read_text()[-2000:])
 
 
 def cargo(work):
@@ -231,7 +234,21 @@ def looks():
 changed = threading.Event()
 mount.mkdir(parents=True, exist_ok=True)
 must(ferry, "mkfs", volume, "--size", "2G")
-must(ferry, "mount", volume, mount, "-o", f"log={log}")
+server = None
+if is_served:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    server = subprocess.Popen([ferry, "serve", str(volume), "--insecure", "--listen", address],
+                              stdout=open(base / "server", "w"), stderr=subprocess.STDOUT)
+    for _ in range(200):
+        if not run(ferry, "mount", f"ferry://{address}/", mount, "-o", f"insecure,log={log}").returncode:
+            break
+        time.sleep(0.05)
+else:
+    must(ferry, "mount", volume, mount, "-o", f"log={log}")
+if not os.path.ismount(mount):
+    sys.exit("FAILED: nothing is mounted")
 works = [git, sqlite, fio, mapped] + ([make] if shutil.which("cc") and shutil.which("make") else [])
 if seconds >= 60:
     works += [work for work in (fsx, pjdfstest) if (tools / work.__name__).exists()]
@@ -257,6 +274,9 @@ for thread in threads:
 print(json.dumps(rounds))
 if not failures:
     must(ferry, "umount", mount)
+    if server:
+        server.terminate()
+        server.wait(60)
     print(must(ferry, "fsck", volume).strip())
 for name, all_of in (("command", told), ("longest operation", [round(1000 * one) for one in longest])):
     ranked = sorted(all_of)

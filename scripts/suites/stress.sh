@@ -47,9 +47,9 @@ nothing_leaked() {
 
 open_descriptors() { find "/proc/$(daemon_of "$scratch/stress.ferry")/fd" -mindepth 1 | wc -l; }
 
-# mount_goes_on SECONDS [PAUSE]: other processes go on with a mount while programs work there.
+# mount_goes_on SECONDS [PAUSE [VOLUME]]: other processes go on with a mount while programs work there.
 mount_goes_on() {
-  python3 "$repo/scripts/suites/go_on.py" "$ferry" "$scratch/go-on" "$1" "${2:-0.5}"
+  python3 "$repo/scripts/suites/go_on.py" "$ferry" "$scratch/go-on" "$1" "${2:-0.5}" ${3:+"$3"}
 }
 
 # suite_stress SECONDS
@@ -63,4 +63,5 @@ suite_stress() {
   check "nothing leaked" 120 nothing_leaked "$live" "$descriptors"
   check "unmount and fsck after stress-ng" 120 unmount_and_check stress
   check "fio, git, sqlite3 and make while the mount goes on in other processes, $(($1 / 4)) s" $(($1 + 120)) mount_goes_on $(($1 / 4))
+  check "the same of a mount of a server" $(($1 + 120)) mount_goes_on $(($1 / 4)) 0.5 served
 }

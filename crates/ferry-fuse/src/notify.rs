@@ -11,6 +11,11 @@
 //! a notification may be waiting for just such an answer. The queues are bounded all the same: an
 //! inode's attributes are queued once, all syncs that wait are one, and there are as many of the
 //! others as leases and parked requests.
+//!
+//! Before another process goes on with the mount, those of names and contents that no request waits
+//! for *rest*: none is under way in the kernel, and later ones are left to that process. One that
+//! waited there for a page would wait for a request that nobody serves, and this process could not
+//! end.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -60,9 +65,20 @@ impl fmt::Debug for Notice {
     }
 }
 
+impl Notice {
+    /// A request waits for it, and with that the end of the requests that are under way.
+    fn is_awaited(&self) -> bool {
+        matches!(self, Self::Attributes { .. } | Self::Pages { .. } | Self::WriteBack { .. })
+    }
+}
+
 #[derive(Debug, Default)]
 struct QueuedNotices {
     waiting: VecDeque<Notice>,
+    /// Those that nobody awaits stay in the queue.
+    rests: bool,
+    /// One of these is being sent.
+    sending: bool,
     /// Inodes for which a [`Notice::Attributes`] is queued.
     attributes: HashSet<Ino>,
     closed: bool,
@@ -74,6 +90,8 @@ struct NoticeQueue {
     notices: Mutex<QueuedNotices>,
     /// Signalled when a notification is queued or the queue is closed.
     filled: Condvar,
+    /// Signalled when one was sent.
+    sent: Condvar,
 }
 
 /// What one thread of the notifier sends.
@@ -119,8 +137,30 @@ impl NoticeQueue {
         self.filled.notify_all();
     }
 
+    /// Sends none any more that nobody awaits; `false`: one is still being sent after this time.
+    fn rest(&self, patience: Duration) -> bool {
+        let mut queue = self.notices.lock();
+        queue.rests = true;
+        !self.sent.wait_while_for(&mut queue, |queue| queue.sending, patience).timed_out()
+    }
+
+    fn go_on(&self) {
+        self.notices.lock().rests = false;
+        self.filled.notify_all();
+    }
+
+    /// What is left of those that nobody awaits.
+    fn take_left(&self) -> VecDeque<Notice> {
+        let mut queue = self.notices.lock();
+        let (awaited, left) = queue.waiting.drain(..).partition(Notice::is_awaited);
+        queue.waiting = awaited;
+        left
+    }
+
     fn next(&self) -> Option<Notice> {
         let mut queue = self.notices.lock();
+        queue.sending = false;
+        self.sent.notify_all();
         loop {
             // Those about attributes wait for nobody, and the next process of a mount does not know
             // of them.
@@ -128,7 +168,10 @@ impl NoticeQueue {
             if queue.closed && !queue.waiting.front().is_some_and(is_due) {
                 return None;
             }
-            if let Some(notice) = queue.waiting.pop_front() {
+            let rests = queue.rests;
+            let at = queue.waiting.iter().position(|notice| !rests || notice.is_awaited());
+            if let Some(notice) = at.and_then(|at| queue.waiting.remove(at)) {
+                queue.sending = !notice.is_awaited();
                 if let Notice::Attributes { ino } = notice {
                     // A later change needs another notification.
                     queue.attributes.remove(&ino);
@@ -175,6 +218,36 @@ impl Notifier {
 
     fn queue(&self, kind: NoticeKind) -> &NoticeQueue {
         &self.queues[kind as usize]
+    }
+
+    /// What nobody awaits is left to the next process from now on; `false`: the kernel has not
+    /// taken one of these in this time, and all are sent again.
+    pub(crate) fn rest(&self, patience: Duration) -> bool {
+        let rested = [NoticeKind::Names, NoticeKind::Contents]
+            .into_iter()
+            .all(|kind| self.queue(kind).rest(patience));
+        if !rested {
+            self.go_on();
+        }
+        rested
+    }
+
+    /// They are sent again.
+    pub(crate) fn go_on(&self) {
+        self.queues.iter().for_each(NoticeQueue::go_on);
+    }
+
+    /// What is left to the next process.
+    pub(crate) fn take_left(&self) -> ToForget {
+        let mut left = ToForget::default();
+        for notice in self.queues.iter().flat_map(NoticeQueue::take_left) {
+            match notice {
+                Notice::Contents { ino } => left.contents.push(ino),
+                Notice::Forget { what, .. } => left.append(what),
+                _ => {}
+            }
+        }
+        left
     }
 
     /// The mount is gone: what is queued has no receiver.

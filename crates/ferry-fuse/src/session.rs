@@ -107,15 +107,20 @@ impl MountHandle {
     /// If it is possible, [`Session::wait`] returns. `file` is a regular file that some program has
     /// open until then. Without one the kernel may refuse a request that it has just sent.
     pub fn hand_over(&self, patience: Duration, file: Option<Ino>) -> Result<bool, Error> {
+        if !self.host.rest(patience) {
+            return Ok(false);
+        }
         if self.queues.lock().as_ref().is_some_and(|queues| !queues.drain(patience, file)) {
+            self.host.go_on();
             return Ok(false);
         }
         let done = self.stop_reading(patience);
-        // Queues that have drained serve nobody.
-        if !matches!(done, Ok(true))
-            && let Some(queues) = &*self.queues.lock()
-        {
-            queues.resume();
+        if !matches!(done, Ok(true)) {
+            self.host.go_on();
+            // Queues that have drained serve nobody.
+            if let Some(queues) = &*self.queues.lock() {
+                queues.resume();
+            }
         }
         done.map_err(Error::Transport)
     }
@@ -236,6 +241,9 @@ impl Running {
         self.dispatcher.parked.interrupt_all();
         if let Some(queues) = self.queues.lock().take() {
             queues.stop();
+        }
+        if handed_over {
+            self.dispatcher.fs.left_to_forget(handle.host.take_left());
         }
         handle.host.close();
         self.dispatcher.idle.stop();

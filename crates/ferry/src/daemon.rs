@@ -174,7 +174,7 @@ fn with_successor(
     Arc::new(move |question| {
         let Some(program) = question.strip_prefix(GO_ON) else { return answers(question) };
         let done = match &settle {
-            None => Err("a replica, a snapshot or a mount of a server cannot go on in another process: unmount it, and mount it with the other program".into()),
+            None => Err("a replica or a snapshot cannot go on in another process: unmount it, and mount it with the other program".into()),
             Some(settle) => {
                 *successor.lock() = Some(program.into());
                 settle().and_then(|()| match hand_over(&handle) {

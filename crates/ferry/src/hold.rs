@@ -21,7 +21,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ferry_env::Env;
-use ferry_fs::Carried;
 use ferry_fuse::Connection;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -112,10 +111,19 @@ pub struct Holder(OwnedFd);
 pub struct Held {
     /// The mount's connection to the kernel.
     pub connection: Connection,
-    /// What programs have open there.
-    pub carried: Carried,
+    /// What programs have open there, in the form of the kind of mount.
+    pub carried: Vec<u8>,
     /// Where it is mounted.
     pub mountpoint: PathBuf,
+}
+
+impl Held {
+    /// What programs have open there, of which `decode` knows the form.
+    pub fn carried<T>(&self, decode: impl FnOnce(&[u8]) -> Option<T>) -> Result<T, CliError> {
+        decode(&self.carried).ok_or_else(|| {
+            CliError::Failed("the open files of the mount have another form in this version".into())
+        })
+    }
 }
 
 static HOLDER: OnceLock<Option<Holder>> = OnceLock::new();
@@ -167,13 +175,10 @@ impl Holder {
         let (mountpoint, _) = take(MOUNTPOINT);
         let mut descriptor = |name: &str| take(name).1.ok_or_else(incomplete);
         let connection = Connection { device: descriptor(DEVICE)?, memory: descriptor(MEMORY)? };
-        let mut bytes = Vec::new();
-        let mut carried = File::from(descriptor(CARRIED)?);
-        io::Seek::rewind(&mut carried).map_err(failed)?;
-        carried.read_to_end(&mut bytes).map_err(failed)?;
-        let carried = Carried::decode(&bytes).ok_or_else(|| {
-            CliError::Failed("the open files of the mount have another form in this version".into())
-        })?;
+        let mut carried = Vec::new();
+        let mut memory = File::from(descriptor(CARRIED)?);
+        io::Seek::rewind(&mut memory).map_err(failed)?;
+        memory.read_to_end(&mut carried).map_err(failed)?;
         let mountpoint = PathBuf::from(OsStr::from_bytes(&mountpoint));
         Ok(Some(Held { connection, carried, mountpoint }))
     }
@@ -182,14 +187,14 @@ impl Holder {
     pub fn leave(
         &self,
         connection: &Connection,
-        carried: &Carried,
+        carried: &[u8],
         mountpoint: &Path,
         program: &Path,
     ) -> Result<(), CliError> {
         let failed = |error: io::Error| CliError::Failed(format!("memory for open files: {error}"));
         let memory = memfd_create("ferry-carried", MemfdFlags::CLOEXEC);
         let mut memory = File::from(memory.map_err(|error| failed(error.into()))?);
-        memory.write_all(&carried.encode()).map_err(failed)?;
+        memory.write_all(carried).map_err(failed)?;
         let hold = |name: &str, descriptor: &OwnedFd| {
             self.say(&[b"hold", name.as_bytes()], Some(descriptor))
         };

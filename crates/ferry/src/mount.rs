@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ferry_env::Env;
 use ferry_fs::{
-    AccessTimes, CacheMode, Filesystem, FsOptions, LocalFs, SessionStore, WithSnapshots,
+    AccessTimes, CacheMode, Carried, Filesystem, FsOptions, LocalFs, SessionStore, WithSnapshots,
 };
 use ferry_object::is_encrypted;
 
@@ -38,11 +38,10 @@ pub fn run(
     options: &MountOptions,
     log_level: Option<&str>,
 ) -> Result<ExitCode, CliError> {
-    let is_volume = matches!(args.volume, Location::Path(_) | Location::Store(_))
-        && args.volume.snapshot().is_none();
-    let is_own = is_volume && options.replica.is_none() && options.snapshot.is_none();
+    let is_snapshot = options.snapshot.is_some() || args.volume.snapshot().is_some();
+    let goes_on = !is_snapshot && options.replica.is_none();
     start_log(args.foreground, args.daemon, options, log_level)?;
-    if args.foreground && is_own && !options.remount && Holder::get().is_none() {
+    if args.foreground && goes_on && !options.remount && Holder::get().is_none() {
         // It may have inherited the passphrase.
         passphrase::protect_memory();
         return hold::run(args.daemon, options.log.as_deref());
@@ -94,7 +93,7 @@ fn mount(
     if let Location::Server(address) = &args.volume {
         remote::check(address, args, options)?;
         if args.foreground {
-            return remote::serve(address, &mountpoint, args, options);
+            return remote::serve(address, &mountpoint, held, args, options);
         }
         return in_background(address.to_string().into(), mountpoint, args, options, log_level);
     }
@@ -256,16 +255,17 @@ fn serve(
     let fs = LocalFs::open(opened.device.clone(), fs_options, env.clone());
     let fs = fs.map_err(|e| failed(&e))?;
     let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
-    if let Some(held) = &held {
-        fs.take_over(&held.carried).map_err(|e| failed(&e))?;
+    let before = held.as_ref().map(|held| held.carried(Carried::decode)).transpose()?;
+    if let Some(carried) = &before {
+        fs.take_over(carried).map_err(|e| failed(&e))?;
     } else if !options.read_only {
         warn_of_small_host(&volume, &fs);
     }
     let asked = Asked::new();
     let (answering, walks) = (Arc::downgrade(&fs), Walks::new(Arc::downgrade(&fs)));
     let shows_snapshots = !options.snapdir_off && volume.snapshot().is_none();
-    let carried = held.as_ref().map(|held| &held.carried);
-    let with_snapshots = shows_snapshots.then(|| WithSnapshots::new(&fs, carried)).flatten();
+    let with_snapshots = || WithSnapshots::new(&fs, before.as_ref());
+    let with_snapshots = shows_snapshots.then(with_snapshots).flatten();
     let settled = Arc::downgrade(&fs);
     let settle = move || {
         passphrase::is_there().map_err(|error| error.to_string())?;
@@ -325,7 +325,7 @@ fn serve(
         && let Some(holder) = Holder::get()
     {
         let (open, known) = carried.counts();
-        holder.leave(connection, carried, mountpoint, program)?;
+        holder.leave(connection, &carried.encode(), mountpoint, program)?;
         tracing::info!(program = %program.display(), open, known, "another process goes on");
     }
     match &closed {

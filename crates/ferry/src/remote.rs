@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use ferry_env::Env;
 use ferry_fs::{CacheMode, Filesystem};
-use ferry_net::{Address, ClientOptions, ClientTls, RemoteFs, TcpConnector, ends_soon, renewal};
+use ferry_net::{
+    Address, Carried, ClientOptions, ClientTls, RemoteFs, TcpConnector, ends_soon, renewal,
+};
 use serde_json::Value;
 
 use crate::asked::{self, Answers, Asked};
 use crate::cli::MountArgs;
-use crate::daemon::{self, Service};
+use crate::daemon::{self, Served, Service, Settle};
 use crate::error::CliError;
+use crate::hold::{Held, Holder};
 use crate::mounts::{self, Mount};
 use crate::options::{MountOptions, async_word};
 use crate::socket::object;
@@ -71,6 +74,7 @@ pub fn check(address: &Address, args: &MountArgs, options: &MountOptions) -> Res
 pub fn serve(
     address: &Address,
     mountpoint: &Path,
+    held: Option<Held>,
     args: &MountArgs,
     options: &MountOptions,
 ) -> Result<(), CliError> {
@@ -94,18 +98,27 @@ pub fn serve(
         noatime: options.noatime,
     };
     let connector = Arc::new(TcpConnector::new(address.clone(), tls));
-    let fs = RemoteFs::connect(connector, client, &env).map_err(failed)?;
+    let fs = match &held {
+        None => RemoteFs::connect(connector, client, &env),
+        Some(held) => RemoteFs::go_on(connector, client, &held.carried(Carried::decode)?, &env),
+    };
+    let fs = fs.map_err(failed)?;
     let mut fuse = options.for_kernel(address.to_string(), true);
     fuse.read_only |= fs.is_read_only();
     let log = options.log_path()?;
     let asked = Asked::new();
     let answers = answers(&fs, until);
     let listed = async_word(fs.is_asynchronous());
+    let settled = Arc::downgrade(&fs);
+    let settle: Settle = Arc::new(move || {
+        let fs = settled.upgrade().ok_or("the mount is ending")?;
+        fs.settle().map_err(|error| format!("the server cannot make all durable now: {error}"))
+    });
     let served = daemon::serve(
-        fs as Arc<dyn Filesystem>,
+        Arc::clone(&fs) as Arc<dyn Filesystem>,
         &mut Service {
-            before: None,
-            settle: None,
+            before: held.map(|held| held.connection),
+            settle: Holder::get().map(|_| settle),
             mountpoint,
             options: fuse,
             listed_options: Some(listed),
@@ -117,9 +130,25 @@ pub fn serve(
         },
         answers,
     );
-    let served = served.map(drop);
+    let served = served.and_then(|served| leave(&fs, mountpoint, served));
     asked.ended(&served);
     served
+}
+
+/// Leaves the mount to another process, if it is to go on there.
+fn leave(fs: &RemoteFs, mountpoint: &Path, served: Served) -> Result<(), CliError> {
+    let (Served::HandedOver(connection, program), Some(holder)) = (served, Holder::get()) else {
+        return Ok(());
+    };
+    let carried = fs.carry();
+    fs.detach();
+    let carried = carried.map_err(|error| {
+        CliError::Failed(format!("the session with the server is over: {error}"))
+    })?;
+    let (open, known) = carried.counts();
+    holder.leave(&connection, &carried.encode(), mountpoint, &program)?;
+    tracing::info!(program = %program.display(), open, known, "another process goes on");
+    Ok(())
 }
 
 /// The question that asks for what the mount knows without its server.

@@ -167,6 +167,38 @@ fn while_a_client_writes(served: &Served, work: impl FnOnce()) -> usize {
 }
 
 #[test]
+fn a_mount_of_a_server_goes_on_in_another_process_while_a_client_writes() {
+    let mut served = Served::new(&["--size", "1G"]);
+    let (mnt, other) = (served.mnt(), served.local());
+    fs::create_dir(&other).expect("a mount point");
+    let url = format!("ferry://{}/", served.address);
+    ok(&ferry(&["mount", &url, &text(&other), "-o", "insecure"]));
+    let locked = File::create(mnt.join("locked")).expect("it can be made");
+    locked.lock().expect("nobody has it");
+    let removed = File::options().create_new(true).read(true).write(true).open(mnt.join("removed"));
+    let removed = removed.expect("it can be made");
+    removed.write_all_at(b"contents", 0).expect("it fits");
+    fs::remove_file(mnt.join("removed")).expect("it is there");
+    let written = while_a_client_writes(&served, || {
+        for turn in 0..10 {
+            ok(&ferry(&["upgrade-mount", &text(&mnt)]));
+            fs::write(mnt.join("turn"), format!("{turn}")).expect("it fits");
+            assert_eq!(fs::read(other.join("turn")).expect("reads"), format!("{turn}").as_bytes());
+            let mut bytes = [0; 8];
+            removed.read_exact_at(&mut bytes, 0).expect("it is open");
+            assert_eq!(&bytes, b"contents");
+            let theirs = File::open(other.join("locked")).expect("it is there");
+            assert!(theirs.try_lock().is_err(), "the lock goes on, too");
+        }
+    });
+    assert!(written > 0);
+    drop((locked, removed));
+    ok(&ferry(&["umount", &text(&other)]));
+    served.end();
+    ok(&ferry(&["fsck", &served.volume()]));
+}
+
+#[test]
 fn a_side_of_a_served_mirror_is_replaced_while_a_client_writes() {
     let mut served = Served::new(&["--device", "mirror", "--size", "1G", "DIR/a", "DIR/b"]);
     let written = while_a_client_writes(&served, || {

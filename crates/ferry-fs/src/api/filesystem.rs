@@ -40,6 +40,16 @@ pub struct ToForget {
     pub contents: Vec<Ino>,
 }
 
+impl ToForget {
+    /// Both.
+    pub fn append(&mut self, other: Self) {
+        self.inodes.extend(other.inodes);
+        self.names.extend(other.names);
+        self.removed.extend(other.removed);
+        self.contents.extend(other.contents);
+    }
+}
+
 /// An inode, a directory in which it has a name, and the name.
 pub type CachedName = (Ino, Ino, Box<[u8]>);
 
@@ -141,6 +151,8 @@ pub trait Filesystem: Send + Sync + 'static {
     fn keeps_pages(&self, _ino: Ino, _fh: u64) -> bool {
         false
     }
+    /// Another process goes on with the mount, and the kernel was to forget this and has not.
+    fn left_to_forget(&self, _left: ToForget) {}
     /// Some regular files that the kernel knows, if there are any.
     fn known_files(&self) -> Vec<Ino> {
         Vec::new()

@@ -32,31 +32,45 @@ impl Once {
 
 /// The kernel, once there is a mount, and the runtime on which its entries expire.
 #[derive(Default)]
-pub(super) struct Kernel(RwLock<Option<(Arc<dyn Host>, Handle)>>);
+pub(super) struct Kernel {
+    host: RwLock<Option<(Arc<dyn Host>, Handle)>>,
+    /// What it was to forget and has not, when another process is to go on.
+    left: Mutex<ToForget>,
+}
 
 impl Kernel {
     pub(super) fn attach(&self, host: Arc<dyn Host>, runtime: Handle) {
-        *self.0.write() = Some((host, runtime));
+        *self.host.write() = Some((host, runtime));
     }
 
     pub(super) fn detach(&self) {
-        *self.0.write() = None;
+        *self.host.write() = None;
+    }
+
+    /// The kernel has not forgotten this, and another process is to go on.
+    pub(super) fn left(&self, what: ToForget) {
+        self.left.lock().append(what);
+    }
+
+    /// All of that.
+    pub(super) fn take_left(&self) -> ToForget {
+        std::mem::take(&mut *self.left.lock())
     }
 
     /// The transport's counters.
     pub(super) fn stats(&self) -> Value {
-        self.0.read().as_ref().map_or(Value::Null, |(host, _)| host.stats())
+        self.host.read().as_ref().map_or(Value::Null, |(host, _)| host.stats())
     }
 
     /// Whether it can be made to look a name up again.
     pub(super) fn forgets_names(&self) -> bool {
-        self.0.read().as_ref().is_some_and(|(host, _)| host.forgets_names())
+        self.host.read().as_ref().is_some_and(|(host, _)| host.forgets_names())
     }
 
     /// Calls `done` when the kernel has forgotten: soon; or it would have to wait for an operation
     /// that waits for others: when what it was told is over. No lock may be held.
     pub(super) fn forget(&self, what: ToForget, done: impl FnOnce() + Send + 'static) {
-        let Some((host, runtime)) = self.0.read().clone() else { return done() };
+        let Some((host, runtime)) = self.host.read().clone() else { return done() };
         if what.names.is_empty() && what.removed.is_empty() {
             return forget(&host, &runtime, what, OVER, done);
         }
@@ -83,7 +97,7 @@ impl Kernel {
 
     /// The same, where nobody waits for it.
     pub(super) fn forget_unasked(&self, what: ToForget) {
-        if let Some((host, _)) = self.0.read().clone().filter(|_| what != ToForget::default()) {
+        if let Some((host, _)) = self.host.read().clone().filter(|_| what != ToForget::default()) {
             host.forget(what, Box::new(|| {}));
         }
     }

@@ -11,6 +11,7 @@
 //! ```text
 //!  requests                        the implementation of `ferry_fs::Filesystem`
 //!  connect                         mounting and unmounting
+//!  carried                         what another process needs to go on with the mount
 //!  locking  moving  walking  space  deciding   what single requests need
 //!  restorer  replay                what a new session is told
 //!  waiting                         a request of the kernel that waits for the server
@@ -25,6 +26,7 @@
 
 mod answers;
 mod cache;
+mod carried;
 mod change;
 mod clock_reading;
 mod connect;
@@ -50,5 +52,6 @@ mod waiting;
 mod walking;
 mod walks;
 
+pub use carried::Carried;
 pub use connect::ClientOptions;
 pub use remote::RemoteFs;

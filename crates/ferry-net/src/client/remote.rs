@@ -32,8 +32,6 @@ pub struct RemoteFs {
     pub(super) hurries: Mutex<Option<ClockReading>>,
     pub(super) walking: Mutex<Walking>,
     pub(super) kernel: Arc<Kernel>,
-    /// The server lets this client acknowledge changes early.
-    pub(super) may_acknowledge: bool,
     /// What all files are opened with, besides what programs say.
     pub(super) open_flags: i32,
     /// How long an unmount waits until early-acknowledged changes are applied.
@@ -48,6 +46,8 @@ pub struct RemoteFs {
     /// Some file's pages were read by the kernel.
     pub(super) some_mapped: AtomicBool,
     pub(super) abandoned: AtomicBool,
+    /// Another process has left the mount, and this one has not connected yet.
+    pub(super) is_left: AtomicBool,
 }
 
 impl RemoteFs {
@@ -65,7 +65,7 @@ impl RemoteFs {
     /// way, see [`RemoteFs::unanswered`]. `false`: the server does not let this client do so.
     #[must_use]
     pub fn set_asynchronous(&self, on: bool) -> bool {
-        if on && !self.may_acknowledge {
+        if on && !self.link.has_early_acks() {
             return false;
         }
         self.cache.lock().asynchronous = on;

@@ -261,6 +261,11 @@ impl ReplayLog {
         }
     }
 
+    /// Whether all is durable that was changed.
+    pub(super) fn is_durable(&self) -> bool {
+        self.changes.is_empty() && self.older.is_empty() && self.overflow.is_none()
+    }
+
     /// Whether the log, with `more` unanswered changes, has no room for another one.
     pub(super) fn is_full(&self, more: usize, more_bytes: usize) -> bool {
         self.changes.len() + more >= CHANGES_MAX || self.bytes + more_bytes >= BYTES_MAX

@@ -19,6 +19,8 @@ use super::tables::Tables;
 use super::waiting::{Finish, Keep, Waiting};
 use crate::message::{Caller, IO_MAX, LEASED, LEASED_FOUND, Op, Outcome, Purpose};
 
+/// So many files that the kernel knows are told, at most.
+const KNOWN_FILES: usize = 64;
 /// A file that is no longer is read as a whole, whatever is asked for first.
 const READ_WHOLE_MAX: u64 = 64 << 10;
 /// A file of which no more than this is to be copied is read and written: so the client has what it
@@ -167,6 +169,7 @@ impl Filesystem for RemoteFs {
         if let Some(runtime) = &*self.runtime.lock() {
             self.kernel.attach(host, runtime.handle().clone());
         }
+        self.begin();
     }
 
     fn detach(&self) {
@@ -617,6 +620,14 @@ impl Filesystem for RemoteFs {
 
     fn is_shared(&self) -> bool {
         true
+    }
+
+    fn left_to_forget(&self, left: ToForget) {
+        self.kernel.left(left);
+    }
+
+    fn known_files(&self) -> Vec<Ino> {
+        self.tables.lock().handles.values().map(|handle| handle.ino).take(KNOWN_FILES).collect()
     }
 
     fn writeback_cache(&self) -> bool {

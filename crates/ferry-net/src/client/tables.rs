@@ -37,19 +37,19 @@ pub(super) struct Handle {
     /// A lock on it, or the file itself, did not outlive a session: everything but closing fails.
     pub(super) lost: bool,
     /// Which losses of the file's changes it was told of by fsync or close.
-    told: ErrorCursor,
+    pub(super) told: ErrorCursor,
     /// Which of them its newest close reported.
-    closed: ErrorCursor,
+    pub(super) closed: ErrorCursor,
     /// Those that came before it was opened: what it writes does not build on what was lost.
-    opened: ErrorCursor,
+    pub(super) opened: ErrorCursor,
 }
 
 /// An open directory.
 #[derive(Debug, Default)]
 pub(super) struct Dir {
-    ino: Ino,
+    pub(super) ino: Ino,
     /// Which losses of the directory's changes it was told of.
-    told: ErrorCursor,
+    pub(super) told: ErrorCursor,
     /// Where `names` begin.
     pub(super) cookie: u64,
     /// Names that the server has sent and the kernel has not had yet.
@@ -93,13 +93,13 @@ pub(super) struct Tables {
     /// meanwhile.
     unsettled: HashMap<Owner, Vec<Pending>>,
     /// Losses of changes, by inode: told to each descriptor.
-    losses: HashMap<Ino, ErrorSequence>,
+    pub(super) losses: HashMap<Ino, ErrorSequence>,
     /// All of them: reported to a program that syncs the mount.
-    any_loss: ErrorSequence,
-    told_of_any: ErrorCursor,
+    pub(super) any_loss: ErrorSequence,
+    pub(super) told_of_any: ErrorCursor,
     /// Files of which something is lost, and which nobody has tried to rename since.
-    broken: HashSet<Ino>,
-    next_fh: u64,
+    pub(super) broken: HashSet<Ino>,
+    pub(super) next_fh: u64,
 }
 
 impl Tables {

@@ -13,6 +13,7 @@ mod crashes;
 mod early_ack;
 mod exports;
 mod fuzz;
+mod go_on;
 mod hostile;
 mod leases;
 mod locks;

@@ -4,7 +4,6 @@
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::rt::Mutex;
@@ -57,9 +56,7 @@ impl Link {
     pub(in crate::client) async fn greet(&self) -> io::Result<Greeted> {
         let greeted = self.greet_in(Protocol::default()).await?;
         match greeted.protocol.instead(&greeted.answer) {
-            Some(before) if !self.has_early_acks.load(Ordering::Relaxed) => {
-                self.greet_in(before).await
-            }
+            Some(before) if !self.has_early_acks() => self.greet_in(before).await,
             _ => Ok(greeted),
         }
     }
@@ -69,6 +66,8 @@ impl Link {
             let mut stream = self.connector.connect().await?;
             // With the greeting the client says that it caches nothing, nor does its kernel.
             self.cache.drop_all();
+            let inherited = std::mem::take(&mut *self.inherited.lock());
+            self.kernel.forgotten(inherited).await;
             let to_forget = self.cache.lock().take_to_forget();
             self.kernel.forgotten(to_forget).await;
             let (session, newest) = {
@@ -100,16 +99,21 @@ impl Link {
         self.ended.notified().await;
     }
 
-    /// Lives as long as the mount.
-    pub(in crate::client) async fn run(&self, first: Greeted, restore: Arc<dyn Restore>) {
+    /// Lives as long as the mount. `first`: the first connection, if there is one.
+    pub(in crate::client) async fn run(&self, first: Option<Greeted>, restore: Arc<dyn Restore>) {
         *self.owner.lock() = Some(Arc::clone(&restore));
+        let first = match first {
+            Some(first) => Some(first),
+            None => {
+                self.greet().await.inspect_err(|error| tracing::warn!(%error, "no connection")).ok()
+            }
+        };
         self.stay_connected(first, restore).await;
         self.ended.notify_one();
     }
 
-    /// On `first`, then on each connection after it.
-    async fn stay_connected(&self, first: Greeted, restore: Arc<dyn Restore>) {
-        let mut greeted = Some(first);
+    /// On the first connection, then on each one after it.
+    async fn stay_connected(&self, mut greeted: Option<Greeted>, restore: Arc<dyn Restore>) {
         let mut retry = RETRY_FIRST;
         loop {
             let mut most = RETRY_MAX;

@@ -21,22 +21,51 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::rt::MutexGuard;
 use crate::rt::time::sleep;
+use crate::rt::{Mutex, MutexGuard};
 use ferry_fs::{Attr, Errno, Ino, ToForget};
+use tokio::sync::oneshot;
 
 use super::Link;
 use super::epoch::{End, begin_epoch};
+use super::phase::Phase;
 use super::restore::{Ended, Restore};
 use super::state::State;
 use crate::client::cache::{self, PendingEffect};
 use crate::client::change::{Change, Pending, Role, Stage, Waiter};
 use crate::client::replay_log;
 use crate::frame;
-use crate::message::{Made, Op, Outcome};
+use crate::message::{Caller, Made, Op, Outcome};
 
 /// Changes that no program waits for are sent after this time, together.
 const COMPANY_TIME: Duration = Duration::from_millis(3);
+
+/// The pause between two looks whether a session is at rest.
+const REST: Duration = Duration::from_millis(10);
+
+/// Hears whether a sync has succeeded.
+struct Told(Mutex<Option<oneshot::Sender<Result<(), Errno>>>>);
+
+impl Told {
+    fn tell(&self, result: Result<(), Errno>) {
+        if let Some(tell) = self.0.lock().take() {
+            let _nobody = tell.send(result);
+        }
+    }
+}
+
+impl Waiter for Told {
+    fn answer(&self, outcome: Outcome, _leased: u8) {
+        self.tell(match outcome {
+            Outcome::Failed { errno } => Err(Errno(errno)),
+            _ => Ok(()),
+        });
+    }
+
+    fn fail(&self, errno: Errno) {
+        self.tell(Err(errno));
+    }
+}
 
 /// The right to acknowledge changes early, while it lives.
 pub(in crate::client) struct EarlyAcks<'l>(MutexGuard<'l, State>);
@@ -368,6 +397,32 @@ impl Link {
     /// Waits until there is a connection, in the same way.
     pub(in crate::client) async fn reached(&self) {
         self.until(|state| state.phase.is_connected()).await;
+    }
+
+    /// Makes all durable that was answered. An error: it may not be.
+    pub(in crate::client) async fn synced_all(&self) -> Result<(), Errno> {
+        let (tell, told) = oneshot::channel();
+        let waiter = Arc::new(Told(Mutex::new(Some(tell))));
+        self.request(Pending::new(Caller::default(), Op::Sync {}, waiter));
+        told.await.unwrap_or(Err(Errno(libc::EIO)))
+    }
+
+    /// Waits until nothing is unanswered, and all is durable: also for a server that is away. No
+    /// program asks for anything. An error: the session is over.
+    pub(in crate::client) async fn at_rest(&self) -> Result<(), Errno> {
+        loop {
+            let synced = self.synced_all().await;
+            {
+                let state = self.state.lock();
+                if let Phase::Closed { errno, .. } = &state.phase {
+                    return Err(*errno);
+                }
+                if synced.is_ok() && state.is_at_rest() {
+                    return Ok(());
+                }
+            }
+            sleep(REST).await;
+        }
     }
 
     async fn until(&self, is_so: impl Fn(&State) -> bool) {

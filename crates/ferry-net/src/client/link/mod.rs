@@ -41,6 +41,7 @@ use tokio::sync::Notify;
 use self::restore::Restore;
 use self::state::State;
 use super::cache::Cache;
+use super::carried::Session;
 use super::change::{Key, Pending};
 use super::kernel::Kernel;
 use super::replay_log;
@@ -48,7 +49,7 @@ use crate::message::{Claim, Numbers, Op, ToServer};
 use crate::transport::Connector;
 
 mod anew;
-mod connection;
+pub(super) mod connection;
 mod early_ack;
 mod epoch;
 mod flow;
@@ -71,6 +72,8 @@ pub(super) struct Link {
     kernel: Arc<Kernel>,
     this: Weak<Link>,
     state: Mutex<State>,
+    /// What the kernel was told by the process before.
+    inherited: Mutex<ToForget>,
     owner: Mutex<Option<Arc<dyn Restore>>>,
     /// The mount may acknowledge changes early.
     has_early_acks: AtomicBool,
@@ -99,12 +102,26 @@ impl Link {
             kernel,
             this: this.clone(),
             state: Mutex::new(state),
+            inherited: Mutex::default(),
             owner: Mutex::default(),
             has_early_acks: AtomicBool::new(false),
             closed: Notify::new(),
             ended: Notify::new(),
             drained: Notify::new(),
         })
+    }
+
+    /// Goes on with the session of the process before.
+    pub(super) fn resume(&self, session: &Session, to_forget: ToForget) {
+        self.state.lock().resume(session);
+        *self.inherited.lock() = to_forget;
+        self.set_early_acks(session.early_acks);
+    }
+
+    /// The session, for the process that comes next.
+    pub(super) fn session(&self) -> Session {
+        let has_reserved = self.cache.lock().reservation.remaining().is_some();
+        self.state.lock().session(self.has_early_acks(), has_reserved)
     }
 
     /// Sends a change behind all before it, or keeps it until it can be sent. Write leases on what
@@ -228,6 +245,11 @@ impl Link {
     /// Whether this mount may acknowledge changes early, as long as it lives.
     pub(super) fn set_early_acks(&self, may: bool) {
         self.has_early_acks.store(may, Ordering::Relaxed);
+    }
+
+    /// Whether the server lets this client acknowledge changes early.
+    pub(super) fn has_early_acks(&self) -> bool {
+        self.has_early_acks.load(Ordering::Relaxed)
     }
 
     /// Whether the server lets this client change anything.

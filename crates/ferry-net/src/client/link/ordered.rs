@@ -29,13 +29,14 @@ pub(super) struct Ordered {
 }
 
 impl Ordered {
-    pub(super) fn new() -> Self {
+    /// Behind the change `last`, which is answered, in this epoch.
+    pub(super) fn behind(last: u64, epoch: u32) -> Self {
         Self {
             changes: BTreeMap::new(),
-            next: 1,
-            answered: 0,
-            sent: 0,
-            epoch: 0,
+            next: last + 1,
+            answered: last,
+            sent: last,
+            epoch,
             newest: HashMap::default(),
             early: 0,
             newest_early: 0,

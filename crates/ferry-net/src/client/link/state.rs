@@ -14,6 +14,7 @@ use super::phase::Phase;
 use super::restore::{Ended, Restore};
 use super::unclaimed::Unclaimed;
 use super::window::{FOR_REQUESTS, Outbox, Window};
+use crate::client::carried::Session;
 use crate::client::change::{Change, HeldAnswer, Pending};
 use crate::client::replay_log::ReplayLog;
 use crate::codec::List;
@@ -87,7 +88,7 @@ impl State {
             boot: 0,
             read_only: false,
             phase: Phase::new(clock.monotonic()),
-            changes: Ordered::new(),
+            changes: Ordered::behind(0, 0),
             log: ReplayLog::default(),
             unclaimed: Unclaimed::default(),
             held: Vec::new(),
@@ -100,6 +101,43 @@ impl State {
             lossy: false,
             clock,
         }
+    }
+
+    /// The session that the process before had at rest.
+    pub(super) fn resume(&mut self, of: &Session) {
+        (self.session, self.boot) = (of.id, of.boot);
+        (self.read_only, self.lossy) = (of.read_only, of.lossy);
+        self.changes = Ordered::behind(of.newest, of.epoch);
+        self.log.advance(of.newest);
+        self.requests.next = of.next_request;
+        if of.has_reserved {
+            self.say_what_is_left(Op::Remaining { bytes: 0, inodes: 0 });
+        }
+    }
+
+    /// The same for the process that comes next.
+    pub(super) fn session(&self, early_acks: bool, has_reserved: bool) -> Session {
+        Session {
+            id: self.session,
+            boot: self.boot,
+            read_only: self.read_only,
+            early_acks,
+            lossy: self.lossy,
+            has_reserved,
+            newest: self.changes.last(),
+            epoch: self.changes.epoch(),
+            next_request: self.requests.next,
+        }
+    }
+
+    /// Whether nothing is unanswered, and all that was answered is durable.
+    pub(super) fn is_at_rest(&self) -> bool {
+        matches!(self.phase, Phase::Active(_))
+            && self.changes.len() == 0
+            && self.requests.by_id.is_empty()
+            && self.held.is_empty()
+            && self.unclaimed.is_empty()
+            && self.log.is_durable()
     }
 
     /// A new connection of the session: nothing was sent on it yet.
