@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
+use ferry_env::Env;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -20,6 +22,7 @@ use crate::error::CliError;
 use crate::mounts::{self, Mount};
 use crate::profiled::Profiles;
 use crate::socket;
+use crate::waiting::pause;
 
 /// Prefix of the sockets' names; the mount's device number, a hash of its source, and the time of
 /// mounting follow. The kernel reuses the device number of an ended mount at once, while its daemon
@@ -31,6 +34,10 @@ const END: &str = "end";
 /// The question whether the daemon answers at all.
 const ALIVE: &str = "alive";
 
+/// The next daemon of a mount that goes on answers so long after it serves.
+const NEXT_ANSWERS: Duration = Duration::from_secs(2);
+/// How often it is looked for.
+const LOOK: Duration = Duration::from_millis(5);
 /// A daemon may be silent for so long.
 const SILENCE: Duration = Duration::from_secs(1);
 /// The kernel ends the connection of a killed daemon after it has taken the daemon's rings down. A
@@ -45,35 +52,45 @@ pub struct Asked {
     /// The callers that wait for the end.
     waiting: Receiver<UnixStream>,
     keep: Sender<UnixStream>,
+    /// Held while a caller is being answered.
+    answering: Arc<Mutex<()>>,
 }
 
 impl Asked {
     /// Answers no questions until [`Asked::listen`].
     pub fn new() -> Self {
         let (keep, waiting) = mpsc::channel();
-        Self { waiting, keep }
+        Self { waiting, keep, answering: Arc::default() }
     }
 
     /// Answers questions from now on, because the mount exists.
     pub fn listen(&self, mountpoint: &Path, answers: Answers, profiles: Profiles) {
         let listening = mounts::at(mountpoint).and_then(|mount| {
             let mount = mount.filter(Mount::is_ferry).ok_or(io::ErrorKind::NotFound)?;
-            let answers = move |question: &str| match question {
-                ALIVE => Some(socket::object([("alive", true.into())])),
-                question => answers(question),
-            };
             let (keep, profiles) = (self.keep.clone(), profiles.clone());
-            let take = move |question: &str, stream| match question {
-                // The receiver is gone only if the process ends anyway.
-                END => {
-                    keep.send(stream).map(|()| None).map_err(|_| io::ErrorKind::NotConnected.into())
+            let answering = Arc::clone(&self.answering);
+            socket::take_each(&name(&mount, mounted_at()), move |question, stream| {
+                let _answers = answering.lock();
+                match question {
+                    ALIVE => socket::say(stream, Some(socket::object([("alive", true.into())]))),
+                    // The receiver is gone only if the process ends anyway.
+                    END => keep.send(stream).map_err(|_| io::ErrorKind::NotConnected.into()),
+                    question => match profiles.take(question, stream)? {
+                        Some(stream) => socket::say(stream, answers(question)),
+                        None => Ok(()),
+                    },
                 }
-                question => profiles.take(question, stream),
-            };
-            socket::answer_or_take(&name(&mount, mounted_at()), answers, take)
+            })
         });
         if let Err(error) = listening {
             tracing::warn!(%error, "questions are answered through the mount only: a caller may have to wait for it");
+        }
+    }
+
+    /// Waits until the caller that is being answered has its answer.
+    pub fn finish(&self) {
+        if self.answering.try_lock_for(SILENCE).is_none() {
+            tracing::debug!("a caller does not take its answer");
         }
     }
 
@@ -196,12 +213,39 @@ pub fn has_died(mount: &Mount) -> bool {
 
 /// As [`ask`], for an answer that takes the daemon at least `time`.
 pub fn ask_for(mount: &Mount, question: &str, time: Duration) -> Result<Option<Value>, CliError> {
-    let Some(stream) = connect(mount) else { return Ok(None) };
+    let clock = Env::real().clock;
+    let until = clock.monotonic() + NEXT_ANSWERS;
+    loop {
+        match ask_one(mount, question, time)? {
+            // While a mount goes from one process to the next, none answers.
+            Answer::NoDaemon if clock.monotonic() < until && !has_died(mount) => pause(LOOK),
+            Answer::Given(answer) => return Ok(Some(answer)),
+            Answer::NoDaemon | Answer::Refused => return Ok(None),
+        }
+    }
+}
+
+/// What becomes of a question.
+enum Answer {
+    Given(Value),
+    /// The daemon is of another version, or does not answer this user.
+    Refused,
+    /// There is none, or it has ended before it answered.
+    NoDaemon,
+}
+
+fn ask_one(mount: &Mount, question: &str, time: Duration) -> Result<Answer, CliError> {
+    let Some(stream) = connect(mount) else {
+        let names = socket::names(&prefix(mount)).unwrap_or_default();
+        let is_other = names.iter().any(|name| socket::owner(name).is_some());
+        return Ok(if is_other { Answer::Refused } else { Answer::NoDaemon });
+    };
     let pid = socket::peer(&stream);
     match socket::ask_on_for(stream, question, time) {
-        Ok(answer) => Ok(Some(answer)),
+        Ok(answer) => Ok(Answer::Given(answer)),
         Err(error) if socket::is_silence(&error) => Err(silent(mount, pid)),
-        Err(_) => Ok(None),
+        Err(error) if socket::is_end(&error) => Ok(Answer::NoDaemon),
+        Err(_) => Ok(Answer::Refused),
     }
 }
 

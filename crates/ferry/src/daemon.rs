@@ -150,6 +150,8 @@ pub fn serve(
     tracing::info!(volume = service.options.fsname, mountpoint = %service.mountpoint.display(), "mounted");
 
     if let Ended::HandedOver(connection) = await_end(&handle, &received, service.stop_timeout) {
+        // Who has asked for it must hear of it before this process ends.
+        service.asked.finish();
         let program = successor.lock().take().unwrap_or_else(|| "/proc/self/exe".into());
         return Ok(Served::HandedOver(connection, program));
     }

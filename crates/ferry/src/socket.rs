@@ -41,22 +41,18 @@ pub fn answer(
     name: &str,
     answer: impl Fn(&str) -> Option<Value> + Send + 'static,
 ) -> io::Result<()> {
-    answer_or_take(name, answer, |_, stream| Ok(Some(stream)))
+    take_each(name, move |question, stream| say(stream, answer(question)))
 }
 
-/// As [`answer`]; `take` may take the connection of a caller, to answer it later. Otherwise it
-/// returns the connection.
-pub fn answer_or_take(
+/// Gives `one` each question under that name from now on, with the connection of its caller, which
+/// it answers.
+pub fn take_each(
     name: &str,
-    answer: impl Fn(&str) -> Option<Value> + Send + 'static,
-    take: impl Fn(&str, UnixStream) -> io::Result<Option<UnixStream>> + Send + 'static,
+    one: impl Fn(&str, UnixStream) -> io::Result<()> + Send + 'static,
 ) -> io::Result<()> {
     listen(name, move |mut stream| {
         let question = line(&mut stream)?;
-        match take(&question, stream)? {
-            Some(stream) => say(stream, answer(&question)),
-            None => Ok(()),
-        }
+        one(&question, stream)
     })
 }
 
@@ -244,6 +240,7 @@ pub fn ask_on(mut stream: UnixStream, question: &str) -> io::Result<Value> {
     let answer = whole(&mut stream)?;
     if answer.is_empty() {
         asked?;
+        return Err(io::ErrorKind::UnexpectedEof.into());
     }
     let answer: Value = serde_json::from_slice(&answer)?;
     match (
@@ -288,6 +285,12 @@ pub fn whole(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
 /// Whether an error means that the other process has not answered in time.
 pub fn is_silence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// Whether an error means that the other process has ended before it answered.
+pub fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionRefused | ConnectionReset | UnexpectedEof)
 }
 
 /// A JSON object of these members.

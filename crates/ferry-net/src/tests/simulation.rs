@@ -657,16 +657,13 @@ fn a_broken_invariant_that_the_product_survives_is_found() {
     assert_eq!(run.failure.as_deref(), Some("attributes differ"));
 }
 
-/// Connections that fall silent for longer than a term, and nothing else. Programs pause: else what
-/// they know would hardly be older than a term when they use it.
+/// Connections that fall silent for longer than a term, and nothing else.
 #[test]
-fn clients_that_rely_on_leases_for_too_long_are_found() {
+fn silence_for_longer_than_a_term_costs_nothing() {
     let faults = Faults { swallow: 150, cut: 0, hold: 0, ..Plan::ROUGH.faults };
-    let silent = Plan { faults, crashes: 0, stops: 0, vanish_of: 0, pause_of: 2, ..Plan::ROUGH };
-    assert!(is_found(Plan { bug: Bug::EndlessTerm, ..silent }, 100));
-    for seed in 100..140 {
-        run(seed, Plan { pause_of: 1, ..silent });
-    }
+    let silent =
+        Plan { faults, crashes: 0, stops: 0, vanish_of: 0, pause_of: 1, ..Plan::ROUGH };
+    (100..140).for_each(|seed| run(seed, silent));
 }
 
 /// One client's short life ends, and begins again, at each frame.

@@ -593,3 +593,30 @@ fn a_client_that_was_given_up_replays_nothing_though_nothing_was_synced_since() 
         contested.is_the_others(&lab, &other);
     });
 }
+
+/// What a client reads of a file that another has changed, when its connection has been silent for
+/// longer than a term.
+fn read_in_silence(bug: Bug) -> sim::Run {
+    let plan = Plan { term: Duration::from_millis(500), ..CASE };
+    sim::run(513, bug, false, move |env| {
+        let lab = Lab::on(513, plan, env);
+        let (client, dir) = lab.alone("d");
+        let ino = client.ino(dir, "first");
+        let other = lab.client();
+        assert_eq!(other.ino(ROOT, "d"), dir);
+        let (theirs, fh) = (other.ino(dir, "first"), other.open(ino).unwrap());
+        assert_eq!((theirs, client.attr(ino).unwrap().size), (ino, 5));
+        client.way.silence();
+        assert_eq!(client.attr(ino).unwrap().size, 5, "it may be told so for a term");
+        other.append(ino, fh, b" and second").unwrap();
+        other.sync().unwrap();
+        assert_eq!(client.attr(ino).unwrap().size, 16, "it was told an old size");
+    })
+}
+
+#[test]
+fn clients_that_rely_on_leases_for_too_long_are_found() {
+    assert_eq!(read_in_silence(Bug::None).failure, None);
+    let found = read_in_silence(Bug::EndlessTerm).failure.expect("it is found");
+    assert!(found.contains("it was told an old size"), "{found}");
+}
