@@ -353,4 +353,15 @@ suite_s3() {
   # When all parts run, it is being built since they began.
   "$repo/scripts/setup" minio
   FERRY_STOPS=${FERRY_STOPS:-1} owners_on_s3_store minio
+  check "two servers take a volume from each other, 3 times" 400 servers_take_over 3
+}
+
+# servers_take_over ROUNDS: one is killed, releases the volume, or is stopped, while three clients work.
+servers_take_over() {
+  local code=0
+  mkdir -p /var/lib/ferry
+  start_s3_store minio "$scratch/s3-take-over"
+  python3 "$repo/scripts/suites/takeover.py" "$ferry" "$scratch/take-over" "$1" s3://ferry-test/take-over || code=$?
+  stop_s3_store
+  return "$code"
 }

@@ -136,6 +136,16 @@ pub trait BlockDevice: Send + Sync {
     fn keeps_what_is_dead(&self) -> bool {
         false
     }
+    /// Whether this process surely has the device still, so that what it knows of it is true. A
+    /// shared store may have given it to another machine since that was looked for.
+    fn is_surely_ours(&self) -> bool {
+        true
+    }
+    /// Finds out whether this process has the device still, and waits for as long as that takes. An
+    /// error: it has not.
+    fn ascertain_ours(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// The range is a ring, which is written over in turn: what is in it is not worth moving.
     fn note_ring(&self, _range: Range<u64>) {}
     /// How long flushes took that reached hardware. A composite answers with the slowest of those

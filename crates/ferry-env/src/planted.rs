@@ -64,6 +64,8 @@ pub enum Bug {
     EarlyDurable,
     /// Server: a session that ends keeps its file locks.
     RetainedLocks,
+    /// Server: it begins without the locks that clients held at the one before.
+    ForgottenLocks,
     /// Client: it relies on its leases beyond the end of their term.
     EndlessTerm,
     /// Object store: a flush ends when its own log object is answered, whatever is missing before
@@ -98,8 +100,11 @@ pub enum Bug {
     PinnedBehindSuper,
     /// Object store: what was repacked takes the place of what was written meanwhile.
     RepackedAnyway,
-    /// Object store: an owner answers reads however long ago it looked for a newer claim.
+    /// Object store: an owner answers reads, and a server its clients, however long ago it looked
+    /// for a newer claim.
     ReadsAfterTerm,
+    /// A simulated store: what an owner flushes behind the fence is acknowledged.
+    AcknowledgedAfterFence,
     /// Object store: a new owner does not wait for the term of older owners if the last one is
     /// dead, which may not have waited itself.
     SkippedTerm,

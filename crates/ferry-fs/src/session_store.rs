@@ -32,6 +32,12 @@ pub trait Reservation: Send + Sync {
 
 /// A file system that a server can serve.
 pub trait SessionStore: Filesystem {
+    /// Whether this process surely has the volume still. A server says nothing to clients
+    /// otherwise: another server may have changed what it would tell.
+    fn is_surely_ours(&self) -> bool;
+    /// Finds that out, and waits for the device. An error: another process has the volume.
+    fn ascertain_ours(&self) -> Result<(), Errno>;
+
     /// Reserves `count` inode numbers, or fewer. Nobody else ever gets one of them, not even after
     /// a crash: those that are not used are lost. May wait for the device.
     fn reserve_numbers(&self, count: u32) -> Result<Range<Ino>, Errno>;

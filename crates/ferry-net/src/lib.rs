@@ -32,7 +32,7 @@ mod wire;
 pub(crate) use transport::{address, tls};
 pub(crate) use wire::{codec, frame, lanes, message, protocol};
 
-pub use address::Address;
+pub use address::{Address, Host};
 pub use client::{Carried, ClientOptions, RemoteFs};
 pub use error::NetError;
 pub use frame::Stream;

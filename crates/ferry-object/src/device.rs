@@ -20,6 +20,7 @@
 use crate::access::{Access, Held, Patience, Tries};
 use crate::ahead::Ahead;
 use crate::batch::{Batch, Built, Layout, Pending, build};
+use crate::beats::Beats;
 use crate::cache::{CacheStats, DiskCache};
 use crate::error::ObjectError;
 use crate::executor::{Answer, Executor, Job, ThreadExecutor, Upload};
@@ -101,7 +102,7 @@ impl Default for Limits {
             grace: Duration::from_secs(600),
             repack_bytes_min: 4 << 20,
             sweep: Duration::from_secs(86_400),
-            term: Duration::from_secs(5),
+            term: Duration::from_secs(3),
             ahead_bytes_max: 2 * READ_AHEAD_BYTES,
             holds: true,
             patience: Duration::MAX,
@@ -191,6 +192,12 @@ pub struct ObjectDevice {
     pub(crate) warming: Warming,
     /// When the last look for a newer claim that found none began.
     looked: Mutex<Duration>,
+    /// Since when no older owner answers reads.
+    alone: OnceLock<Duration>,
+    /// It has failed, or another owner has taken the volume over: it acknowledges nothing.
+    has_failed: AtomicBool,
+    /// Its heartbeat, if others may take it for dead.
+    beats: OnceLock<Beats>,
     flush_timer: FlushTimer,
     /// A read has failed.
     read_failed: AtomicBool,
@@ -244,10 +251,16 @@ impl ObjectDevice {
         limits: Limits,
         env: &Env,
     ) -> Result<Arc<Self>, ObjectError> {
-        let now = env.clock.monotonic();
-        let found = claim(&access, volume, claimant, limits.term, env)?;
+        let now = env.clock.monotonic_with_sleep();
+        let (found, owns) = claim(&access, volume, claimant, limits.term, env)?;
         let locks = claimant.locks.clone();
-        Ok(Self::opened(access, found, limits, now, locks, env))
+        let device = Self::opened(access, found, limits, now, locks, env);
+        let since = env.clock.monotonic_with_sleep().saturating_sub(owns.alone);
+        let _unset = device.alone.set(since);
+        if let Some(beats) = owns.beats {
+            let _unset = device.beats.set(beats);
+        }
+        Ok(device)
     }
 
     /// Opens the volume as it is, for reading only. Nothing is claimed and nothing is written. If
@@ -420,6 +433,9 @@ impl ObjectDevice {
             ahead: Ahead::new(limits.ahead_bytes_max),
             warming: Warming::default(),
             looked: Mutex::new(looked),
+            alone: OnceLock::new(),
+            has_failed: AtomicBool::new(false),
+            beats: OnceLock::new(),
             flush_timer: FlushTimer::default(),
             read_failed: AtomicBool::new(false),
             _locks: locks,
@@ -813,6 +829,7 @@ impl ObjectDevice {
             };
             fx.jobs.push(Job { upload: None, after: Duration::ZERO, run: Box::new(run) });
         }
+        self.has_failed.store(true, Ordering::SeqCst);
         state.fail(error, fx);
     }
 
@@ -821,7 +838,7 @@ impl ObjectDevice {
         let newer = self.volume.epoch + 1;
         // A look that was held for long is as old as its last try.
         let (found, begun) = self.access.insist(|store| {
-            let begun = self.env.clock.monotonic();
+            let begun = self.env.clock.monotonic_with_sleep();
             Ok((exists(store, &claim_name(newer))?, begun))
         })?;
         self.access.counters.gets.fetch_add(1, Ordering::Relaxed);
@@ -849,9 +866,15 @@ impl ObjectDevice {
         !self.read_failed.load(Ordering::Acquire)
     }
 
+    /// For how long no older owner has answered reads.
+    pub fn alone_for(&self) -> Duration {
+        let now = self.env.clock.monotonic_with_sleep();
+        self.alone.get().map_or(Duration::ZERO, |since| now.saturating_sub(*since))
+    }
+
     /// Whether the last look is younger than a term.
     pub(crate) fn in_term(&self) -> bool {
-        self.env.clock.monotonic() < *self.looked.lock() + self.limits.term
+        self.env.clock.monotonic_with_sleep() < *self.looked.lock() + self.limits.term
     }
 
     /// Whether it takes changes.
@@ -878,6 +901,17 @@ impl BlockDevice for ObjectDevice {
     fn capacity_max(&self) -> io::Result<Longest> {
         self.check_writable(&self.state.lock())?;
         Ok(Longest::Asked(CAPACITY_MAX))
+    }
+
+    fn is_surely_ours(&self) -> bool {
+        // An owner that is never taken for dead says what it knows while its store is away, too.
+        let may_be_taken = self.beats.get().is_some();
+        !self.has_failed.load(Ordering::SeqCst) && (!may_be_taken || self.in_term())
+    }
+
+    fn ascertain_ours(&self) -> io::Result<()> {
+        self.await_term()?;
+        self.failure().map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// A store takes whatever is written, so there is nothing to prepare. The next owner finds out

@@ -42,8 +42,8 @@ impl DirStore {
     /// The directory of the lock files, in the store's own.
     pub(crate) const LOCKS: &str = "lock";
     /// Directories that a store makes in its own.
-    pub(crate) const DIRECTORIES: [&str; 8] =
-        [TEMPORARY, Self::LOCKS, "e", "w", "s", "m", "c", "k"];
+    pub(crate) const DIRECTORIES: [&str; 9] =
+        [TEMPORARY, Self::LOCKS, "e", "w", "s", "m", "c", "k", "h"];
 
     /// The store in a directory that exists.
     pub fn open(root: &Path, env: Env) -> Result<Self, ObjectError> {

@@ -21,13 +21,15 @@ use crate::cache::DiskCache;
 use crate::device::{Limits, ObjectDevice, identified};
 use crate::error::ObjectError;
 use crate::executor::Executor;
-use crate::format::{Kind, Location, ObjectRef, RootState, log_name};
+use crate::format::{
+    BEATS, Claim, Kind, Location, ObjectRef, RootState, beat_name, beat_of, log_name,
+};
 use crate::keys::Passphrase;
 use crate::runs::Run;
 use crate::store::Store;
 use crate::volume::{
-    Chain, FoundRoot, Shards, Volume, is_newest_root, load_shards, newest_whole_root, read_root,
-    read_super,
+    Chain, FoundRoot, Shards, Volume, is_newest_root, load_shards, newest_claim, newest_whole_root,
+    read_root, read_super,
 };
 use ferry_env::Env;
 use std::collections::HashMap;
@@ -50,8 +52,19 @@ pub struct Version {
     pub root: u64,
     /// The first number in the log that it lacks.
     pub log: u64,
+    /// Its owner has closed it.
+    pub closed: bool,
     /// It is in another timeline of the volume than the version before it (FOLLOW-4).
     pub new_timeline: bool,
+}
+
+/// Who owns a volume.
+pub(crate) struct Owned {
+    pub epoch: u64,
+    /// For people.
+    pub name: String,
+    /// It writes a heartbeat.
+    pub beats: bool,
 }
 
 /// What a follower has seen last.
@@ -109,6 +122,34 @@ impl Follower {
         let version = self.opened(&found, new_timeline);
         self.seen = Some(found);
         Ok(Some(version))
+    }
+
+    /// The newest claim, if there is one.
+    pub(crate) fn owner(&self) -> Result<Option<Owned>, ObjectError> {
+        let root = newest_whole_root(&self.access, &self.volume)?;
+        let newest = newest_claim(&self.access, &self.volume, &root)?;
+        let owned = |(epoch, claim): (u64, Claim)| Owned {
+            epoch,
+            name: claim.owner.to_string(),
+            beats: claim.beats,
+        };
+        Ok(newest.map(owned))
+    }
+
+    /// Whether this heartbeat is there.
+    pub(crate) fn has_beat(&self, epoch: u64, number: u64) -> Result<bool, ObjectError> {
+        self.access.exists(&beat_name(epoch, number))
+    }
+
+    /// The number of the newest heartbeat of an epoch.
+    pub(crate) fn newest_beat(&self, epoch: u64) -> Result<Option<u64>, ObjectError> {
+        let all = self.access.insist(|store| store.list(BEATS))?;
+        let of_epoch = |(of, number)| (of == epoch).then_some(number);
+        Ok(all.iter().filter_map(|name| beat_of(name)).filter_map(of_epoch).max())
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.env.clock.monotonic_with_sleep()
     }
 
     /// Whether there is neither a newer root nor more in the log (FOLLOW-3).
@@ -224,6 +265,7 @@ impl Follower {
             epoch: newest.max(root.header.epoch),
             root: root.header.number,
             log: found.chain.next,
+            closed: root.root.state == RootState::Closed && found.chain.links.is_empty(),
             new_timeline,
             device: ObjectDevice::version(
                 self.access.clone(),

@@ -55,6 +55,8 @@ const _: () = assert!(DATA_MAX < u32::MAX as usize);
 pub(crate) const SUPER: &str = "super";
 /// What the names of claims begin with.
 pub(crate) const CLAIMS: &str = "e/";
+/// What the names of heartbeats begin with.
+pub(crate) const BEATS: &str = "h/";
 /// What the names of objects with the wrapped key begin with.
 pub(crate) const KEYS: &str = "k/";
 /// What the names of log objects and fences begin with.
@@ -96,10 +98,21 @@ fn epoch_and_number(name: &str) -> Option<ObjectRef> {
     Some(ObjectRef { epoch: hex(epoch)?, number: hex(number)? })
 }
 
+/// The name of a heartbeat of an epoch.
+pub(crate) fn beat_name(epoch: u64, number: u64) -> String {
+    format!("{BEATS}{epoch:016x}-{number:016x}")
+}
+
+/// The epoch and the number of a heartbeat.
+pub(crate) fn beat_of(name: &str) -> Option<(u64, u64)> {
+    let (epoch, number) = name.strip_prefix(BEATS)?.split_once('-')?;
+    Some((u64::from_str_radix(epoch, 16).ok()?, u64::from_str_radix(number, 16).ok()?))
+}
+
 /// Whether a volume has objects of such names.
 pub(crate) fn is_object_name(name: &str) -> bool {
     name == SUPER
-        || [CLAIMS, LOGS, ObjectRef::DATA, SHARDS, ROOTS, KEYS]
+        || [CLAIMS, LOGS, ObjectRef::DATA, SHARDS, ROOTS, KEYS, BEATS]
             .iter()
             .any(|kind| name.starts_with(kind))
 }
@@ -962,17 +975,22 @@ pub(crate) struct Claim {
     pub made_secs: u64,
     /// The local log that has what the owner acknowledged and did not upload, if it has one.
     pub local: Option<Id>,
+    /// The owner writes a heartbeat.
+    pub beats: bool,
 }
 
 /// A flag of a claim: the owner has a local log.
 const CLAIM_LOCAL: u32 = 1;
+/// A flag of a claim: the owner writes a heartbeat.
+const CLAIM_BEATS: u32 = 2;
 
 impl Claim {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer(Vec::new());
         out.u64(self.made_secs);
         out.u32(self.owner.pid);
-        out.u32(if self.local.is_some() { CLAIM_LOCAL } else { 0 });
+        let local = if self.local.is_some() { CLAIM_LOCAL } else { 0 };
+        out.u32(local | if self.beats { CLAIM_BEATS } else { 0 });
         out.text(&self.owner.host);
         out.text(&self.owner.machine);
         out.text(&self.owner.boot);
@@ -986,7 +1004,8 @@ impl Claim {
             let (made_secs, pid, flags) = (fields.u64()?, fields.u32()?, fields.u32()?);
             let (host, machine, boot) = (fields.text()?, fields.text()?, fields.text()?);
             let local = if flags & CLAIM_LOCAL == 0 { None } else { Some(fields.array()?) };
-            Some(Self { owner: Owner { host, machine, boot, pid }, made_secs, local })
+            let beats = flags & CLAIM_BEATS != 0;
+            Some(Self { owner: Owner { host, machine, boot, pid }, made_secs, local, beats })
         };
         parse().ok_or_else(|| damaged(name, "it is too short"))
     }
@@ -1312,8 +1331,8 @@ mod tests {
         let wrapped = WrappedKey { kdf: Kdf::default(), salt: [3; 16], sealed: [4; 48] };
         assert_eq!(WrappedKey::decode("x", &wrapped.encode()), Ok(wrapped));
         let owner = Owner { host: "a".into(), machine: "b".into(), boot: "c".into(), pid: 4 };
-        for local in [None, Some([7; 16])] {
-            let claim = Claim { owner: owner.clone(), made_secs: 8, local };
+        for (local, beats) in [(None, false), (Some([7; 16]), false), (None, true)] {
+            let claim = Claim { owner: owner.clone(), made_secs: 8, local, beats };
             assert_eq!(Claim::decode("x", &claim.encode()), Ok(claim));
         }
         let at = ObjectRef { epoch: 5, number: 6 };

@@ -14,6 +14,7 @@
 //! roots      roots of an ObjectDevice, and what is deleted; reads: its reads, also ahead;
 //!            sweep: what nothing names; repack: what is mostly dead; warm: fills the cache
 //! backup     a volume that has snapshots of another one
+//! standby    waits until the owner has closed it, or is silent
 //! follow     what the volume is while its owner goes on
 //! rollback   going back to one of the snapshots
 //! clone      volumes that begin as a snapshot of another one
@@ -22,6 +23,7 @@
 //! state      what it knows; victims: which objects are mostly dead; inherited: what older owners
 //!            left that is needed
 //! volume     making a volume, claiming it, fencing its owner off
+//! beats      the heartbeat of an owner
 //! local      LocalStore: a local log in front of a store
 //! keys       the key of an encrypted volume
 //! access     requests that are repeated until they are carried out
@@ -44,6 +46,7 @@ mod access;
 mod ahead;
 mod backup;
 mod batch;
+mod beats;
 mod cache;
 mod clone;
 mod codec;
@@ -72,6 +75,7 @@ mod runs;
 mod s3;
 mod snapshots;
 mod space;
+mod standby;
 mod state;
 mod store;
 mod sweep;
@@ -99,7 +103,7 @@ pub use locks::{DirLocks, Locks};
 pub use open::{
     Made, NewClone, OnDisk, Opening, backup_source, change_passphrase, compression_of,
     follow_volume, has_volume, is_encrypted, lock_files, make_volume, open_backup, open_to_copy,
-    open_volume, owner_here, prepare_clone, remove_volume, snapshot_sizes, snapshots_of,
+    open_volume, owner_here, prepare_clone, remove_volume, snapshot_sizes, snapshots_of, stand_by,
 };
 pub use pins::CloneName;
 pub use prove::prove;
@@ -107,6 +111,7 @@ pub use rollback::{Replaced, RolledBack, name_before_rollback};
 pub use s3::{Endpoint, S3Location, S3Settings, S3Store, TimeLimits};
 pub use snapshots::{SNAPSHOTS_MAX, check_snapshot_name};
 pub use space::SnapshotSizes;
+pub use standby::{Found, Standby};
 pub use store::{Held, RequestCosts, Store, Waiting};
 pub use url::{S3Url, StoreUrl};
 pub use volume::{Claimant, VolumeOptions};

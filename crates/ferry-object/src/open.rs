@@ -17,6 +17,7 @@ use crate::locks::{DirLocks, Locks, machine_directory, machine_locks};
 use crate::prove::{PROOFS, patiently, prove};
 use crate::s3::{S3Settings, S3Store};
 use crate::space::SnapshotSizes;
+use crate::standby::Standby;
 use crate::store::{Store, exists};
 use crate::url::StoreUrl;
 use crate::volume::{Claimant, VolumeOptions, identify, list_snapshots, read_super};
@@ -47,6 +48,20 @@ pub enum Opening {
         /// Also if it may have acknowledged what only its machine has. That is lost then.
         force: bool,
     },
+    /// To be owned by one server of several, which writes a heartbeat.
+    OwnAsOneOfSeveral {
+        /// From the owner of this epoch, too, which may be alive.
+        from: Option<u64>,
+    },
+}
+
+impl Opening {
+    /// To be owned, if nobody owns it.
+    pub const OWN: Self = Self::Own { take_over: false, force: false };
+
+    fn is_to_own(&self) -> bool {
+        matches!(self, Self::Own { .. } | Self::OwnAsOneOfSeveral { .. })
+    }
 }
 
 /// What a volume has on disks of this machine.
@@ -120,12 +135,15 @@ fn claimant(
             }
         }
     };
-    let (take_over, force) = match *opening {
-        Opening::Read | Opening::Snapshot(_) => (false, false),
-        Opening::Own { take_over, force } => (take_over, force),
+    let (take_over, force, only_from) = match *opening {
+        Opening::Read | Opening::Snapshot(_) => (false, false, None),
+        Opening::Own { take_over, force } => (take_over, force, None),
+        Opening::OwnAsOneOfSeveral { from } => (from.is_some(), false, from),
     };
+    let beats = matches!(opening, Opening::OwnAsOneOfSeveral { .. });
     let locks = Some(Arc::new(locks) as Arc<dyn Locks>);
-    Ok(Claimant { owner, take_over, locks, passphrase, force, ..Claimant::default() })
+    let rest = Claimant::default();
+    Ok(Claimant { owner, take_over, locks, passphrase, force, beats, only_from, ..rest })
 }
 
 fn limits() -> Limits {
@@ -194,7 +212,7 @@ fn open_with(
             locals(&access.store).refuse_unread(&mut claimant)?;
             ObjectDevice::observe_identified(access, volume, &claimant, limits, env)?
         }
-        Opening::Own { .. } => {
+        Opening::Own { .. } | Opening::OwnAsOneOfSeveral { .. } => {
             let mut claimant = Claimant { tell, ..claimant()? };
             local = locals(&access.store).open(on_disk.local_log.as_deref(), &mut claimant)?;
             if let Some(layer) = &local.layer {
@@ -211,7 +229,7 @@ fn open_with(
     if let Some(layer) = layer {
         layer.serve();
     }
-    if matches!(opening, Opening::Own { .. }) {
+    if opening.is_to_own() {
         device.tick_by_itself();
     }
     Ok(device)
@@ -227,6 +245,15 @@ pub fn follow_volume(
     let (access, volume) = identify(access(url, env)?, passphrase)?;
     let cache = cache.map(|options| DiskCache::open(options, &volume.id)).transpose()?;
     Ok(Follower::new(access, volume, cache, limits(), env))
+}
+
+/// Stands by for the volume in a store. Nothing is claimed.
+pub fn stand_by(
+    url: &StoreUrl,
+    passphrase: Option<&Passphrase>,
+    env: &Env,
+) -> Result<Standby, ObjectError> {
+    Ok(Standby::new(follow_volume(url, passphrase, None, env)?))
 }
 
 /// The snapshots of the volume in a store, which may be in use.
@@ -307,8 +334,7 @@ pub fn make_volume(
         }
     }
     let passphrase = options.encryption.as_ref().map(|encryption| encryption.passphrase.clone());
-    let claimant =
-        claimant(url, &Opening::Own { take_over: false, force: false }, passphrase, env)?;
+    let claimant = claimant(url, &Opening::OWN, passphrase, env)?;
     let made = ObjectDevice::make(store.clone(), executor.clone(), options, env);
     if let (Err(ObjectError::Refused(_)), true, StoreUrl::Dir(_)) = (&made, is_new, url)
         && !exists(&*store, SUPER).unwrap_or(true)

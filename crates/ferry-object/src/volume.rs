@@ -12,6 +12,7 @@
 //!    the fence, which it created now, took the name of a log object that a later owner deleted.
 
 use crate::access::{AT_ONCE, Access, Created, LIST_AGAIN, LISTS_MAX, Origin};
+use crate::beats::Beats;
 use crate::codec::{Codec, Compression, VolumeKey};
 use crate::error::ObjectError;
 use crate::format::{
@@ -236,7 +237,7 @@ fn missing(parent: &Parent, error: ObjectError) -> ObjectError {
 /// The newest claim, and its number; `None`: nobody has claimed the volume yet. Claims are never
 /// deleted, so a list that lags costs only looks. Of a volume that is a backup the first claim is
 /// that behind the epoch of its first root, so it is looked for from `newest`, the newest root, on.
-fn newest_claim(
+pub(crate) fn newest_claim(
     access: &Access,
     volume: &Volume,
     newest: &FoundRoot,
@@ -537,6 +538,10 @@ pub struct Claimant {
     pub uploaded: Vec<Id>,
     /// It takes the volume from an owner whose local log is not uploaded, too.
     pub force: bool,
+    /// It will write a heartbeat, so that others may take the volume over when it is silent.
+    pub beats: bool,
+    /// It takes the volume only from the owner of this epoch, if that may be alive.
+    pub only_from: Option<u64>,
     /// It makes a backup there. Nobody else opens one of which no part has ended.
     pub backs_up: bool,
     /// Is told of a wait that the user would wonder about.
@@ -608,7 +613,8 @@ fn look(
         Before::Closed
     } else {
         let dead = claimant.is_dead(epoch, &claim)?;
-        if !dead && !claimant.take_over {
+        let is_another = claimant.only_from.is_some_and(|from| from != epoch);
+        if !dead && (!claimant.take_over || is_another) {
             return Err(claimant.in_use(epoch, &claim, env));
         }
         if claimant.would_lose(&claim) {
@@ -641,6 +647,14 @@ fn look_and_load(
     }
 }
 
+/// What a new owner has, beside the volume.
+pub(crate) struct Ownership {
+    /// For how long nobody else can have answered reads.
+    pub alone: Duration,
+    /// Its heartbeat, if it has one.
+    pub beats: Option<Beats>,
+}
+
 /// Claims the volume, and fences its owner off. `term`: how long an owner may answer reads after it
 /// last looked for a newer claim.
 pub(crate) fn claim(
@@ -649,7 +663,7 @@ pub(crate) fn claim(
     claimant: &Claimant,
     term: Duration,
     env: &Env,
-) -> Result<(Volume, Chain, Shards), ObjectError> {
+) -> Result<((Volume, Chain, Shards), Ownership), ObjectError> {
     // What cannot be opened is not claimed.
     let (found, shards) = look_and_load(access, &volume, claimant, env)?;
     let Found { root: found, epoch, before } = found;
@@ -659,6 +673,7 @@ pub(crate) fn claim(
         owner: claimant.owner.clone(),
         made_secs: env.clock.wall().as_secs(),
         local: claimant.local,
+        beats: claimant.beats,
     };
     let header = new_header(Kind::Claim, volume.id, volume.epoch, volume.epoch, env);
     let bytes = encode(&access.codec, &header, &claim.encode(), &[]);
@@ -666,6 +681,8 @@ pub(crate) fn claim(
         Created::Ours => {}
         _ => return Err(ObjectError::ClaimLost { epoch: volume.epoch }),
     }
+    let beats = claimant.beats.then(|| Beats::start(Arc::clone(&access.store), volume.epoch));
+    let beats = beats.transpose()?;
     let take_over = || {
         let mut chain = Chain::new(take_over_root(access, &volume, env)?);
         chain.end(access, &volume, env)?;
@@ -688,17 +705,19 @@ pub(crate) fn claim(
             access.executor.pause(time);
         }
         refuse_if_claimed(access, volume.epoch + 1)?;
-        Ok(chain)
+        // Clocks of two machines run at different speeds, by an eighth at most.
+        let alone = if wait { term / 2 - term / 8 } else { Duration::ZERO };
+        Ok((chain, alone))
     };
     let take_over = || {
-        let chain = take_over()?;
+        let (chain, alone) = take_over()?;
         let same = chain.root.root.shards == found.root.shards;
         let shards =
             if same { shards } else { load_shards(access, &volume, &chain.root.root.shards)? };
-        Ok((chain, shards))
+        Ok((chain, shards, alone))
     };
     match take_over() {
-        Ok((chain, shards)) => Ok((volume, chain, shards)),
+        Ok((chain, shards, alone)) => Ok(((volume, chain, shards), Ownership { alone, beats })),
         Err(error) => Err(explained(access, &volume, error)),
     }
 }

@@ -65,7 +65,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(done.expect("cp runs").success());
 }
 
-const OWN: Opening = Opening::Own { take_over: false, force: false };
+const OWN: Opening = Opening::OWN;
 const FORCE: Opening = Opening::Own { take_over: true, force: true };
 
 fn open(url: &StoreUrl, log: Option<&Path>) -> Result<Arc<ObjectDevice>, ObjectError> {

@@ -352,6 +352,15 @@ pub struct ServeArgs {
     /// lost, even if it was synced
     #[arg(long, requires = "take_over")]
     pub force: bool,
+    /// A volume in a store: one server of several, all of which are started with this. Clients name
+    /// all: ferry://A,B/. This one waits until the one that has the volume closes it or is silent
+    /// for 4 s, then serves. One that lost it stands by
+    #[arg(long, conflicts_with_all = ["take_over", "local_log"])]
+    pub standby: bool,
+    /// Let another server take the volume: that of this machine, started with --standby, makes all
+    /// durable, closes the volume and stands by. Waits until another has it
+    #[arg(long, conflicts_with_all = ["take_over", "standby"])]
+    pub release: bool,
     /// A volume in a store: a directory of a local disk in which parts of the store's objects are
     /// cached. It may be lost at any time
     #[arg(long, value_name = "DIR")]

@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use ferry_net::{Control, VERSION};
+use parking_lot::Mutex;
 use rustix::process::Uid;
 use serde_json::Value;
 
@@ -17,19 +19,53 @@ use crate::{mounts, socket, table};
 /// Prefix of the sockets' names; the process number follows.
 pub const PREFIX: &str = "ferry-serve-";
 
+/// The role of a server that waits for the volume, and of one that has it.
+pub const STANDS_BY: &str = "stands by";
+pub const SERVES: &str = "serves";
+/// The question that asks a server to let another one take the volume.
+pub const RELEASE: &str = "release";
+
+/// What a server does.
+pub enum Role {
+    /// Another one has the volume, as far as is known: this one.
+    StandsBy(Option<String>),
+    /// It serves. A caller that asks it to release the volume is told whether it will.
+    Serves(Control, Box<dyn Fn() -> bool + Send>),
+}
+
+impl Role {
+    fn said(&self) -> (&'static str, Value, Value, Value) {
+        match self {
+            Self::StandsBy(owner) => {
+                (STANDS_BY, owner.clone().into(), Value::Array(Vec::new()), Value::Null)
+            }
+            Self::Serves(control, _) => (SERVES, Value::Null, control.clients(), control.refused()),
+        }
+    }
+}
+
 /// Answers questions from now on, in a thread that lives as long as the process.
-pub fn answer(control: Control, volume: &Location, address: SocketAddr) -> io::Result<()> {
+pub fn answer(role: Arc<Mutex<Role>>, volume: &Location, address: SocketAddr) -> io::Result<()> {
     let volume = printed_as(volume)?;
     let address = address.to_string();
     socket::answer(&format!("{PREFIX}{}", std::process::id()), move |question| {
-        match question.split_once(' ') {
-            None if question == "clients" => Some(socket::object([
-                ("volume", volume.clone().into()),
-                ("address", address.clone().into()),
-                ("clients", control.clients()),
-                ("refused", control.refused()),
-            ])),
-            Some(("evict", client)) => {
+        let role = role.lock();
+        match (question.split_once(' '), &*role) {
+            (None, role) if question == "clients" => {
+                let (does, owner, clients, refused) = role.said();
+                Some(socket::object([
+                    ("volume", volume.clone().into()),
+                    ("address", address.clone().into()),
+                    ("role", does.into()),
+                    ("owner", owner),
+                    ("clients", clients),
+                    ("refused", refused),
+                ]))
+            }
+            (None, Role::Serves(_, release)) if question == RELEASE => {
+                Some(socket::object([("released", release().into())]))
+            }
+            (Some(("evict", client)), Role::Serves(control, _)) => {
                 Some(socket::object([("evicted", control.evict(client).into())]))
             }
             _ => None,
@@ -90,10 +126,10 @@ pub fn servers<T: Send>(of: impl Fn(&str, Said) -> T + Sync) -> Result<Vec<T>, C
 }
 
 /// The servers that answer, by their sockets; and what is said of others.
-type Answers = (Vec<(String, Value)>, Option<String>);
+pub type Answers = (Vec<(String, Value)>, Option<String>);
 
 /// Asks all servers of this machine for their clients.
-fn answers() -> Result<Answers, CliError> {
+pub fn answers() -> Result<Answers, CliError> {
     let (mut answers, mut owners, mut is_silent) = (Vec::new(), BTreeSet::new(), false);
     for (name, said) in servers(|name, said| (name.to_owned(), said))? {
         match said {
@@ -164,6 +200,11 @@ fn lines(clients: &[Value]) -> String {
 fn for_people(server: &Value, details: bool) -> String {
     let of = |key: &str| socket::printable(server[key].as_str().unwrap_or_default());
     let mut text = format!("{} at {}\n", of("volume"), of("address"));
+    if server["role"] == STANDS_BY {
+        let owner = server["owner"].as_str().map_or("nobody".into(), socket::printable);
+        text.push_str(&format!("  stands by; {owner} has the volume\n"));
+        return text;
+    }
     let clients = server["clients"].as_array().map(Vec::as_slice).unwrap_or_default();
     if clients.is_empty() {
         text.push_str("  no clients\n");
@@ -228,7 +269,7 @@ pub fn evict(args: &EvictArgs) -> Result<(), CliError> {
 }
 
 /// Where a volume lies, as servers show it.
-fn printed_as(volume: &Location) -> io::Result<String> {
+pub fn printed_as(volume: &Location) -> io::Result<String> {
     let name = volume.path().map_or_else(|| volume.resolved(), std::path::absolute)?;
     Ok(name.display().to_string())
 }

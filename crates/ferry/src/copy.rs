@@ -262,7 +262,7 @@ fn open_store(
                 return Err(failed(ObjectError::VolumeExists));
             }
             drop(found);
-            let own = Opening::Own { take_over: false, force: false };
+            let own = Opening::OWN;
             (open(own).map_err(failed)?, New::Nothing)
         }
         Err(error) => return Err(failed(error)),

@@ -85,6 +85,8 @@ pub enum State {
     Fine,
     /// A server that answers: clients that are connected, and all.
     Clients(usize, usize),
+    /// A server that waits for the volume, and who has it.
+    StandsBy(Option<String>),
 }
 
 impl fmt::Display for State {
@@ -104,6 +106,8 @@ impl fmt::Display for State {
             Self::Clients(connected, all) => {
                 write!(f, "{connected} of {all} clients are connected")
             }
+            Self::StandsBy(Some(owner)) => write!(f, "stands by; {owner} has the volume"),
+            Self::StandsBy(None) => f.write_str("stands by; nobody has the volume"),
         }
     }
 }
@@ -240,6 +244,9 @@ fn of_server(name: &str, said: Said) -> Found {
 /// How a server is, by what it says of its clients, and how its volume is.
 fn server_state(answer: Option<&Value>, figures: Option<&Value>) -> State {
     let Some(answer) = answer else { return State::Silent };
+    if answer["role"] == clients::STANDS_BY {
+        return State::StandsBy(answer["owner"].as_str().map(str::to_owned));
+    }
     match figures.map(|figures| state_by(false, figures)) {
         None | Some(State::Fine | State::ReadOnly) => {
             let there = |client: &&Value| client["connected"] == true;

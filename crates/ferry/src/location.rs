@@ -134,7 +134,7 @@ impl Location {
         let is_host = !host.is_empty() && !host.contains('/');
         is_host.then(|| {
             let path = format!("/{path}");
-            Self::Server(Address { host: host.into(), port: None, path })
+            Self::Server(Address::of_host(host, None, &path))
         })
     }
 

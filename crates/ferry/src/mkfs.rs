@@ -165,7 +165,7 @@ fn half_made(
     if !is_half {
         return Err(ObjectError::VolumeExists);
     }
-    let opening = Opening::Own { take_over: false, force: false };
+    let opening = Opening::OWN;
     let device = open_volume(url, opening, passphrase.cloned(), &OnDisk::default(), env)?;
     Ok(Made { device, is_new: false, warnings: Vec::new() })
 }

@@ -13,8 +13,8 @@ use ferry_env::Env;
 use ferry_fs::{Given, LocalFs};
 use ferry_object::{
     BackupSource, CacheOptions, Follower, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase,
-    Snapshot, SnapshotSizes, StoreUrl, backup_source, follow_volume, open_to_copy, open_volume,
-    snapshot_sizes, snapshots_of,
+    Snapshot, SnapshotSizes, Standby, StoreUrl, backup_source, follow_volume, open_to_copy,
+    open_volume, snapshot_sizes, snapshots_of, stand_by,
 };
 
 use crate::error::CliError;
@@ -76,7 +76,7 @@ impl How {
     fn opening(self) -> Opening {
         match self {
             Self::Read => Opening::Read,
-            Self::Write => Opening::Own { take_over: false, force: false },
+            Self::Write => Opening::OWN,
             Self::TakeOver => Opening::Own { take_over: true, force: false },
             Self::Force => Opening::Own { take_over: true, force: true },
         }
@@ -366,6 +366,32 @@ pub fn follow_in_store(
 ) -> Result<Follower, OpenError> {
     let url = volume.store().ok_or(OpenError::NotTheVolume)?;
     open_in_store(volume, &OnceCell::new(), |passphrase| follow_volume(url, passphrase, cache, env))
+}
+
+/// Stands by for the volume in a store.
+pub fn stand_by_in_store(
+    volume: &Location,
+    url: &StoreUrl,
+    env: &Env,
+) -> Result<Standby, OpenError> {
+    open_in_store(volume, &OnceCell::new(), |passphrase| stand_by(url, passphrase, env))
+}
+
+/// Opens the volume in a store for one server of several, which writes a heartbeat. `from`: from the
+/// owner of this epoch, too, which may be alive.
+pub fn open_for_one_of_several(
+    volume: &Location,
+    url: &StoreUrl,
+    from: Option<u64>,
+    on_disk: &OnDisk,
+    env: &Env,
+) -> Result<Opened, OpenError> {
+    let opening = Opening::OwnAsOneOfSeveral { from };
+    // The passphrase may have changed since this server stands by.
+    let opened = open_in_store(volume, &OnceCell::new(), |passphrase| {
+        open_volume(url, opening.clone(), passphrase.cloned(), on_disk, env)
+    });
+    opened.map(Opened::in_store)
 }
 
 /// The snapshots of the volume in a store, which may be in use.

@@ -66,7 +66,7 @@ pub fn check(address: &Address, args: &MountArgs, options: &MountOptions) -> Res
     Err(CliError::Usage(format!(
         "{}: the server must be authenticated: give -o tls=DIR (`ferry cert issue` at the server makes it), or -o insecure if everybody \
          on the way (and every user of this machine, where the server is on it too) may read and change everything",
-        address.host
+        address
     )))
 }
 

@@ -74,7 +74,7 @@ impl Versions for InStore {
 }
 
 fn version(found: ferry_object::Version) -> Version {
-    let ferry_object::Version { device, epoch, root, log, new_timeline } = found;
+    let ferry_object::Version { device, epoch, root, log, new_timeline, .. } = found;
     let read = Arc::clone(&device);
     let is_readable = Box::new(move || read.has_read_all());
     Version { dev: device, new_timeline, epoch, root, log, is_readable }

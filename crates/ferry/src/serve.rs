@@ -2,28 +2,34 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use ferry_env::Env;
 use ferry_fs::{CacheMode, Filesystem, FsOptions, LocalFs, SessionStore};
 use ferry_net::{Bound, Export, NetError, Server, ServerOptions, ServerTls};
-use ferry_object::OnDisk;
+use parking_lot::Mutex;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::cache_size::{GivesWay, default_bytes};
 use crate::cli::ServeArgs;
+use crate::clients::Role;
 use crate::error::CliError;
-use crate::location::Location;
 use crate::open::{How, Opened, STOPPING, explain, on_disk, open_on_disk_when_free};
 use crate::waiting::{PAUSE_MAX, pause};
 use crate::{clients, daemon, logging, metrics, served, starter};
 
+mod release;
+mod standby;
 #[cfg(test)]
 mod tests;
 
 /// Runs the command, until a signal asks for the end.
 pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
+    if args.release {
+        return release::run(&args.volume);
+    }
     let stamped = std::env::var_os("JOURNAL_STREAM").is_none();
     logging::start(log_level, "info", stamped).map_err(CliError::Usage)?;
     logging::log_panics();
@@ -37,7 +43,7 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
     };
     daemon::prepare(false);
     // Before the volume is opened, and perhaps taken from its owner.
-    let address = bind(address)?;
+    let address = bind(address, if args.standby { Bound::reserve } else { Bound::new })?;
     let env = Env::real();
     let exports = if args.export.is_empty() {
         vec![Export { path: b"/".to_vec(), read_only: false }]
@@ -54,18 +60,58 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
         flush_interval_min: args.flush_interval_min.unwrap_or_default(),
         ..fs_options(how, cache_size)
     };
-    let (opened, fs) = open(&args.volume, how, options, &on_disk, &env)?;
-    let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
-    let served = serve(&fs, args, address, tls, exports, &env);
-    drop(gives_way);
-    fs.detach();
+    let (sender, events) = mpsc::channel();
+    let role = Arc::new(Mutex::new(Role::StandsBy(None)));
+    let opened = if args.standby {
+        standby::open(&args.volume, how, &on_disk, (&role, address.addr()), &env)?
+    } else {
+        let opened = open_on_disk_when_free(&args.volume, how, &on_disk, &env);
+        opened.map_err(|e| explain(&args.volume, &e))?
+    };
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", args.volume));
+    let is_lost = || opened.store().is_some_and(|store| store.failure().is_some());
+    let fs = match LocalFs::open(opened.device.clone(), options, env.clone()) {
+        Ok(fs) => fs,
+        Err(_) if args.standby && is_lost() => return Err(standby::again(false)),
+        Err(error) => return Err(failed(&error)),
+    };
+    let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
+    let shared = Shared { fs: &fs, opened: &opened, role: &role, events: (sender, events) };
+    let served = serve(shared, args, address, tls, exports, &env);
+    drop(gives_way);
+    if matches!(served, Ok(Ended::TakenOver)) {
+        // Nothing can be closed here: the volume is another server's.
+        return match args.standby {
+            true => Err(standby::again(false)),
+            false => Err(failed(
+                &"the volume has failed, or another machine has taken it over: the log says which",
+            )),
+        };
+    }
+    fs.detach();
     let closed = fs.close().map_err(|e| failed(&e));
+    if args.standby && closed.is_err() && is_lost() {
+        return Err(standby::again(false));
+    }
     let closed = closed.and(opened.close().map_err(|e| failed(&e)));
     if closed.is_ok() {
         tracing::info!(volume = %args.volume, "closed: everything is durable");
     }
-    served.and(closed)
+    match (served, closed) {
+        (Ok(Ended::Released), Ok(())) => Err(standby::again(true)),
+        (served, closed) => served.map(drop).and(closed),
+    }
+}
+
+/// Why a server ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// A signal has asked for it.
+    Stopped,
+    /// Another server is to have the volume.
+    Released,
+    /// Another process has taken the volume, or it has failed: nothing more can be said of it.
+    TakenOver,
 }
 
 fn fs_options(how: How, cache_bytes: usize) -> FsOptions {
@@ -80,34 +126,32 @@ fn fs_options(how: How, cache_bytes: usize) -> FsOptions {
     }
 }
 
-fn open(
-    volume: &Location,
-    how: How,
-    options: FsOptions,
-    on_disk: &OnDisk,
-    env: &Env,
-) -> Result<(Opened, Arc<LocalFs>), CliError> {
-    let opened =
-        open_on_disk_when_free(volume, how, on_disk, env).map_err(|e| explain(volume, &e))?;
-    let fs = LocalFs::open(opened.device.clone(), options, env.clone())
-        .map_err(|e| CliError::Failed(format!("{volume}: {e}")))?;
-    Ok((opened, fs))
+/// What a server has.
+struct Shared<'a> {
+    fs: &'a Arc<LocalFs>,
+    opened: &'a Opened,
+    role: &'a Arc<Mutex<Role>>,
+    events: (mpsc::Sender<Ended>, mpsc::Receiver<Ended>),
 }
 
 fn serve(
-    fs: &Arc<LocalFs>,
+    shared: Shared<'_>,
     args: &ServeArgs,
     bound: Bound,
     tls: Option<ServerTls>,
     exports: Vec<Export>,
     env: &Env,
-) -> Result<(), CliError> {
+) -> Result<Ended, CliError> {
+    let Shared { fs, opened, role, events: (sender, events) } = shared;
     let failed = |e: NetError| CliError::Failed(e.to_string());
+    let lease_term = if args.standby { standby::LEASE_TERM } else { ServerOptions::LEASE_TERM };
     let options = ServerOptions {
         exports,
         session_life: args.session_life,
         grace: args.grace,
-        lease_term: ServerOptions::LEASE_TERM,
+        returns: if args.standby { standby::RETURNS } else { Duration::ZERO },
+        silent: opened.store().map_or(Duration::ZERO, |store| store.alone_for()),
+        lease_term,
         key: fs.superblock().capability_key(),
     };
     // Before the first client is served: an early signal must not kill the process.
@@ -121,8 +165,13 @@ fn serve(
     let plain = tls.is_none();
     let addr = bound.addr();
     server.listen(bound, tls).map_err(failed)?;
-    clients::answer(server.control(), &args.volume, addr)
-        .map_err(|e| CliError::Failed(format!("cannot listen to `ferry clients`: {e}")))?;
+    let (released, can_release) = (sender.clone(), args.standby);
+    let release = move || can_release && released.send(Ended::Released).is_ok();
+    *role.lock() = Role::Serves(server.control(), Box::new(release));
+    if !args.standby {
+        clients::answer(Arc::clone(role), &args.volume, addr)
+            .map_err(|e| CliError::Failed(format!("cannot listen to `ferry clients`: {e}")))?;
+    }
     served::answer(&args.volume, Arc::downgrade(fs), server.control())
         .map_err(|e| CliError::Failed(format!("cannot listen to control requests: {e}")))?;
     let (counted, control) = (Arc::downgrade(fs), server.control());
@@ -131,19 +180,53 @@ fn serve(
     let _endpoint = scraped.map(|bound| metrics::serve(bound, figures)).transpose()?;
     tracing::info!(volume = %args.volume, address = %addr, tls = !plain, "serving");
     starter::notify_systemd("READY=1");
-    signals.forever().next();
-    tracing::info!("asked to stop");
-    starter::notify_systemd("STOPPING=1");
+    let watching = move || {
+        // The receiver is gone only if the process ends anyway.
+        if signals.forever().next().is_some() {
+            sender.send(Ended::Stopped).unwrap_or_default();
+        }
+    };
+    std::thread::Builder::new()
+        .name("ferry-signals".into())
+        .spawn(watching)
+        .map_err(|e| CliError::Failed(format!("cannot start a thread: {e}")))?;
+    let ended = await_end(opened, &events);
+    if ended == Ended::TakenOver {
+        // Its clients hear nothing more from this server, and look for the other one.
+        drop(server);
+        return Ok(ended);
+    }
+    tracing::info!(?ended, "asked to stop");
+    if ended == Ended::Stopped {
+        starter::notify_systemd("STOPPING=1");
+    }
     server.stop();
-    Ok(())
+    // A signal may have come since.
+    let stopped = events.try_iter().any(|event| event == Ended::Stopped);
+    Ok(if stopped { Ended::Stopped } else { ended })
+}
+
+/// Waits until somebody asks for the end, or the volume is another server's.
+fn await_end(opened: &Opened, events: &mpsc::Receiver<Ended>) -> Ended {
+    let has_failed = || opened.store().is_some_and(|store| store.failure().is_some());
+    loop {
+        match events.recv_timeout(PAUSE_MAX) {
+            Ok(ended) => return ended,
+            Err(_) if has_failed() => return Ended::TakenOver,
+            Err(_) => {}
+        }
+    }
 }
 
 /// Takes the address. A server that is ending may still have it.
-fn bind(address: SocketAddr) -> Result<Bound, CliError> {
+fn bind(
+    address: SocketAddr,
+    take: fn(SocketAddr) -> Result<Bound, NetError>,
+) -> Result<Bound, CliError> {
     let clock = Env::real().clock;
     let until = clock.monotonic() + STOPPING;
     loop {
-        match Bound::new(address) {
+        match take(address) {
             Err(NetError::Listen { error, .. })
                 if error.kind() == ErrorKind::AddrInUse && clock.monotonic() < until =>
             {

@@ -25,6 +25,14 @@ const HANDED_OVER: u128 = 0;
 const SESSIONS_MAX: usize = 64;
 
 impl SessionStore for LocalFs {
+    fn is_surely_ours(&self) -> bool {
+        self.dev.is_surely_ours()
+    }
+
+    fn ascertain_ours(&self) -> Result<(), Errno> {
+        self.dev.ascertain_ours().map_err(|_| Errno(libc::EIO))
+    }
+
     fn reserve_numbers(&self, count: u32) -> Result<Range<Ino>, Errno> {
         self.do_reserve_numbers(count)
             .map_err(|error| self.report("reserving numbers", ROOT, error))

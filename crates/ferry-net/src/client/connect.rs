@@ -65,7 +65,7 @@ impl RemoteFs {
 
     /// The first connection. An error says why there is nothing to mount.
     fn greet_first(&self, server: String) -> Result<Greeted, NetError> {
-        let greeted = self.runtime.lock().as_ref().map(|it| it.block_on(self.link.greet()));
+        let greeted = self.runtime.lock().as_ref().map(|it| it.block_on(self.link.greet_first()));
         let first = greeted.unwrap_or_else(|| Err(std::io::ErrorKind::NotConnected.into()));
         let first = first.map_err(|error| NetError::Reach { server: server.clone(), error })?;
         match &first.answer {

@@ -4,13 +4,17 @@
 use crate::rt::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+
+use ferry_env::planted::{Bug, is_planted};
+use ferry_fs::SessionStore;
 
 use crate::rt::Mutex;
 use crate::rt::time::timeout;
 use tokio::io::ReadHalf;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::admission::Newcomer;
 use super::apply::Respond;
@@ -19,7 +23,7 @@ use super::panics::answered;
 use super::requests::Request;
 use super::session::{Change, CloseReason, Line, Room, Session, Violation, one_of, wall};
 use crate::frame::{self, Frames, Stream};
-use crate::lanes::{self, AsTaken};
+use crate::lanes::{self, AsTaken, Pace};
 use crate::limits::Peer;
 use crate::message::{
     BATCH_MAX, Caller, FRAME_MAX, HELLO_MAX, Op, Outcome, ToClient, ToServer, VERSION,
@@ -46,6 +50,42 @@ const PINGS_MAX: usize = 16;
 
 type Messages = Frames<ReadHalf<Box<dyn Stream>>>;
 
+/// As fast as the client takes it, while this server surely has the volume.
+struct OfOwner {
+    taken: AsTaken,
+    fs: Arc<dyn SessionStore>,
+}
+
+impl Pace for OfOwner {
+    fn chunk(&self) -> Option<usize> {
+        self.taken.chunk()
+    }
+
+    fn wrote(&self, bytes: usize) -> Option<Vec<u8>> {
+        self.taken.wrote(bytes)
+    }
+
+    fn left(&self, bytes: usize, took: Duration) {
+        self.taken.left(bytes, took);
+    }
+
+    fn bell(&self) -> &Notify {
+        self.taken.bell()
+    }
+
+    fn is_sure(&self) -> bool {
+        self.fs.is_surely_ours() || is_planted(Bug::ReadsAfterTerm)
+    }
+
+    fn ascertain(&self) -> Pin<Box<dyn Future<Output = bool> + Send + '_>> {
+        let fs = Arc::clone(&self.fs);
+        Box::pin(async move {
+            let looked = crate::rt::task::spawn_blocking(move || fs.ascertain_ours()).await;
+            matches!(looked, Ok(Ok(())))
+        })
+    }
+}
+
 /// Serves a client until one of the two ends the connection. `peer` is the client's identity,
 /// `newcomer` its entry in the admission.
 pub(super) async fn serve(
@@ -58,10 +98,8 @@ pub(super) async fn serve(
     let mut messages = Frames::new(reader, HELLO_MAX);
     let (line, outgoing) = lanes::line();
     let under_way = Arc::clone(&core.writing);
-    let writing =
-        crate::rt::spawn(
-            async move { lanes::write_all(writer, outgoing, &AsTaken::default()).await },
-        );
+    let pace = OfOwner { taken: AsTaken::default(), fs: Arc::clone(&core.fs) };
+    let writing = crate::rt::spawn(async move { lanes::write_all(writer, outgoing, &pace).await });
     let mut inside = None;
     let (from, certificate) = (newcomer.as_ref().map(|newcomer| newcomer.from), peer.name.clone());
     let last = match greet(&core, &mut messages, &line, (peer, from), (newcomer, &mut inside)).await

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -27,7 +28,7 @@ const PEEK_INTERVAL: Duration = Duration::from_millis(5);
 /// Connections that may wait to be accepted: clients come all at once when a server starts again.
 const BACKLOG: i32 = 1024;
 
-/// An address that this process has taken. Clients that connect wait until a server serves it.
+/// An address that this process has taken.
 #[derive(Debug)]
 pub struct Bound {
     addr: SocketAddr,
@@ -35,14 +36,32 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Takes the address; port 0 chooses a port.
+    /// Takes the address; port 0 chooses a port. Clients that connect wait until a server serves
+    /// it.
     pub fn new(addr: SocketAddr) -> Result<Self, NetError> {
-        let bound = std::net::TcpListener::bind(addr).and_then(|listener| {
-            rustix::net::listen(&listener, BACKLOG)?;
-            listener.set_nonblocking(true)?;
+        let bound = Self::reserve(addr)?;
+        bound.listen()?;
+        Ok(bound)
+    }
+
+    /// The same; clients that connect are refused until a server serves it.
+    pub fn reserve(addr: SocketAddr) -> Result<Self, NetError> {
+        let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let bound = || {
+            let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
+            // The address of a server that has just ended is free.
+            net::sockopt::set_socket_reuseaddr(&socket, true)?;
+            net::bind(&socket, &addr)?;
+            let listener = std::net::TcpListener::from(socket);
             Ok(Self { addr: listener.local_addr()?, listener })
-        });
-        bound.map_err(|error| NetError::Listen { addr, error })
+        };
+        bound().map_err(|error| NetError::Listen { addr, error })
+    }
+
+    fn listen(&self) -> Result<(), NetError> {
+        net::listen(&self.listener, BACKLOG)
+            .map_err(|error| NetError::Listen { addr: self.addr, error: error.into() })
     }
 
     /// With the port that was chosen.
@@ -52,6 +71,7 @@ impl Bound {
 
     /// For the runtime of the caller, which watches it.
     pub(super) async fn watched(self) -> Result<TcpListener, NetError> {
+        self.listen()?;
         let Self { addr, listener } = self;
         TcpListener::from_std(listener).map_err(|error| NetError::Listen { addr, error })
     }

@@ -343,7 +343,7 @@ fn a_client_without_a_valid_certificate_is_refused() {
     let server = world.server();
     let bound = on_loopback(&server, Some(ServerTls::load(&ca).unwrap()));
     let connect = |host: &str, tls: Option<ClientTls>| {
-        let address = Address { host: host.into(), port: Some(bound.port()), path: "/".into() };
+        let address = Address::of_host(host, Some(bound.port()), "/");
         let options = ClientOptions {
             server: address.to_string(),
             path: b"/".to_vec(),

@@ -569,8 +569,7 @@ impl Listening {
     }
 
     pub(super) fn connect_at(&self, name: &str, path: &str) -> Result<Client, NetError> {
-        let address =
-            Address { host: "localhost".into(), port: Some(self.port), path: path.into() };
+        let address = Address::of_host("localhost", Some(self.port), path);
         let tls = ClientTls::load(&self.dir.path().join(name)).unwrap();
         let options = ClientOptions {
             name: name.into(),
@@ -703,8 +702,7 @@ fn a_resumed_tls_session_is_checked_for_revocation_again() {
     let at = listening.dir.path();
     authority::issue(at, "laptop", &Terms::default(), authority::DAYS).unwrap();
     let tls = ClientTls::load(&at.join("laptop")).unwrap();
-    let address =
-        Address { host: "localhost".into(), port: Some(listening.port), path: "/".into() };
+    let address = Address::of_host("localhost", Some(listening.port), "/");
     let connector = TcpConnector::new(address, Some(tls));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     // What the server answers to this client, which greets when the handshake is over and `then`

@@ -49,9 +49,9 @@ fn a_client_goes_on_in_another_process_with_its_files_and_locks() {
     let (mut client, other) = (world.client(), world.client());
     let (ino, fh) = client.create(ROOT, "file").unwrap();
     let dir = client.mkdir(ROOT, "dir").unwrap();
-    let (gone, gone_fh) = client.create(dir, "gone").unwrap();
-    client.write(gone, gone_fh, 0, b"contents").unwrap();
-    client.unlink(dir, "gone").unwrap();
+    let (removed, removed_fh) = client.create(dir, "removed").unwrap();
+    client.write(removed, removed_fh, 0, b"contents").unwrap();
+    client.unlink(dir, "removed").unwrap();
     client.lock(ino, fh, 7, libc::F_WRLCK, false).unwrap();
     let sessions = || world.server().control().clients().as_array().unwrap().len();
     assert_eq!(sessions(), 2);
@@ -60,14 +60,14 @@ fn a_client_goes_on_in_another_process_with_its_files_and_locks() {
         // Answered early, and on its way.
         client.append(ino, fh, &[turn; 100]).unwrap();
         expected.extend([turn; 100]);
-        let shown = client.mkdir(dir, &format!("{turn}")).unwrap();
+        let made = client.mkdir(dir, &format!("{turn}")).unwrap();
         let (next, host) = goes_on(&world, client);
         client = next;
         assert_eq!(client.read(ino, fh, 1 << 20).unwrap(), expected);
-        assert_eq!(client.read(gone, gone_fh, 100).unwrap(), b"contents");
+        assert_eq!(client.read(removed, removed_fh, 100).unwrap(), b"contents");
         assert_eq!(client.ino(dir, &format!("{turn}")), client.ino(dir, &format!("{turn}")));
         // The kernel forgets it before the server is greeted.
-        assert!(host.0.lock().inodes.contains(&shown), "the kernel may have cached it");
+        assert!(host.0.lock().inodes.contains(&made), "the kernel may have cached it");
         let theirs = other.open(other.ino(ROOT, "file")).unwrap();
         assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, false), Err(EAGAIN));
         assert_eq!(other.read(ino, theirs, 1 << 20).unwrap(), expected);
@@ -79,7 +79,7 @@ fn a_client_goes_on_in_another_process_with_its_files_and_locks() {
     assert_eq!(sessions(), 2, "it is the same session");
     client.lock(ino, fh, 7, libc::F_UNLCK, false).unwrap();
     client.close(ino, fh);
-    client.close(gone, gone_fh);
+    client.close(removed, removed_fh);
     assert_eq!(client.list(dir).unwrap().len(), 5);
     client.sync().unwrap();
     assert_eq!(world.figure("open_files"), 0, "the server knew each open file");

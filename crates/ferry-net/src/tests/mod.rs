@@ -316,6 +316,8 @@ fn server_options() -> ServerOptions {
         exports: vec![Export { path: b"/".to_vec(), read_only: false }],
         session_life: Duration::from_secs(60),
         grace: Duration::ZERO,
+        returns: Duration::ZERO,
+        silent: Duration::ZERO,
         lease_term: Duration::from_secs(6),
         key: [7; 16],
     }

@@ -28,7 +28,7 @@ impl Clock for Ahead {
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 fn connect(world: &World, port: u16, tls: Option<ClientTls>) -> String {
-    let address = Address { host: "localhost".into(), port: Some(port), path: "/".into() };
+    let address = Address::of_host("localhost", Some(port), "/");
     let options = ClientOptions { timeout: Duration::from_secs(5), ..world.client_options("/") };
     let connected =
         RemoteFs::connect(Arc::new(TcpConnector::new(address, tls)), options, &Env::real());

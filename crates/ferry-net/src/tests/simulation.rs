@@ -17,13 +17,13 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use ferry_env::planted::Bug;
-use ferry_sim::device::{SimDevice, SimRng, sim_env};
+use ferry_sim::device::{self, Fault, SimDevice, SimRng, sim_env};
 
 use super::*;
 use crate::rt::{sim, thread, time};
 use network::{Faults, Net, Way};
 use program::{Left, Program};
-use store::Undivided;
+use store::{Tenure, Undivided};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// Directories, each with a file that all append to.
@@ -149,6 +149,8 @@ struct Plan {
     crashes: u64,
     /// The server stops in order, and another starts, so often.
     stops: u64,
+    /// Another server takes the volume from it so often, and it lives on.
+    take_overs: u64,
     /// Of so many steps one is a client's last.
     vanish_of: u64,
     /// So many files are there that nobody changes, and that each client looks up first.
@@ -178,6 +180,7 @@ impl Plan {
         crash_every: 0,
         crashes: 0,
         stops: 0,
+        take_overs: 0,
         vanish_of: 0,
         known: 0,
         waiting_of: 0,
@@ -239,6 +242,7 @@ struct Sim {
     ledger: Mutex<Ledger>,
     doing: Mutex<BTreeMap<u64, String>>,
     volume: Mutex<(Arc<SimDevice>, Arc<LocalFs>)>,
+    tenure: Mutex<Arc<Tenure>>,
     next_id: AtomicU64,
     /// How often a program was told that something may be lost.
     losses: AtomicU64,
@@ -336,6 +340,7 @@ impl Sim {
         let device = Arc::new(volume(plan).copy());
         device.set_flush_lies(plan.lies);
         let fs = open(&device, &env);
+        let tenure = Tenure::new(&device, &env, plan.term);
         let events = events.clone();
         let silence = plan.term.as_millis() as u64 * 2;
         let net = Net::new(seed, plan.faults, silence, move || drop(events.send(Event::Cut)));
@@ -346,6 +351,7 @@ impl Sim {
             ledger: Mutex::default(),
             doing: Mutex::default(),
             volume: Mutex::new((device, fs)),
+            tenure: Mutex::new(tenure),
             next_id: AtomicU64::new(0),
             losses: AtomicU64::new(0),
             env,
@@ -357,7 +363,8 @@ impl Sim {
 
     /// Whether something may be lost.
     fn is_rough(&self) -> bool {
-        let Plan { faults, crashes, vanish_of, stops, session_life, term, .. } = self.plan;
+        let Plan { faults, vanish_of, stops, session_life, term, .. } = self.plan;
+        let crashes = self.plan.crashes + self.plan.take_overs;
         // The server ends a session if its client is away when it stops, or for so long.
         let ends = faults.cut > 0 && (stops > 0 || session_life < term);
         faults.swallow > 0 || crashes > 0 || vanish_of > 0 || ends
@@ -365,8 +372,8 @@ impl Sim {
 
     /// Nothing that was answered may be lost though the server crashes: it waits for all.
     fn all_come_back(&self) -> bool {
-        let Plan { faults, crashes, vanish_of, grace, .. } = self.plan;
-        crashes > 0 && grace >= GRACE_ENOUGH && faults.swallow == 0 && vanish_of == 0
+        let Plan { faults, crashes, take_overs, vanish_of, grace, .. } = self.plan;
+        crashes + take_overs > 0 && grace >= GRACE_ENOUGH && faults.swallow == 0 && vanish_of == 0
     }
 
     fn say(&self, id: u64, what: String) {
@@ -376,9 +383,15 @@ impl Sim {
 
     fn start(&self, grace: Duration) {
         let Plan { term: lease_term, session_life, .. } = self.plan;
-        let options = ServerOptions { lease_term, grace, session_life, ..server_options() };
+        // Clients may try the one before first.
+        let returns = lease_term * if self.plan.take_overs > 0 { 6 } else { 0 };
+        let options =
+            ServerOptions { lease_term, grace, returns, session_life, ..server_options() };
         let fs = self.volume.lock().1.clone();
         let fs: Arc<dyn SessionStore> = match sim::current() {
+            Some(_) if self.plan.take_overs > 0 => {
+                Arc::new(Undivided::held(fs, self.tenure.lock().clone()))
+            }
             Some(_) => Arc::new(Undivided::new(fs)),
             None => fs,
         };
@@ -397,6 +410,26 @@ impl Sim {
         *volume = (Arc::clone(&image), open(&image, &self.env));
         drop(volume);
         self.start(self.plan.grace);
+    }
+
+    /// Another server takes the volume from the one that has it. That one lives, and its clients
+    /// have their connections still.
+    fn take_over(&self, random: &mut SimRng) {
+        sim::note(|| "the volume is taken over".into());
+        // Its fences are in: what is flushed from now on is not part of the volume.
+        let before = self.volume.lock().0.clone();
+        let image = Arc::new(before.crash_image(before.trace_len(), random));
+        if self.plan.bug != Bug::AcknowledgedAfterFence {
+            let errno = libc::EIO;
+            before.inject(Fault { op: device::Op::Flush, after: 0, errno, sticky: true });
+        }
+        self.tenure.lock().end();
+        thread::block_on(time::sleep(self.plan.term * 3 / 2));
+        *self.volume.lock() = (Arc::clone(&image), open(&image, &self.env));
+        *self.tenure.lock() = Tenure::new(&image, &self.env, self.plan.term);
+        let former = self.net.server.lock().take();
+        self.start(self.plan.grace);
+        *self.net.former.lock() = former;
     }
 
     /// Stops in order; the volume is closed and opened again.
@@ -455,7 +488,8 @@ impl Sim {
         from: &mut UnboundedReceiver<Event>,
     ) -> Vec<Left> {
         let mut random = SimRng::new(self.seed);
-        let Plan { clients, steps, crash_every, mut crashes, mut stops, .. } = self.plan;
+        let Plan { clients, steps, crash_every, mut crashes, mut stops, take_overs, .. } =
+            self.plan;
         let lives: Vec<_> = (0..clients)
             .map(|_| {
                 let (sim, random, to) = (Arc::clone(self), random.fork(), to.clone());
@@ -474,6 +508,9 @@ impl Sim {
                     // Towards the end all is well again.
                     if done == all - all / 8 {
                         self.net.calm.store(true, Ordering::SeqCst);
+                    }
+                    if (1..=take_overs).any(|n| done == all * n / (take_overs + 2)) {
+                        self.take_over(&mut random);
                     }
                     if stops > 0 && done == all / 2 {
                         stops -= 1;
@@ -502,6 +539,7 @@ impl Sim {
     fn check(&self, left: &[Left]) {
         let (device, fs) = self.volume.lock().clone();
         let mut random = SimRng::new(!self.seed);
+        drop(self.net.former.lock().take());
         drop(self.net.take_server());
         let crashed =
             open(&Arc::new(device.crash_image(device.trace_len(), &mut random)), &self.env);
@@ -631,6 +669,40 @@ fn is_found(plan: Plan, seeds: u64) -> bool {
     })
 }
 
+/// Servers that take the volume from each other, and clients that live.
+const TAKEN: Plan = Plan { crashes: 0, take_overs: 2, ..Plan::RETURNING };
+/// The same, where clients also vanish and fall silent.
+const TAKEN_ROUGH: Plan = Plan { crashes: 0, stops: 0, vanish_of: 0, take_overs: 2, ..Plan::ROUGH };
+
+/// A server that has lost the volume to another one, and lives, tells nobody what is not true.
+#[test]
+fn servers_that_take_the_volume_from_each_other_cost_nothing_that_is_not_told() {
+    (10..40).for_each(|seed| run(seed, TAKEN_ROUGH));
+    (40..60).for_each(|seed| run(seed, Plan { take_overs: 1, crashes: 0, ..Plan::LOCKS }));
+}
+
+/// What was answered is there, too, as all clients find the server that has the volume; so are
+/// their locks.
+#[test]
+fn servers_that_take_the_volume_from_each_other_lose_nothing_of_clients_that_live() {
+    for seed in 50..75 {
+        run(seed, TAKEN);
+        run(seed, Plan { locked_of: 2, ..TAKEN });
+    }
+}
+
+#[test]
+fn a_server_that_speaks_or_acknowledges_when_it_has_lost_the_volume_is_found() {
+    assert!(is_found(Plan { bug: Bug::ReadsAfterTerm, ..TAKEN_ROUGH }, 100));
+    assert!(is_found(Plan { bug: Bug::AcknowledgedAfterFence, ..TAKEN_ROUGH }, 100));
+}
+
+#[test]
+fn a_server_that_forgets_locks_or_replays_twice_when_it_has_taken_the_volume_is_found() {
+    assert!(is_found(Plan { bug: Bug::ForgottenLocks, locked_of: 2, ..TAKEN }, 100));
+    assert!(is_found(Plan { bug: Bug::AppliedTwice, ..TAKEN }, 100));
+}
+
 /// The simulation sees what it is there to see.
 #[test]
 fn a_server_that_calls_durable_what_is_not_is_found() {
@@ -661,8 +733,7 @@ fn a_broken_invariant_that_the_product_survives_is_found() {
 #[test]
 fn silence_for_longer_than_a_term_costs_nothing() {
     let faults = Faults { swallow: 150, cut: 0, hold: 0, ..Plan::ROUGH.faults };
-    let silent =
-        Plan { faults, crashes: 0, stops: 0, vanish_of: 0, pause_of: 1, ..Plan::ROUGH };
+    let silent = Plan { faults, crashes: 0, stops: 0, vanish_of: 0, pause_of: 1, ..Plan::ROUGH };
     (100..140).for_each(|seed| run(seed, silent));
 }
 
@@ -755,8 +826,17 @@ fn clients_of_protocol_8_lose_nothing_alone_or_among_newer_ones() {
     }
 }
 
+/// From this seed on servers take the volume from each other in long runs.
+const TAKEN_FROM: u64 = 1 << 32;
+
 /// What befalls whom in a long run.
 fn plan_of(seed: u64) -> Plan {
+    if let Some(seed) = seed.checked_sub(TAKEN_FROM) {
+        let plan = plan_of(seed);
+        // Without a grace period a server waits for nobody.
+        let grace = plan.grace.max(Duration::from_secs(1));
+        return Plan { crashes: 0, take_overs: 1 + seed / 4 % 3, grace, ..plan };
+    }
     let mut random = SimRng::new(seed);
     let latency = [0, 50, 300, 5000][random.index(4)];
     // Short lives mostly: more of them, and more of what happens at their beginnings and ends.
@@ -797,7 +877,8 @@ fn plan_of(seed: u64) -> Plan {
     Plan { before_of: if seed / 4 % 4 == 3 { 1 + seed / 16 % 3 } else { 0 }, ..plan }
 }
 
-/// `SIMULATION_SECONDS`, `SIMULATION_SEED` (the first one), `SIMULATION_THREADS`.
+/// `SIMULATION_SECONDS`, `SIMULATION_SEED` (the first one), `SIMULATION_TAKE_OVERS` (the seeds are
+/// those of servers that take the volume from each other), `SIMULATION_THREADS`.
 #[test]
 #[ignore = "as long as one wants"]
 fn for_so_many_seconds() {
@@ -805,6 +886,7 @@ fn for_so_many_seconds() {
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     let (seconds, first) = (number("SIMULATION_SECONDS", 60), number("SIMULATION_SEED", 1000));
     let threads = number("SIMULATION_THREADS", threads);
+    let first = first + number("SIMULATION_TAKE_OVERS", 0) * TAKEN_FROM;
     let (clock, time) = (Env::real().clock, Duration::from_secs(seconds));
     let begun = clock.monotonic();
     let (next, simulated) = (AtomicU64::new(first), AtomicU64::new(0));

@@ -16,4 +16,12 @@ pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>
 pub trait Connector: Send + Sync + 'static {
     /// A new connection to the server.
     fn connect(&self) -> Connecting<'_>;
+
+    /// The next connection is to the same server as the last one.
+    fn stay(&self) {}
+
+    /// Whether there are several servers, of which the next connection tries another one.
+    fn has_others(&self) -> bool {
+        false
+    }
 }

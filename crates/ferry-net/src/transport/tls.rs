@@ -10,6 +10,8 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use ferry_env::Env;
 use tokio::net::TcpStream;
@@ -24,10 +26,11 @@ use tokio_rustls::rustls::{
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::{Connecting, Connector};
-use crate::address::Address;
+use crate::address::{Address, Host};
 use crate::error::NetError;
 use crate::frame::Stream;
 use crate::limits::Peer;
+use crate::rt::time::timeout;
 pub(crate) use revoked::Revocations;
 pub use revoked::renewal;
 pub use validity::ends_soon;
@@ -264,25 +267,64 @@ fn must_be_private(key: &Path) -> Result<(), NetError> {
 pub struct TcpConnector {
     address: Address,
     tls: Option<ClientTls>,
+    /// The host that is tried first next time: another one than last time.
+    next: AtomicUsize,
+    /// The host that was tried last.
+    last: AtomicUsize,
 }
 
 impl TcpConnector {
-    /// To this server. Without `tls` nothing is secret and no side proves its identity.
+    /// One host of several is given up after this time, if the whole try is not given up before.
+    const HOST_TIME_MAX: Duration = Duration::from_secs(5);
+
+    /// To these servers. Without `tls` nothing is secret and no side proves its identity.
     pub fn new(address: Address, tls: Option<ClientTls>) -> Self {
-        Self { address, tls }
+        Self { address, tls, next: AtomicUsize::new(0), last: AtomicUsize::new(0) }
+    }
+
+    async fn connect_to(&self, host: &Host) -> io::Result<Box<dyn Stream>> {
+        let stream = TcpStream::connect((host.name.as_str(), host.port())).await?;
+        stream.set_nodelay(true)?;
+        let Some(tls) = &self.tls else { return Ok(Box::new(stream)) };
+        let name = ServerName::try_from(host.name.clone()).map_err(io::Error::other)?;
+        let stream = tls.connector.connect(name, stream).await.map_err(in_words)?;
+        Ok(Box::new(stream))
     }
 }
 
 impl Connector for TcpConnector {
     fn connect(&self) -> Connecting<'_> {
         Box::pin(async {
-            let host = &self.address.host;
-            let stream = TcpStream::connect((host.as_str(), self.address.port())).await?;
-            stream.set_nodelay(true)?;
-            let Some(tls) = &self.tls else { return Ok(Box::new(stream) as Box<dyn Stream>) };
-            let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
-            let stream = tls.connector.connect(name, stream).await.map_err(in_words)?;
-            Ok(Box::new(stream) as Box<dyn Stream>)
+            let hosts = &self.address.hosts;
+            if let [host] = &hosts[..] {
+                return self.connect_to(host).await;
+            }
+            let first = self.next.load(Ordering::Relaxed);
+            let mut failed = io::Error::new(
+                io::ErrorKind::ConnectionRefused,
+                "none of them serves the volume now",
+            );
+            for at in first..first + hosts.len() {
+                let at = at % hosts.len();
+                self.last.store(at, Ordering::Relaxed);
+                self.next.store(at + 1, Ordering::Relaxed);
+                let connected = timeout(Self::HOST_TIME_MAX, self.connect_to(&hosts[at])).await;
+                match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+                    Ok(stream) => return Ok(stream),
+                    // What is wrong with a server says more than that another one stands by.
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                    Err(error) => failed = error,
+                }
+            }
+            Err(failed)
         })
+    }
+
+    fn stay(&self) {
+        self.next.store(self.last.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    fn has_others(&self) -> bool {
+        self.address.hosts.len() > 1
     }
 }

@@ -7,9 +7,12 @@
 //!   must not rely on an earlier one of the second.
 //! * LANE-3: the second lane is written as far as its [`Pace`] allows. Bytes in the sockets of both
 //!   sides and in the network delay the first lane too, so a pace bounds them.
+//! * LANE-4: a server writes only what was true when nobody else could change it: the pace is asked
+//!   whether that is so, after it was decided what is to be written.
 
 use crate::rt::collections::VecDeque;
 use std::io;
+use std::pin::Pin;
 use std::time::Duration;
 
 use crate::rt::time::{Instant, timeout};
@@ -96,6 +99,15 @@ pub(crate) trait Pace: Send + Sync {
     fn left(&self, bytes: usize, took: Duration);
     /// Notified when there may be a chunk again.
     fn bell(&self) -> &Notify;
+    /// Whether what was sent so far may be written: what it says is true.
+    fn is_sure(&self) -> bool {
+        true
+    }
+    /// Finds that out, for as long as it takes; `false`: it is not, and nothing may be written any
+    /// more.
+    fn ascertain(&self) -> Pin<Box<dyn Future<Output = bool> + Send + '_>> {
+        Box::pin(std::future::ready(true))
+    }
 }
 
 /// What was sent and is not written yet.
@@ -170,6 +182,10 @@ impl<T> Outgoing<T> {
         pace: &dyn Pace,
     ) -> io::Result<Option<usize>> {
         self.take_in();
+        // What came in now may not be true, though what came before was.
+        if !pace.is_sure() {
+            return Ok(None);
+        }
         if let Some((mut frames, _with)) = self.first.pop_front() {
             if self.cut > 0 {
                 frame::mark_between(&mut frames);
@@ -224,6 +240,9 @@ pub(crate) async fn write_all<T>(
 ) {
     let mut writer = BufWriter::with_capacity(BUFFER, writer);
     while outgoing.ready(pace).await {
+        if !pace.is_sure() && !pace.ascertain().await {
+            break;
+        }
         let begun = Instant::now();
         let sent = timeout(WRITE_TIME_MAX, async {
             let mut bytes = 0;

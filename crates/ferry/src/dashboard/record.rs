@@ -140,8 +140,8 @@ fn level(state: &State) -> Level {
         | State::Failed(_)
         | State::StoreHeld(_)
         | State::Components(_) => Level::Bad,
-        State::Hidden(_) | State::Closed => Level::Note,
-        State::ReadOnly | State::Fine | State::Clients(..) => Level::Ok,
+        State::Hidden(_) | State::Closed | State::StandsBy(None) => Level::Note,
+        State::ReadOnly | State::Fine | State::Clients(..) | State::StandsBy(Some(_)) => Level::Ok,
     }
 }
 

@@ -118,7 +118,14 @@ impl Daemon {
                 Outcome::Note,
                 "it has not said in time how its volume is: ask again, and see `ferry stats`".into(),
             ),
-            (State::Fine | State::ReadOnly | State::Clients(..), _) => (Outcome::Ok, String::new()),
+            (
+                State::Fine | State::ReadOnly | State::Clients(..) | State::StandsBy(Some(_)),
+                _,
+            ) => (Outcome::Ok, String::new()),
+            (State::StandsBy(None), _) => (
+                Outcome::Note,
+                "it takes the volume within seconds; if it does not, its log says why".into(),
+            ),
             (State::Hidden(_), _) => (
                 Outcome::Note,
                 format!("every path there leads to the mount on top: `umount {at}` takes that away"),

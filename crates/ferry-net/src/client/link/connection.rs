@@ -26,6 +26,11 @@ use crate::tls::in_words;
 
 /// A connection and its greeting must be made after this time.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
+/// The same where another server may have the volume now. Of later tries some take longer: a
+/// network may be slow. A server that takes the volume waits longer than that for its clients.
+const CONNECT_TIME_OTHERS: Duration = Duration::from_secs(2);
+const CONNECT_TIME_SLOW: Duration = Duration::from_secs(5);
+const FIRST_TRIES: u32 = 20;
 /// The server is asked at least so often whether it is there.
 const PING_INTERVAL: Duration = Duration::from_secs(3);
 /// And not more often, whatever term the server names.
@@ -39,6 +44,8 @@ const SILENCE_MIN: Duration = Duration::from_secs(5);
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 /// The longest of these times.
 const RETRY_MAX: Duration = Duration::from_secs(1);
+/// The same where another server may have the volume.
+const RETRY_OTHERS_MAX: Duration = Duration::from_millis(250);
 /// The same, if the server refuses this client.
 const RETRY_REFUSED_MAX: Duration = Duration::from_secs(30);
 
@@ -53,15 +60,18 @@ impl Link {
     /// Connects and exchanges greetings: in the newest protocol or, if the server is of the release
     /// before, in that one's. The server is asked each time, because it may have been upgraded.
     /// A client that may have acknowledged changes early does not go back.
-    pub(in crate::client) async fn greet(&self) -> io::Result<Greeted> {
-        let greeted = self.greet_in(Protocol::default()).await?;
+    pub(in crate::client) async fn greet(&self, time: Duration) -> io::Result<Greeted> {
+        let greeted = self.greet_in(Protocol::default(), time).await?;
         match greeted.protocol.instead(&greeted.answer) {
-            Some(before) if !self.has_early_acks() => self.greet_in(before).await,
+            Some(before) if !self.has_early_acks() => {
+                self.connector.stay();
+                self.greet_in(before, time).await
+            }
             _ => Ok(greeted),
         }
     }
 
-    async fn greet_in(&self, protocol: Protocol) -> io::Result<Greeted> {
+    async fn greet_in(&self, protocol: Protocol, time: Duration) -> io::Result<Greeted> {
         let greeting = async {
             let mut stream = self.connector.connect().await?;
             // With the greeting the client says that it caches nothing, nor does its kernel.
@@ -89,7 +99,7 @@ impl Link {
             let answer = answer.map_err(|codec::Malformed| frame::malformed())?;
             Ok(Greeted { stream, protocol, answer })
         };
-        let greeted = timeout(CONNECT_TIME_MAX, greeting).await;
+        let greeted = timeout(time, greeting).await;
         // The server looks at the certificate when this side takes the handshake for done.
         greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(in_words)
     }
@@ -104,9 +114,11 @@ impl Link {
         *self.owner.lock() = Some(Arc::clone(&restore));
         let first = match first {
             Some(first) => Some(first),
-            None => {
-                self.greet().await.inspect_err(|error| tracing::warn!(%error, "no connection")).ok()
-            }
+            None => self
+                .greet(self.connect_time(0))
+                .await
+                .inspect_err(|error| tracing::warn!(%error, "no connection"))
+                .ok(),
         };
         self.stay_connected(first, restore).await;
         self.ended.notify_one();
@@ -115,8 +127,9 @@ impl Link {
     /// On the first connection, then on each one after it.
     async fn stay_connected(&self, mut greeted: Option<Greeted>, restore: Arc<dyn Restore>) {
         let mut retry = RETRY_FIRST;
+        let mut tries = 0;
         loop {
-            let mut most = RETRY_MAX;
+            let mut most = if self.connector.has_others() { RETRY_OTHERS_MAX } else { RETRY_MAX };
             match greeted.take() {
                 Some(Greeted { answer: ToClient::Refused { reason }, .. }) => {
                     most = RETRY_REFUSED_MAX;
@@ -136,7 +149,7 @@ impl Link {
                     }
                     // A connection that the server has welcomed may break soon after.
                     if is_welcome {
-                        retry = RETRY_FIRST;
+                        (retry, tries) = (RETRY_FIRST, 0);
                     }
                     if let Err(error) = ended {
                         tracing::warn!(%error, "the server is gone: operations wait for it");
@@ -148,11 +161,34 @@ impl Link {
                 return;
             }
             retry = most.min(retry * 2);
+            tries += 1;
             greeted = crate::rt::select! {
-                result = self.greet() => result.inspect_err(|error| tracing::debug!(%error, "no connection")).ok(),
+                result = self.greet(self.connect_time(tries)) => result.inspect_err(|error| tracing::debug!(%error, "no connection")).ok(),
                 () = self.overdue() => None,
                 () = self.closed.notified() => return,
             };
+        }
+    }
+
+    /// How long the try of this number may take.
+    fn connect_time(&self, tries: u32) -> Duration {
+        match self.connector.has_others() {
+            false => CONNECT_TIME_MAX,
+            true if tries > FIRST_TRIES && tries.is_multiple_of(4) => CONNECT_TIME_SLOW,
+            true => CONNECT_TIME_OTHERS,
+        }
+    }
+
+    /// The first connection of a mount: all servers are tried for as long as one may take.
+    pub(in crate::client) async fn greet_first(&self) -> io::Result<Greeted> {
+        let until = self.clock.monotonic() + CONNECT_TIME_MAX;
+        loop {
+            match self.greet(self.connect_time(0)).await {
+                Err(_) if self.connector.has_others() && self.clock.monotonic() < until => {
+                    sleep(RETRY_OTHERS_MAX).await;
+                }
+                greeted => return greeted,
+            }
         }
     }
 
@@ -228,7 +264,8 @@ impl Link {
                 () = self.closed.notified() => break Ok(()),
                 _ = tick.tick() => {
                     let heard = *heard.lock();
-                    if self.clock.monotonic().saturating_sub(heard) > self.timeout.clamp(SILENCE_MIN, SILENCE_MAX) {
+                    let longest = if self.connector.has_others() { SILENCE_MIN } else { SILENCE_MAX };
+                    if self.clock.monotonic().saturating_sub(heard) > self.timeout.clamp(SILENCE_MIN, longest) {
                         self.state.lock().phase.disconnect(heard);
                         break Err(io::ErrorKind::TimedOut.into());
                     }

@@ -38,6 +38,8 @@ enum Fate {
 /// What all ways share.
 pub(super) struct Net {
     pub(super) server: Mutex<Option<Arc<Server>>>,
+    /// One from which that one has taken the volume. It lives, and clients find it, too.
+    pub(super) former: Mutex<Option<Arc<Server>>>,
     seed: u64,
     faults: Faults,
     /// No more faults.
@@ -71,6 +73,7 @@ impl Net {
         let mut runtime = runtime::Builder::new_multi_thread();
         Arc::new(Self {
             server: Mutex::default(),
+            former: Mutex::default(),
             seed,
             faults,
             calm: AtomicBool::new(false),
@@ -153,6 +156,8 @@ pub(super) struct Way {
     /// The server greets as release 0.1.0 does.
     is_before: bool,
     connections: AtomicU64,
+    /// Which of two servers comes next.
+    tries: AtomicU64,
     vanished: watch::Sender<bool>,
     /// Connections before this one carry nothing until they are cut, and nobody is told.
     silent_below: watch::Sender<u64>,
@@ -164,8 +169,18 @@ impl Way {
     pub(super) fn new(net: &Arc<Net>, id: u64, is_before: bool) -> Arc<Self> {
         let (net, connections, vanished) =
             (Arc::clone(net), AtomicU64::new(0), watch::Sender::new(false));
+        let tries = AtomicU64::new(0);
         let (silent_below, deaf_below) = (watch::Sender::new(0), watch::Sender::new(0));
-        Arc::new(Self { net, id, is_before, connections, vanished, silent_below, deaf_below })
+        Arc::new(Self {
+            net,
+            id,
+            is_before,
+            connections,
+            tries,
+            vanished,
+            silent_below,
+            deaf_below,
+        })
     }
 
     /// The connection that there is carries nothing any more. The next one does, when this one is
@@ -191,6 +206,10 @@ impl Way {
 }
 
 impl Connector for Way {
+    fn stay(&self) {
+        self.tries.fetch_sub(1, Ordering::Relaxed);
+    }
+
     fn connect(&self) -> Connecting<'_> {
         Box::pin(async {
             let net = &self.net;
@@ -198,6 +217,10 @@ impl Connector for Way {
             // connection of an earlier one.
             let cuts = net.cuts.subscribe();
             let server = net.server.lock().clone().ok_or(io::ErrorKind::ConnectionRefused)?;
+            let former = net.former.lock().clone();
+            // The servers are tried in turn.
+            let is_odd = self.tries.fetch_add(1, Ordering::Relaxed) % 2 == 1;
+            let server = former.filter(|_| is_odd).unwrap_or(server);
             if *self.vanished.borrow() {
                 return Err(io::ErrorKind::ConnectionRefused.into());
             }

@@ -6,13 +6,41 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use ferry_env::Clock;
+use ferry_sim::device::SimDevice;
 
 use super::super::*;
 use crate::rt::sim;
 
+/// Whether a server has its volume still, as in an object store: it knows for a term behind each
+/// look, and when the store refuses what it writes.
+pub(super) struct Tenure {
+    device: Arc<SimDevice>,
+    clock: Arc<dyn Clock>,
+    term: Duration,
+    looked: Mutex<Duration>,
+    taken: AtomicBool,
+}
+
+impl Tenure {
+    pub(super) fn new(device: &Arc<SimDevice>, env: &Env, term: Duration) -> Arc<Self> {
+        let (device, clock) = (Arc::clone(device), Arc::clone(&env.clock));
+        let looked = Mutex::new(clock.monotonic());
+        Arc::new(Self { device, clock, term, looked, taken: AtomicBool::new(false) })
+    }
+
+    /// Another server has claimed the volume. This one hears of it when it looks.
+    pub(super) fn end(&self) {
+        self.taken.store(true, Ordering::SeqCst);
+    }
+}
+
 pub(in crate::tests) struct Undivided {
     fs: Arc<LocalFs>,
+    /// `None`: nobody takes it.
+    tenure: Option<Arc<Tenure>>,
     /// So many syncs fail from now on.
     failing_syncs: AtomicU32,
 }
@@ -24,7 +52,12 @@ impl Undivided {
 
     /// One whose first syncs fail.
     pub(in crate::tests) fn failing(fs: Arc<LocalFs>, syncs: u32) -> Self {
-        Self { fs, failing_syncs: AtomicU32::new(syncs) }
+        Self { fs, tenure: None, failing_syncs: AtomicU32::new(syncs) }
+    }
+
+    /// One that another server may take.
+    pub(super) fn held(fs: Arc<LocalFs>, tenure: Arc<Tenure>) -> Self {
+        Self { tenure: Some(tenure), ..Self::new(fs) }
     }
 
     pub(in crate::tests) fn failing_syncs(&self) -> u32 {
@@ -143,6 +176,22 @@ impl Filesystem for Undivided {
 }
 
 impl SessionStore for Undivided {
+    fn is_surely_ours(&self) -> bool {
+        self.tenure.as_ref().is_none_or(|tenure| {
+            let lasts = tenure.clock.monotonic() < *tenure.looked.lock() + tenure.term;
+            lasts && tenure.device.struck() == 0
+        })
+    }
+
+    fn ascertain_ours(&self) -> Result<(), Errno> {
+        let Some(tenure) = &self.tenure else { return Ok(()) };
+        if tenure.taken.load(Ordering::SeqCst) || tenure.device.struck() > 0 {
+            return Err(Errno(libc::EIO));
+        }
+        *tenure.looked.lock() = tenure.clock.monotonic();
+        Ok(())
+    }
+
     fn sync_sessions(&self, upto: &[SessionSeq]) -> Result<(), Errno> {
         let fewer = |syncs: u32| syncs.checked_sub(1);
         match self.failing_syncs.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer) {

@@ -16,7 +16,7 @@ use ferry_net::{Address, ClientOptions, RemoteFs, TcpConnector};
 
 use crate::cli::{Cli, Command as Ferry};
 use crate::location::Location;
-use crate::open::How;
+use crate::open::{How, open_when_free};
 use crate::serve::*;
 
 /// In the serving process: the volume, and the address to listen at.
@@ -80,17 +80,14 @@ fn serves_for_the_other_tests() {
         armed_outside: armed_outside(&volume),
     });
     let env = Env { clock, ..Env::real() };
-    let (_opened, fs) = open(
-        &Location::from(&volume),
-        How::Write,
-        fs_options(How::Write, 64 << 20),
-        &OnDisk::default(),
-        &env,
-    )
-    .unwrap();
+    let opened = open_when_free(&Location::from(&volume), How::Write, &env).unwrap();
+    let options = fs_options(How::Write, 64 << 20);
+    let fs = LocalFs::open(opened.device.clone(), options, env.clone()).unwrap();
     let exports = vec![Export { path: b"/".to_vec(), read_only: false }];
-    serve(&fs, &args, bind(parse(&args.listen).unwrap()).unwrap(), None, exports, &Env::real())
-        .unwrap();
+    let role = Arc::new(Mutex::new(Role::StandsBy(None)));
+    let shared = Shared { fs: &fs, opened: &opened, role: &role, events: mpsc::channel() };
+    let bound = bind(parse(&args.listen).unwrap(), Bound::new).unwrap();
+    serve(shared, &args, bound, None, exports, &Env::real()).unwrap();
 }
 
 /// A server, which ends with the test, and its messages since it listens.
@@ -128,11 +125,7 @@ struct Mounted(Arc<RemoteFs>);
 impl Mounted {
     fn at(address: &str, asynchronous: bool) -> Self {
         let address: SocketAddr = address.parse().unwrap();
-        let server = Address {
-            host: address.ip().to_string(),
-            port: Some(address.port()),
-            path: "/".into(),
-        };
+        let server = Address::of_host(&address.ip().to_string(), Some(address.port()), "/");
         let options = ClientOptions {
             server: address.to_string(),
             path: b"/".to_vec(),
