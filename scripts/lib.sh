@@ -53,6 +53,13 @@ mounts_below() {
   awk -v base="$1/" '{ gsub(/\\040/, " ", $5); if (index($5 "/", base) == 1) print $5 }' /proc/self/mountinfo | tac
 }
 
+# Ends the mount of a volume as a crash of the machine does: its holder is killed, and with it the daemon.
+kill_mount() {
+  local daemon; daemon=$(daemon_of "$1")
+  kill -9 "$(awk '/^PPid:/ { print $2 }' "/proc/$daemon/status")"
+  timeout 60 tail --pid="$daemon" -f /dev/null
+}
+
 # The process that has a volume open.
 daemon_of() {
   local volume; volume=$(readlink -f "$1")

@@ -2,6 +2,11 @@
 """Real programs work on a mount while other processes go on with it again and again.
 
 usage: go_on.py FERRY DIR SECONDS [PAUSE [VOLUME]]
+       go_on.py FERRY DIR SECONDS PAUSE killed
+
+With `killed` the daemon is killed instead. Programs may then see EIO, ESTALE and ENOENT, and what they did not sync may
+be lost. So the programs are others: some only make errors likely and are begun anew; what others have synced
+must be there, in files that are open all the time and in a database of sqlite3.
 
 fio with verification, git, sqlite3 with a WAL, make, and programs that sync work in a mount below DIR; so do
 fsx, pjdfstest, PostgreSQL and cargo if they are there and SECONDS are 60 or more. VOLUME is made; it may be in a
@@ -9,6 +14,7 @@ store, or `served`: then the mount is one of a server on this machine. `ferry up
 volume is clean. It prints how often, and how long programs waited: the longest time of one small operation
 around each change, and what the command says.
 """
+import errno
 import json
 import os
 import pathlib
@@ -25,6 +31,8 @@ ferry, base, seconds = sys.argv[1], pathlib.Path(sys.argv[2]).absolute(), float(
 pause = float(sys.argv[4]) if len(sys.argv) > 4 else 0.5
 mount, log = base / "mnt", base / "log"
 where = sys.argv[5] if len(sys.argv) > 5 else None
+is_killed = where == "killed"
+where = None if is_killed else where
 is_served = where == "served"
 volume = where if where and not is_served else base / "volume.ferry"
 suites = pathlib.Path(__file__).resolve().parent
@@ -45,6 +53,15 @@ def must(*words, **more):
     return done.stdout
 
 
+lost = {}
+prepared = threading.Semaphore(0)
+
+
+def is_lost(error):
+    """Whether it tells of changes that were not synced."""
+    return isinstance(error, OSError) and error.errno in (errno.EIO, errno.ESTALE, errno.ENOENT)
+
+
 def again(name, once):
     """Calls `once` with a new directory until the time is over."""
     count = 0
@@ -54,9 +71,13 @@ def again(name, once):
         try:
             once(work)
         except Exception as error:
+            if is_killed and is_lost(error):
+                lost[name] = lost.get(name, 0) + 1
+                count += 1
+                continue
             failures.append(f"{name}: {error}")
             return
-        shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=is_killed)
         count += 1
         rounds[name] = count
 
@@ -108,7 +129,10 @@ def mapped(work):
     """Stores to a mapping, and what a new descriptor reads."""
     import mmap
     path = work / "mapped"
-    path.write_bytes(bytes(1 << 20))
+    with open(path, "wb", buffering=0) as file:
+        file.write(bytes(1 << 20))
+        if is_killed:
+            os.fsync(file.fileno())
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 1 << 20) as memory:
         for number in range(200):
             at = number * 5003 % (1 << 20)
@@ -210,6 +234,102 @@ def keeps_open():
     rounds["lines"] = count
 
 
+def sync_directory(path):
+    """fsync of a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def tree(work):
+    """Makes, moves and removes files, and syncs none."""
+    for number in range(300):
+        path = work / f"{number % 50}"
+        path.write_bytes(bytes(1 + number * 977 % 50000))
+        path.rename(work / f"moved-{number % 50}")
+        if number % 3:
+            (work / f"moved-{number % 50}").unlink()
+        os.listdir(work)
+
+
+def synced():
+    """What was synced with its directory is there, whatever is killed."""
+    directory, count, kept = mount / "synced", 0, {}
+    directory.mkdir()
+    sync_directory(mount)
+    prepared.release()
+    while time.monotonic() < end and not failures:
+        count += 1
+        path, contents = directory / str(count), os.urandom(1 + count * 7919 % 100000)
+        try:
+            with open(path, "xb", buffering=0) as file:
+                file.write(contents)
+                os.fsync(file.fileno())
+            sync_directory(directory)
+            kept[path] = contents
+        except OSError as error:
+            if not is_lost(error):
+                failures.append(f"synced: {error}")
+        if count % 50 == 0:
+            failures.extend(f"{path} was synced" for path, all_of in kept.items() if path.read_bytes() != all_of)
+    failures.extend(f"{path} was synced" for path, all_of in kept.items() if path.read_bytes() != all_of)
+    rounds["synced"] = len(kept)
+
+
+def database():
+    """What sqlite3 says is committed is there. (With `full` the removal of its journal may be lost, and so the commit.)"""
+    path, count, sure, unsure = mount / "database", 0, set(), set()
+    must("sqlite3", path, "pragma synchronous=extra; create table t(n integer primary key);")
+    sync_directory(mount)
+    prepared.release()
+    while time.monotonic() < end and not failures:
+        count += 1
+        done = run("sqlite3", path, f"pragma synchronous=extra; insert into t values({count});")
+        (unsure if done.returncode else sure).add(count)
+        if done.returncode and not re.search("disk I/O|malformed|unable to open", done.stderr):
+            failures.append(f"sqlite3: {done.stderr}")
+    said = must("sqlite3", path, "pragma integrity_check; select n from t;").split()
+    there = set(map(int, said[1:]))
+    if said[0] != "ok" or not sure <= there or not there <= sure | unsure:
+        failures.append(f"sqlite3: {said[0]}, {len(sure - there)} of {len(sure)} commits are missing")
+    rounds["database"] = len(sure)
+    lost["database"] = len(unsure)
+
+
+def synced_lines():
+    """An open file: what fsync has said is there, and a removed one keeps its contents."""
+    named = open(mount / "named", "w+b", buffering=0)
+    removed = open(mount / "removed", "w+b", buffering=0)
+    removed.write(b"contents")
+    os.unlink(mount / "removed")
+    must(ferry, "sync", mount)
+    prepared.release()
+    count = sure = 0
+    try:
+        while time.monotonic() < end and not failures:
+            try:
+                os.pwrite(named.fileno(), b"%07d\n" % count, count * 8)
+                count += 1
+                if count % 20 == 0:
+                    os.fsync(named.fileno())
+                    sure = count
+            except OSError as error:
+                if not is_lost(error):
+                    raise
+                lost["lines"] = lost.get("lines", 0) + 1
+                count = sure
+            if count % 100 == 0 and os.pread(named.fileno(), sure * 8, 0) != b"".join(b"%07d\n" % n for n in range(sure)):
+                raise RuntimeError("lines that were synced are missing")
+            if os.pread(removed.fileno(), 8, 0) != b"contents":
+                raise RuntimeError("a removed file has lost its contents")
+            time.sleep(0.002)
+    except Exception as error:
+        failures.append(f"open files: {error}")
+    rounds["lines"] = sure
+
+
 longest = []
 
 
@@ -222,7 +342,8 @@ def looks():
             path.write_text("x")
             path.unlink()
         except OSError as error:
-            failures.append(f"a small operation: {error}")
+            if not is_killed or not is_lost(error):
+                failures.append(f"a small operation: {error}")
         worst = max(worst, time.monotonic() - begun)
         if changed.is_set():
             changed.clear()
@@ -254,12 +375,41 @@ if seconds >= 60:
     works += [work for work in (fsx, pjdfstest) if (tools / work.__name__).exists()]
     works += [postgres] if postgres_programs() else []
     works += [cargo] if shutil.which("cargo") else []
+alone = [keeps_open, looks]
+if is_killed:
+    works, alone = [tree, mapped], [synced, synced_lines, database, looks]
 threads = [threading.Thread(target=again, args=(work.__name__, work)) for work in works]
-threads += [threading.Thread(target=keeps_open), threading.Thread(target=looks)]
+threads += [threading.Thread(target=work) for work in alone]
 for thread in threads:
     thread.start()
 told = []
-while time.monotonic() < end - 1 and not failures:
+
+
+def daemon():
+    """The process that serves the mount."""
+    return json.loads(must(ferry, "stats", mount, "--json"))["fuse"]["daemon"]
+
+
+def kill_daemon():
+    """Kills it, and waits for the next one. Returns the milliseconds until it answers."""
+    before, begun = daemon(), time.monotonic()
+    os.kill(before, 9)
+    os.statvfs(mount)
+    while daemon() == before:
+        time.sleep(0.01)
+    return 1000 * (time.monotonic() - begun)
+
+
+if is_killed and not all(prepared.acquire(timeout=30) for _ in (synced, synced_lines, database)):
+    failures.append("the programs have not begun")
+while is_killed and time.monotonic() < end - 1 and not failures:
+    try:
+        told.append(round(kill_daemon()))
+    except (OSError, RuntimeError) as error:
+        failures.append(f"the mount has not survived: {error}")
+    changed.set()
+    time.sleep(pause)
+while not is_killed and time.monotonic() < end - 1 and not failures:
     done = run(ferry, "upgrade-mount", mount)
     if done.returncode:
         failures.append(f"upgrade-mount: {done.stderr.strip()}")
@@ -271,7 +421,7 @@ for thread in threads:
     thread.join(300)
     if thread.is_alive():
         failures.append("a program hangs")
-print(json.dumps(rounds))
+print(json.dumps(rounds), f"lost: {json.dumps(lost)}" if is_killed else "")
 if not failures:
     must(ferry, "umount", mount)
     if server:

@@ -41,7 +41,7 @@ soak_round() {
   soak_writers "$1"
   soak_noise
   sleep "$2"
-  kill -9 "$(daemon_of "$scratch/soak.ferry")"
+  kill_mount "$scratch/soak.ferry"
   # A dead mount fails all requests. stress-ng goes on all the same, so it is killed.
   for n in $(marked_processes); do
     if grep -q '^stress-ng' "/proc/$n/comm" 2>/dev/null; then kill -9 "$n" 2>/dev/null || true; fi

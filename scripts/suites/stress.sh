@@ -47,7 +47,8 @@ nothing_leaked() {
 
 open_descriptors() { find "/proc/$(daemon_of "$scratch/stress.ferry")/fd" -mindepth 1 | wc -l; }
 
-# mount_goes_on SECONDS [PAUSE [VOLUME]]: other processes go on with a mount while programs work there.
+# mount_goes_on SECONDS [PAUSE [VOLUME]]: other processes go on with a mount while programs work there. VOLUME
+# may be `killed`: then the daemon is killed.
 mount_goes_on() {
   python3 "$repo/scripts/suites/go_on.py" "$ferry" "$scratch/go-on" "$1" "${2:-0.5}" ${3:+"$3"}
 }

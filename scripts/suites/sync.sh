@@ -175,7 +175,7 @@ unmodified_fsyncs() {
     contexts=$(($(stat_of "$scratch/mnt" log contexts) - contexts))
     say "$contexts contexts"
     [ "$contexts" -lt $(($1 / 2)) ] || die "$how: $contexts commits for $1 files"
-    kill -9 "$daemon"
+    kill_mount "$scratch/unmodified.ferry"
     umount --lazy "$scratch/mnt"
     mount_volume "$scratch/unmodified.ferry" "$scratch/mnt" commit_interval=1h
     python3 - "$scratch/mnt/$how" "$1" <<'PY'

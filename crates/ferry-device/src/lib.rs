@@ -20,6 +20,7 @@
 //! device       BlockDevice, Io          error   DeviceError
 //! started      FileRead, ReadRing
 //! buffer       AlignedBuf               timing  FlushTimer, FlushTiming
+//! shared       SharedWords
 //! sync         locks and atomics that a model checker can take the place of
 //! ```
 
@@ -31,6 +32,7 @@ mod file;
 mod flush;
 mod hooked;
 mod memory;
+mod shared;
 mod started;
 mod sync;
 mod timing;
@@ -49,5 +51,6 @@ pub use file::{FileDevice, FileLock, LockHolder, OpenMode};
 pub use flush::{FlushCoordinator, FlushStats, Target};
 pub use hooked::{Asked, HookedDevice, Op, Request, Serve};
 pub use memory::MemDevice;
+pub use shared::SharedWords;
 pub use started::{FileRead, ReadDone, ReadRing};
 pub use timing::{FlushTimer, FlushTiming};

@@ -63,6 +63,7 @@ fn open() -> Result<Run, Any> {
         writeback_age: Duration::from_secs(5),
         background: true,
         read_only: false,
+        known: None,
         #[cfg(feature = "compare")]
         locking: ferry_fs::Locking::Range,
     };

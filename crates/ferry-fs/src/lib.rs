@@ -25,8 +25,9 @@
 //! ```
 //!
 //! Beside them stand `error`, `errseq` (deferred errors), `order` (the order of locks, asserted),
-//! `credits` (log space), `inprocess` (calls without a transport), `session_store` (the trait),
-//! `sync` (what model checkers replace), and `compare` (locks that only benchmarks use).
+//! `credits` (log space), `known` (what outlives a process that is killed), `inprocess` (calls
+//! without a transport), `session_store` (the trait), `sync` (what model checkers replace), and
+//! `compare` (locks that only benchmarks use).
 
 /// Asserts what costs too much where it is used: in debug builds and in this crate's own tests.
 macro_rules! checked {
@@ -59,6 +60,7 @@ mod file;
 pub mod inode;
 pub mod inprocess;
 pub mod keys;
+pub mod known;
 mod local;
 mod namespace;
 mod order;
@@ -82,6 +84,7 @@ pub use compare::locking::Locking;
 pub use errseq::{ErrorCursor, ErrorSequence};
 pub use ferry_journal::{FlushPolicy, LogOptions};
 pub use inprocess::InProcess;
+pub use known::Known;
 pub use local::carried::Carried;
 pub use local::local_fs::{AccessTimes, CacheMode, FsOptions, LocalFs};
 pub use replica::{Lag, Replica, ReplicaOptions, Version, Versions};

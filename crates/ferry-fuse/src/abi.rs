@@ -134,11 +134,14 @@ pub(crate) const IOCTL_UNRESTRICTED: u32 = 1 << 1;
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
 pub(crate) const NOTIFY_INVAL_ENTRY: i32 = 3;
 pub(crate) const NOTIFY_RETRIEVE: i32 = 5;
+pub(crate) const NOTIFY_INC_EPOCH: i32 = 8;
 /// Keep the name, but look it up before its next use.
 pub(crate) const EXPIRE_ONLY: u32 = 1 << 0;
 /// The first version that knows [`EXPIRE_ONLY`]; an older one takes it for a removed name, and
 /// detaches everything mounted below.
 pub(crate) const EXPIRE_ONLY_MINOR: u32 = 38;
+/// The minor version from which on the kernel knows [`NOTIFY_INC_EPOCH`].
+pub(crate) const INC_EPOCH_MINOR: u32 = 44;
 
 /// Declares structures of the interface: all fields are integers or structures of them, without
 /// padding.

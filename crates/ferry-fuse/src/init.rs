@@ -66,14 +66,17 @@ pub(crate) struct Agreed {
     /// OPENDIR may be refused.
     pub(crate) no_opendir: bool,
     pub(crate) io_uring: bool,
-    /// The kernel knows a notification that makes it look a name up again.
+    /// The kernel knows a notification that makes it look a name up again,
     pub(crate) expires_names: bool,
+    /// and one for all names.
+    pub(crate) forgets_all_names: bool,
 }
 
 impl Agreed {
     /// As a number, for the process that goes on with the mount.
     pub(crate) fn bits(&self) -> u64 {
-        let all = [self.setxattr_ext, self.no_opendir, self.io_uring, self.expires_names];
+        let Self { setxattr_ext, no_opendir, io_uring, expires_names, forgets_all_names } = *self;
+        let all = [setxattr_ext, no_opendir, io_uring, expires_names, forgets_all_names];
         all.iter().enumerate().map(|(bit, is_set)| u64::from(*is_set) << bit).sum()
     }
 
@@ -84,6 +87,7 @@ impl Agreed {
             no_opendir: is_set(1),
             io_uring: is_set(2),
             expires_names: is_set(3),
+            forgets_all_names: is_set(4),
         }
     }
 }
@@ -135,6 +139,7 @@ pub(crate) fn negotiate(args: RequestArgs<'_>, wishes: Wishes) -> Result<(InitOu
         no_opendir: taken & init::NO_OPENDIR_SUPPORT != 0,
         io_uring: taken & init::OVER_IO_URING != 0,
         expires_names: out.minor >= abi::EXPIRE_ONLY_MINOR,
+        forgets_all_names: out.minor >= abi::INC_EPOCH_MINOR,
     };
     Ok((out, agreed))
 }

@@ -11,6 +11,7 @@
 //!              parked  realtime  chain      or park it until its answer arrives
 //!              direct_write
 //!              security_label  dispatch
+//! outlet                                    writes notifications
 //! decode       encode  device  init         bytes to operations, answers to bytes, INIT
 //! abi          sys  error                   the kernel's numbers and structures; system calls
 //! ```
@@ -28,6 +29,7 @@ mod error;
 mod init;
 mod mount;
 mod notify;
+mod outlet;
 mod request;
 mod session;
 mod sys;

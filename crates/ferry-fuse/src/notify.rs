@@ -12,6 +12,9 @@
 //! inode's attributes are queued once, all syncs that wait are one, and there are as many of the
 //! others as leases and parked requests.
 //!
+//! If the process is killed while one of these waits in the kernel, the next process must not wait
+//! for that (`outlet.rs`).
+//!
 //! Before another process goes on with the mount, those of names and contents that no request waits
 //! for *rest*: none is under way in the kernel, and later ones are left to that process. One that
 //! waited there for a page would wait for a request that nobody serves, and this process could not
@@ -19,7 +22,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
-use std::io::{self, IoSlice, Write};
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -32,6 +35,7 @@ use zerocopy::IntoBytes;
 use crate::abi;
 use crate::device::FuseDevice;
 use crate::init::Agreed;
+use crate::outlet::Outlet;
 use crate::request::counters::MountCounters;
 use crate::request::direct_write::DropPages;
 use crate::request::dispatch::WriteBack;
@@ -46,16 +50,34 @@ const REPEATS_MAX: usize = 10;
 const REPEAT_INTERVAL: Duration = Duration::from_millis(1);
 
 enum Notice {
-    Contents { ino: Ino },
-    Attributes { ino: Ino },
-    Forget { what: ToForget, done: Box<dyn FnOnce() + Send> },
-    Pages { ino: Ino, offset: u64, len: u64, done: Box<dyn FnOnce() + Send> },
-    WriteBack { files: Vec<Ino>, done: Vec<Box<dyn FnOnce() + Send>> },
+    /// All names.
+    Names,
+    Contents {
+        ino: Ino,
+    },
+    Attributes {
+        ino: Ino,
+    },
+    Forget {
+        what: ToForget,
+        done: Box<dyn FnOnce() + Send>,
+    },
+    Pages {
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        done: Box<dyn FnOnce() + Send>,
+    },
+    WriteBack {
+        files: Vec<Ino>,
+        done: Vec<Box<dyn FnOnce() + Send>>,
+    },
 }
 
 impl fmt::Debug for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Names => write!(f, "Names"),
             Self::Contents { ino } => write!(f, "Contents({ino})"),
             Self::Attributes { ino } => write!(f, "Attributes({ino})"),
             Self::Forget { what, .. } => write!(f, "Forget({what:?})"),
@@ -66,9 +88,13 @@ impl fmt::Debug for Notice {
 }
 
 impl Notice {
-    /// A request waits for it, and with that the end of the requests that are under way.
+    /// A request waits for it, and with that the end of the requests that are under way. Or it
+    /// waits for nobody itself.
     fn is_awaited(&self) -> bool {
-        matches!(self, Self::Attributes { .. } | Self::Pages { .. } | Self::WriteBack { .. })
+        matches!(
+            self,
+            Self::Names | Self::Attributes { .. } | Self::Pages { .. } | Self::WriteBack { .. }
+        )
     }
 }
 
@@ -256,9 +282,13 @@ impl Notifier {
     }
 
     /// Sends until closed.
-    pub(crate) fn run(&self, device: &FuseDevice, kind: NoticeKind) {
+    pub(crate) fn run(&self, device: &Arc<FuseDevice>, kind: NoticeKind) {
+        let device = &Outlet::of(device, !matches!(kind, NoticeKind::Attributes));
         while let Some(notice) = self.queue(kind).next() {
             match notice {
+                Notice::Names => {
+                    let _known = send(device, abi::NOTIFY_INC_EPOCH, &[]);
+                }
                 Notice::Contents { ino } => invalidate_inode(device, ino, 0, 0),
                 Notice::Attributes { ino } => {
                     invalidate_attributes(device, ino);
@@ -279,7 +309,7 @@ impl Notifier {
     /// Sends one request of the file system; hands names on to their own thread.
     fn send_forget(
         &self,
-        device: &FuseDevice,
+        device: &Outlet,
         kind: NoticeKind,
         what: ToForget,
         done: Box<dyn FnOnce() + Send>,
@@ -302,7 +332,7 @@ impl Notifier {
 }
 
 /// Invalidates attributes, also those that the kernel is about to learn.
-fn forget_attributes(device: &FuseDevice, inodes: Vec<Ino>) {
+fn forget_attributes(device: &Outlet, inodes: Vec<Ino>) {
     let mut inodes = inodes;
     inodes.retain(|ino| !invalidate_attributes(device, *ino));
     for _ in 0..REPEATS_MAX {
@@ -324,21 +354,21 @@ fn pause(time: Duration) {
 
 /// Invalidates attributes and contents. A length of 0 (or less) means "to the end", as for the
 /// kernel.
-fn invalidate_inode(device: &FuseDevice, ino: Ino, offset: u64, len: u64) {
+fn invalidate_inode(device: &Outlet, ino: Ino, offset: u64, len: u64) {
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let out = abi::NotifyInvalInode { ino, off: signed(offset), len: signed(len) };
     let _known = send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()]);
 }
 
 /// Invalidates the attributes of an inode; `false`: the kernel does not know the inode.
-fn invalidate_attributes(device: &FuseDevice, ino: Ino) -> bool {
+fn invalidate_attributes(device: &Outlet, ino: Ino) -> bool {
     // An offset below 0 excludes the contents.
     let out = abi::NotifyInvalInode { ino, off: -1, len: 0 };
     send(device, abi::NOTIFY_INVAL_INODE, &[out.as_bytes()])
 }
 
 /// Invalidates a name.
-fn invalidate_entry(device: &FuseDevice, parent: Ino, name: &[u8], flags: u32) {
+fn invalidate_entry(device: &Outlet, parent: Ino, name: &[u8], flags: u32) {
     let out = abi::NotifyInvalEntry { parent, namelen: name.len() as u32, flags };
     send(device, abi::NOTIFY_INVAL_ENTRY, &[out.as_bytes(), name, &[0]]);
 }
@@ -351,17 +381,26 @@ pub(crate) fn ask_for_request(device: &FuseDevice, file: Ino, unique: u64) -> bo
         nodeid: file,
         ..abi::NotifyRetrieve::default()
     };
-    send(device, abi::NOTIFY_RETRIEVE, &[out.as_bytes()])
+    is_known(
+        abi::NOTIFY_RETRIEVE,
+        device.file().write(&message(abi::NOTIFY_RETRIEVE, &[out.as_bytes()])),
+    )
 }
 
 /// Sends a notification; `false`: the kernel does not know the inode or name, so it has nothing to
 /// forget.
-fn send(device: &FuseDevice, code: i32, parts: &[&[u8]]) -> bool {
+fn send(device: &Outlet, code: i32, parts: &[&[u8]]) -> bool {
+    is_known(code, device.write(message(code, parts)))
+}
+
+fn message(code: i32, parts: &[&[u8]]) -> Vec<u8> {
     let len = size_of::<abi::OutHeader>() + parts.iter().map(|p| p.len()).sum::<usize>();
     let head = abi::OutHeader { len: len as u32, error: code, unique: 0 };
-    let mut slices = vec![IoSlice::new(head.as_bytes())];
-    slices.extend(parts.iter().map(|p| IoSlice::new(p)));
-    match device.file().write_vectored(&slices) {
+    [&[head.as_bytes()], parts].concat().concat()
+}
+
+fn is_known(code: i32, sent: io::Result<usize>) -> bool {
+    match sent {
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
         Err(error) => {
             tracing::debug!(code, %error, "the kernel refused a notification");
@@ -395,6 +434,15 @@ impl Host for Notifier {
 
     fn forget_contents(&self, files: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
         self.write_back(files, done);
+    }
+
+    fn forget_all(&self, known: Vec<Ino>) {
+        self.queue(NoticeKind::Names).push(Notice::Names);
+        for ino in &known {
+            self.queue(NoticeKind::Contents).push(Notice::Contents { ino: *ino });
+        }
+        let what = ToForget { inodes: known, ..ToForget::default() };
+        self.forget(what, Box::new(|| ()));
     }
 
     fn forgets_names(&self) -> bool {

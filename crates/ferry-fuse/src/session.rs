@@ -92,6 +92,15 @@ pub struct Connection {
     pub memory: OwnedFd,
 }
 
+impl Connection {
+    /// Whether another process can go on if this one is killed. Without queues nobody knew which
+    /// requests were under way; and the kernel must know how to forget all names.
+    pub fn survives_a_kill(&self) -> bool {
+        let agreed = QueueMemory::agreed(&self.memory);
+        agreed.is_ok_and(|agreed| agreed.io_uring && agreed.forgets_all_names)
+    }
+}
+
 /// How a [`Session`] has ended.
 #[derive(Debug)]
 pub enum Ended {
@@ -179,6 +188,11 @@ struct Running {
 }
 
 impl Running {
+    fn connection(&self) -> io::Result<Connection> {
+        let device = self.device.file().try_clone().map(OwnedFd::from)?;
+        Ok(Connection { device, memory: self.memory.file()? })
+    }
+
     /// Starts the threads that read. With io_uring queues these serve only FORGET and INTERRUPT; if
     /// the queues fail, the kernel sends every request here.
     fn read(&mut self) -> io::Result<()> {
@@ -247,12 +261,11 @@ impl Running {
         }
         handle.host.close();
         self.dispatcher.idle.stop();
-        for notifying in self.notifying {
+        for notifying in self.notifying.drain(..) {
             notifying.join().expect("the notifying thread does not panic");
         }
         if handed_over {
-            let device = self.device.file().try_clone().map(OwnedFd::from);
-            match device.and_then(|device| Ok(Connection { device, memory: self.memory.file()? })) {
+            match self.connection() {
                 Ok(connection) => {
                     handle.handing.decide(Handing::Done);
                     return Ended::HandedOver(connection);
@@ -397,6 +410,11 @@ impl Session {
     /// A handle for threads that may have to end the mount.
     pub fn handle(&self) -> MountHandle {
         self.handle.clone()
+    }
+
+    /// What another process needs to go on with the mount. `None`: it is gone.
+    pub fn connection(&self) -> Result<Option<Connection>, Error> {
+        self.running.as_ref().map(Running::connection).transpose().map_err(Error::Transport)
     }
 
     /// Returns when the mount is gone or is handed over.

@@ -67,3 +67,18 @@ pub(crate) fn forget_files() -> io::Result<()> {
     // uses.
     check(unsafe { libc::close_range(0, libc::c_uint::MAX, flags) })
 }
+
+/// From here on this thread has this descriptor and no other, not even the standard ones: what the
+/// process has open is closed when its other threads close it, whatever this one waits for.
+pub(crate) fn leave_descriptors(but: BorrowedFd<'_>) -> io::Result<()> {
+    let but = but.as_raw_fd() as libc::c_uint;
+    // SAFETY: the thread gets a table of descriptors of its own. Nothing that it does from here on
+    // uses another descriptor than those that stay.
+    unsafe {
+        check(libc::unshare(libc::CLONE_FILES))?;
+        if but > 0 {
+            check(libc::close_range(0, but - 1, 0))?;
+        }
+        check(libc::close_range(but + 1, libc::c_uint::MAX, 0))
+    }
+}

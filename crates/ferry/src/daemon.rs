@@ -1,6 +1,7 @@
 //! The life of a mount: started in the foreground or as a daemon, served until it is unmounted or
 //! told to stop.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -56,6 +57,8 @@ pub struct Service<'a> {
     pub asked: &'a Asked,
     /// What the process before has left, if this one goes on with its mount.
     pub before: Option<Connection>,
+    /// Where what the kernel knows is noted, for a process that goes on if this one is killed.
+    pub known: Option<OwnedFd>,
     /// Makes all changes durable before another process goes on with the mount. `None`: none can.
     pub settle: Option<Settle>,
     /// Where the figures are served to Prometheus, and the question that asks for them.
@@ -117,10 +120,18 @@ pub fn serve(
     let traced_fs = Arc::downgrade(&fs);
     let goes_on = service.before.is_some();
     let session = match service.before.take() {
-        Some(before) => Session::go_on(fs, service.mountpoint, &service.options, before),
+        Some(before) => {
+            // What the process before had noted counts until this one serves, and no longer.
+            keep(service, Some(&before))?;
+            Session::go_on(fs, service.mountpoint, &service.options, before)
+        }
         None => Session::mount(fs, service.mountpoint, &service.options),
     };
     let session = session.map_err(|e| CliError::Failed(e.to_string()))?;
+    if !goes_on {
+        let connection = session.connection().map_err(|e| CliError::Failed(e.to_string()))?;
+        keep(service, connection.as_ref())?;
+    }
     if !goes_on {
         bdi::raise(service.mountpoint, writeback);
     }
@@ -155,6 +166,11 @@ pub fn serve(
         let program = successor.lock().take().unwrap_or_else(|| "/proc/self/exe".into());
         return Ok(Served::HandedOver(connection, program));
     }
+    if let Some(holder) = Holder::get()
+        && let Err(error) = holder.keep_nothing()
+    {
+        tracing::debug!(%error, "the holder");
+    }
     // The next mount may use this mount point already.
     if service.listed_options.is_some()
         && matches!(mounts::at(service.mountpoint), Ok(mount) if !mount.as_ref().is_some_and(Mount::is_ferry))
@@ -163,6 +179,16 @@ pub fn serve(
     }
     notify("STOPPING=1");
     Ok(Served::Unmounted)
+}
+
+/// Gives the holder what another process needs to go on if this one is killed.
+fn keep(service: &Service<'_>, connection: Option<&Connection>) -> Result<(), CliError> {
+    match (Holder::get(), connection, &service.known) {
+        (Some(holder), Some(connection), Some(known)) if connection.survives_a_kill() => {
+            holder.keep(connection, known, service.mountpoint)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Lets another process go on with the mount, if somebody asks for it.

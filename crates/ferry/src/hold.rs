@@ -2,6 +2,10 @@
 //! one when the mount is to go on in a newer program. Between the two it has the mount's connection
 //! to the kernel, so the mount never ends. It outlives all of them, and they end with it.
 //!
+//! From the moment of the mount the holder keeps what a process needs that goes on if the serving
+//! one is *killed*: the connection, and the memory in which that one notes what the kernel knows. A
+//! process that ends by itself has ended the mount.
+//!
 //! The two sides speak over a socket, whose name the serving process finds in its environment. A
 //! holder may be of an older version than the process that it starts: messages are never changed,
 //! only added, and both sides ignore those that they do not know.
@@ -14,13 +18,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ferry_env::Env;
+use ferry_env::{Clock, Env};
 use ferry_fuse::Connection;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -48,8 +52,21 @@ const RIGHTS: usize = rustix::cmsg_space!(ScmRights(1));
 /// A process may take so long to go on with a mount. The volume was closed in order, so there is
 /// nothing to recover.
 const STARTS: Duration = Duration::from_secs(60);
+/// One that has to recover the volume may take so long.
+const RECOVERS: Duration = Duration::from_secs(600);
 /// For how long it is tried again to open the volume of a mount that goes on.
 const TRIES: Duration = Duration::from_secs(600);
+/// The same for a mount whose process was killed: the volume is on a disk of this machine.
+const TRIES_KILLED: Duration = Duration::from_secs(10);
+/// It may be a request that kills one process after the other. So deaths in a row count: one of a
+/// process that has served for less than `AT_ONCE` counts as [`AT_ONCE_DEATHS`], one behind
+/// [`IN_ORDER`] begins anew. At [`DEATHS_MAX`] the mount ends.
+const AT_ONCE: Duration = Duration::from_millis(300);
+const AT_ONCE_DEATHS: u32 = 120;
+const IN_ORDER: Duration = Duration::from_secs(10);
+const DEATHS_MAX: u32 = 1000;
+/// A process that has closed everything ends within this time, unless it waits in the kernel.
+const ENDS: Duration = Duration::from_millis(20);
 /// And the pause between two tries.
 const REST: Duration = Duration::from_secs(1);
 
@@ -58,6 +75,8 @@ const DEVICE: &str = "device";
 const MEMORY: &str = "memory";
 const CARRIED: &str = "carried";
 const MOUNTPOINT: &str = "mountpoint";
+/// What the process before had noted of the kernel when it was killed.
+const KNOWN: &str = "known";
 
 /// What a process says to the other: a word, and what belongs to it.
 struct Message {
@@ -111,18 +130,33 @@ pub struct Holder(OwnedFd);
 pub struct Held {
     /// The mount's connection to the kernel.
     pub connection: Connection,
-    /// What programs have open there, in the form of the kind of mount.
-    pub carried: Vec<u8>,
+    /// What programs have open there.
+    pub open: Open,
     /// Where it is mounted.
     pub mountpoint: PathBuf,
+}
+
+/// What programs have open.
+pub enum Open {
+    /// As the process before has left it in order, in the form of the kind of mount.
+    Carried(Vec<u8>),
+    /// That process was killed: where it has noted what the kernel knows.
+    Known(OwnedFd),
+}
+
+/// The open files have another form.
+pub fn other_form() -> CliError {
+    CliError::Failed("the open files of the mount have another form in this version".into())
 }
 
 impl Held {
     /// What programs have open there, of which `decode` knows the form.
     pub fn carried<T>(&self, decode: impl FnOnce(&[u8]) -> Option<T>) -> Result<T, CliError> {
-        decode(&self.carried).ok_or_else(|| {
-            CliError::Failed("the open files of the mount have another form in this version".into())
-        })
+        let carried = match &self.open {
+            Open::Carried(bytes) => decode(bytes),
+            Open::Known(_) => None,
+        };
+        carried.ok_or_else(other_form)
     }
 }
 
@@ -175,12 +209,40 @@ impl Holder {
         let (mountpoint, _) = take(MOUNTPOINT);
         let mut descriptor = |name: &str| take(name).1.ok_or_else(incomplete);
         let connection = Connection { device: descriptor(DEVICE)?, memory: descriptor(MEMORY)? };
-        let mut carried = Vec::new();
-        let mut memory = File::from(descriptor(CARRIED)?);
-        io::Seek::rewind(&mut memory).map_err(failed)?;
-        memory.read_to_end(&mut carried).map_err(failed)?;
+        let open = match descriptor(KNOWN) {
+            Ok(known) => Open::Known(known),
+            Err(_) => {
+                let mut carried = Vec::new();
+                let mut memory = File::from(descriptor(CARRIED)?);
+                io::Seek::rewind(&mut memory).map_err(failed)?;
+                memory.read_to_end(&mut carried).map_err(failed)?;
+                Open::Carried(carried)
+            }
+        };
         let mountpoint = PathBuf::from(OsStr::from_bytes(&mountpoint));
-        Ok(Some(Held { connection, carried, mountpoint }))
+        Ok(Some(Held { connection, open, mountpoint }))
+    }
+
+    /// If this process is killed from now on, another one goes on with the mount.
+    pub fn keep(
+        &self,
+        connection: &Connection,
+        known: &OwnedFd,
+        mountpoint: &Path,
+    ) -> Result<(), CliError> {
+        let keep = |name: &str, descriptor: &OwnedFd| {
+            self.say(&[b"keep", name.as_bytes()], Some(descriptor))
+        };
+        keep(DEVICE, &connection.device)?;
+        keep(MEMORY, &connection.memory)?;
+        keep(KNOWN, known)?;
+        self.say(&[b"keep", MOUNTPOINT.as_bytes(), mountpoint.as_os_str().as_bytes()], None)?;
+        self.say(&[b"serving"], None)
+    }
+
+    /// The mount is gone: nobody goes on with it.
+    pub fn keep_nothing(&self) -> Result<(), CliError> {
+        self.say(&[b"serving"], None)
     }
 
     /// Leaves a mount to the next process, which runs `program`, once this one has ended.
@@ -227,6 +289,10 @@ struct Served {
     is_ready: bool,
     /// The program that goes on when it has ended.
     next: Option<PathBuf>,
+    /// When the mount could be used.
+    since: Duration,
+    /// It has closed all that it had open, and is about to end.
+    is_ending: bool,
 }
 
 /// What the holder does.
@@ -240,7 +306,16 @@ struct Holding {
     signals: UnixStream,
     /// A signal has asked for the end.
     is_to_end: bool,
+    /// For the process that goes on now.
     things: HeldThings,
+    /// What the serving process is saying for the case that it is killed.
+    saying: HeldThings,
+    /// What it has said; empty: its death ends the mount.
+    if_killed: HeldThings,
+    /// Deaths in a row, see [`DEATHS_MAX`].
+    deaths: u32,
+    /// The times of one clock are compared: each has a start of its own.
+    clock: Arc<dyn Clock>,
 }
 
 /// Runs as the holder: starts this program again with the same arguments, and its successors.
@@ -250,19 +325,31 @@ pub fn run(daemon: bool, log: Option<&Path>) -> Result<ExitCode, CliError> {
     let failed = |error: io::Error| CliError::Failed(format!("cannot hold a mount: {error}"));
     let mut holding = Holding::new(daemon, log).map_err(failed)?;
     let mut program = PathBuf::from(OWN);
-    let clock = Env::real().clock;
-    // When the mount was left last.
-    let mut left = Duration::ZERO;
+    let clock = Arc::clone(&holding.clock);
+    // When the mount was left last, and for how long it is tried to go on with it.
+    let (mut left, mut tries) = (Duration::ZERO, TRIES);
     loop {
         let mut served = holding.start(&program).map_err(|error| {
             CliError::Failed(format!("cannot start {}: {error}", program.display()))
         });
         let status = match &mut served {
-            Ok(served) => Some(holding.watch(served).map_err(failed)?),
+            Ok(served) => holding.watch(served).map_err(failed)?,
             Err(_) => None,
         };
+        let now = clock.monotonic();
+        if served.as_ref().is_ok_and(|served| holding.was_killed(served, status, now)) {
+            (left, tries) = (now, TRIES_KILLED);
+            if let (Ok(mut served), None) = (served, status) {
+                // It ends when the next one has answered what it waits for.
+                let reaping = std::thread::Builder::new().spawn(move || served.child.wait());
+                reaping.map_err(failed)?;
+            }
+            continue;
+        }
         match served {
-            Ok(Served { next: Some(next), .. }) => (program, left) = (next, clock.monotonic()),
+            Ok(Served { next: Some(next), .. }) => {
+                (program, left, tries) = (next, clock.monotonic(), TRIES);
+            }
             // The program of before can go on: the mount is as that one has left it.
             Ok(Served { is_ready: false, .. }) | Err(_)
                 if !holding.things.is_empty() && program != Path::new(OWN) =>
@@ -273,7 +360,7 @@ pub fn run(daemon: bool, log: Option<&Path>) -> Result<ExitCode, CliError> {
             }
             // The store may be away, or the network.
             Ok(Served { is_ready: false, .. })
-                if !holding.things.is_empty() && clock.monotonic() < left + TRIES =>
+                if !holding.things.is_empty() && clock.monotonic() < left + tries =>
             {
                 tracing::error!(
                     "the volume cannot be opened now: it is tried again, and programs wait"
@@ -309,8 +396,22 @@ impl Holding {
         bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         listen(&listener, 1)?;
         let log = log.map(Path::to_owned);
-        let things = HeldThings::default();
-        Ok(Self { listener, name, daemon, log, signals, is_to_end: false, things })
+        let [things, saying, if_killed] = Default::default();
+        let (is_to_end, deaths) = (false, 0);
+        let clock = Env::real().clock;
+        Ok(Self {
+            listener,
+            name,
+            daemon,
+            log,
+            signals,
+            is_to_end,
+            things,
+            saying,
+            if_killed,
+            deaths,
+            clock,
+        })
     }
 
     fn start(&self, program: &Path) -> io::Result<Served> {
@@ -318,7 +419,14 @@ impl Holding {
         command.arg0("ferry").args(std::env::args_os().skip(1)).env(SOCKET, &self.name);
         // Ctrl-C reaches the holder, which passes it on: the other one would take it for two.
         let child = command.process_group(0).spawn()?;
-        Ok(Served { child, socket: None, is_ready: false, next: None })
+        Ok(Served {
+            child,
+            socket: None,
+            is_ready: false,
+            next: None,
+            since: Duration::ZERO,
+            is_ending: false,
+        })
     }
 
     /// Waits before the next try. Returns whether a signal has asked for the end.
@@ -333,12 +441,14 @@ impl Holding {
     }
 
     /// Does what the process asks for, until it has ended. One that is to go on with a mount, and
-    /// does not within [`STARTS`], is killed.
-    fn watch(&mut self, served: &mut Served) -> io::Result<ExitStatus> {
+    /// does not within [`STARTS`], is killed. `None`: it was killed, and has not ended because it
+    /// waits for what the next one must answer.
+    fn watch(&mut self, served: &mut Served) -> io::Result<Option<ExitStatus>> {
         let pid = Pid::from_child(&served.child);
         let ended = pidfd_open(pid, PidfdFlags::empty())?;
-        let clock = Env::real().clock;
-        let until = clock.monotonic() + STARTS;
+        let clock = Arc::clone(&self.clock);
+        let time = if self.things.contains_key(KNOWN.as_bytes()) { RECOVERS } else { STARTS };
+        let until = clock.monotonic() + time;
         loop {
             let (listener, signals) = (&self.listener, &self.signals);
             let socket = served.socket.as_ref().map_or(listener.as_fd(), AsFd::as_fd);
@@ -348,16 +458,18 @@ impl Holding {
                 PollFd::new(&ended, PollFlags::IN),
             ];
             let is_starting = !served.is_ready && !self.things.is_empty();
+            let is_stuck = served.is_ending && served.next.is_none() && !self.if_killed.is_empty();
             let left = until.saturating_sub(clock.monotonic());
-            let left = is_starting.then(|| timespec(left));
+            let left = is_stuck.then_some(ENDS).or(is_starting.then_some(left)).map(timespec);
             match poll(&mut watched, left.as_ref()) {
+                Ok(0) if is_stuck => return Ok(None),
                 Ok(0) => {
                     tracing::error!(
                         "it has not gone on with the mount for {} s: it is killed",
-                        STARTS.as_secs()
+                        time.as_secs()
                     );
                     let _ended = kill_process(pid, Signal::KILL);
-                    return served.child.wait();
+                    return served.child.wait().map(Some);
                 }
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -377,9 +489,35 @@ impl Holding {
                 }
             } else if has_ended {
                 // Whatever it has said was heard before.
-                return served.child.wait();
+                return served.child.wait().map(Some);
             }
         }
+    }
+
+    /// Whether another process is to go on, because this one was killed.
+    /// `None`: it has closed everything, and still waits in the kernel.
+    fn was_killed(&mut self, served: &Served, status: Option<ExitStatus>, now: Duration) -> bool {
+        let signal = match status {
+            Some(status) if status.signal().is_none() => return false,
+            status => status.and_then(|status| status.signal()),
+        };
+        if self.if_killed.is_empty() || self.is_to_end || served.next.is_some() {
+            return false;
+        }
+        let served_for = if served.is_ready { now - served.since } else { Duration::ZERO };
+        self.deaths = match served_for {
+            time if time < AT_ONCE => self.deaths + AT_ONCE_DEATHS,
+            time if time < IN_ORDER => self.deaths + 1,
+            _ => 1,
+        };
+        if self.deaths >= DEATHS_MAX {
+            tracing::error!(signal, "one process after the other was killed: the mount ends");
+            return false;
+        }
+        tracing::error!(signal, "the serving process was killed: another one goes on");
+        self.things = std::mem::take(&mut self.if_killed);
+        self.saying.clear();
+        true
     }
 
     fn hear(&mut self, served: &mut Served, pid: Pid) -> io::Result<()> {
@@ -390,8 +528,7 @@ impl Holding {
             return Ok(());
         };
         let Some(message) = receive(socket)? else {
-            // It is about to end.
-            served.socket = None;
+            (served.socket, served.is_ending) = (None, true);
             return Ok(());
         };
         let (word, rest) = message.split();
@@ -407,10 +544,20 @@ impl Holding {
                 let (name, rest) = what.split();
                 self.things.insert(name.to_vec(), (rest.to_vec(), what.descriptor));
             }
+            b"keep" => {
+                let what = Message { bytes: rest.to_vec(), descriptor: message.descriptor };
+                let (name, rest) = what.split();
+                self.saying.insert(name.to_vec(), (rest.to_vec(), what.descriptor));
+            }
+            b"serving" => {
+                // What the process before has left is used from now on.
+                self.things.clear();
+                self.if_killed = std::mem::take(&mut self.saying);
+            }
             b"next" => served.next = Some(OsStr::from_bytes(rest).into()),
             b"notify" => starter::notify_systemd(&String::from_utf8_lossy(rest)),
             b"ready" => {
-                served.is_ready = true;
+                (served.is_ready, served.since) = (true, self.clock.monotonic());
                 self.things.clear();
                 // It may have come while no process was there to take it.
                 if self.is_to_end {

@@ -7,8 +7,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use ferry_env::Env;
+use ferry_fs::error::FsError;
 use ferry_fs::{
-    AccessTimes, CacheMode, Carried, Filesystem, FsOptions, LocalFs, SessionStore, WithSnapshots,
+    AccessTimes, CacheMode, Carried, Filesystem, FsOptions, Known, LocalFs, SessionStore,
+    WithSnapshots,
 };
 use ferry_object::is_encrypted;
 
@@ -18,7 +20,7 @@ use crate::cli::MountArgs;
 use crate::control::STATS;
 use crate::daemon::{self, Served, Service, Settle};
 use crate::error::CliError;
-use crate::hold::{self, Held, Holder};
+use crate::hold::{self, Held, Holder, Open};
 use crate::location::{Location, resolve};
 use crate::open::{How, explain, on_disk, open_on_disk_when_free};
 use crate::options::MountOptions;
@@ -216,6 +218,7 @@ pub fn run_plain(
         &mut Service {
             mountpoint: &mountpoint,
             before: None,
+            known: None,
             settle: None,
             options: options.for_kernel(mount.name.into(), false),
             listed_options: None,
@@ -249,16 +252,16 @@ fn serve(
     let opened = open_on_disk_when_free(&volume, how, &on_disk, &env);
     let opened = opened.map_err(|e| explain(&volume, &e))?;
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{volume}: {e}"));
-    let fs_options = FsOptions { goes_on: held.is_some(), ..fs_options(options) };
+    let known = if survives(&volume, options) { new_known() } else { None };
+    let fs_options =
+        FsOptions { goes_on: held.is_some(), known: known.clone(), ..fs_options(options) };
     let listed = options.listed_words(fs_options.flush, fs_options.fast_flush);
     let cache_size = fs_options.cache_bytes;
     let fs = LocalFs::open(opened.device.clone(), fs_options, env.clone());
     let fs = fs.map_err(|e| failed(&e))?;
     let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
-    let before = held.as_ref().map(|held| held.carried(Carried::decode)).transpose()?;
-    if let Some(carried) = &before {
-        fs.take_over(carried).map_err(|e| failed(&e))?;
-    } else if !options.read_only {
+    let before = held.as_ref().map(|held| take_over(&fs, &held.open)).transpose()?;
+    if before.is_none() && !options.read_only {
         warn_of_small_host(&volume, &fs);
     }
     let asked = Asked::new();
@@ -283,6 +286,7 @@ fn serve(
         &mut Service {
             mountpoint,
             before: held.map(|held| held.connection),
+            known: known.as_deref().map(Known::file).transpose().map_err(|e| failed(&e))?,
             settle: Holder::get().map(|_| settle),
             options: options.for_kernel(source.to_string_lossy().into_owned(), false),
             listed_options: Some(listed),
@@ -340,6 +344,36 @@ fn serve(
         with.close();
     }
     served.and(closed)
+}
+
+/// Whether the mount goes on if its process is killed. A store is not opened again at once after
+/// the death of its owner.
+fn survives(volume: &Location, options: &MountOptions) -> bool {
+    Holder::get().is_some() && volume.path().is_some() && !options.read_only
+}
+
+/// Where what the kernel knows outlives this process. `None`: it ends with it.
+fn new_known() -> Option<Arc<Known>> {
+    let known = Known::new().map(Arc::new);
+    known
+        .inspect_err(|error| tracing::warn!(%error, "the mount ends if its process is killed"))
+        .ok()
+}
+
+/// Takes over what programs have open.
+fn take_over(fs: &LocalFs, open: &Open) -> Result<Carried, CliError> {
+    let failed = |error: FsError| CliError::Failed(format!("what programs have open: {error}"));
+    match open {
+        Open::Carried(bytes) => {
+            let carried = Carried::decode(bytes).ok_or_else(hold::other_form)?;
+            fs.take_over(&carried).map_err(failed)?;
+            Ok(carried)
+        }
+        Open::Known(file) => {
+            let file = file.try_clone().map_err(|error| CliError::Failed(error.to_string()))?;
+            fs.take_over_left(file).map_err(failed)?.ok_or_else(hold::other_form)
+        }
+    }
 }
 
 /// Warns if the host may soon lack the space that the volume takes as it fills.

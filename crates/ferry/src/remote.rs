@@ -118,6 +118,7 @@ pub fn serve(
         Arc::clone(&fs) as Arc<dyn Filesystem>,
         &mut Service {
             before: held.map(|held| held.connection),
+            known: None,
             settle: Holder::get().map(|_| settle),
             mountpoint,
             options: fuse,

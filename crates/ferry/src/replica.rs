@@ -117,6 +117,7 @@ pub fn serve(
         Arc::clone(&replica) as Arc<dyn Filesystem>,
         &mut Service {
             before: None,
+            known: None,
             settle: None,
             mountpoint,
             options: options.for_kernel(format!("{}{SUFFIX}", source.display()), false),

@@ -126,7 +126,8 @@ impl Golden {
         let stats: Value = serde_json::from_slice(&stats.stdout).expect("statistics are JSON");
         let daemon = stats["fuse"]["daemon"].as_i64().and_then(|pid| i32::try_from(pid).ok());
         let daemon = daemon.and_then(Pid::from_raw).expect("a process");
-        kill_process(daemon, Signal::KILL).expect("it is ours");
+        // The daemon ends with its holder.
+        kill_process(holder_of(daemon), Signal::KILL).expect("it is ours");
     }
 
     fn fsck(&self) {
@@ -309,4 +310,11 @@ fn golden_volumes_are_made() {
         let name = format!("{}-{kind}.tar.zst", variable("FERRY_GOLDEN_NAME"));
         golden.pack(&archives().join(name));
     }
+}
+
+/// The process that starts the daemons of a mount, one after the other.
+fn holder_of(daemon: Pid) -> Pid {
+    let status = fs::read_to_string(format!("/proc/{daemon}/status")).expect("it lives");
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).expect("a parent");
+    parent.trim().parse().ok().and_then(Pid::from_raw).expect("a number")
 }

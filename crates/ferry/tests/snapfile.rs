@@ -69,7 +69,8 @@ impl Host {
         let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).expect("JSON");
         let pid = stats["fuse"]["daemon"].as_i64().and_then(|pid| i32::try_from(pid).ok());
         let pid = pid.and_then(Pid::from_raw).expect("the daemon's number");
-        kill_process(pid, Signal::KILL).expect("it can be killed");
+        // The daemon ends with its holder.
+        kill_process(holder_of(pid), Signal::KILL).expect("it can be killed");
         // Waits until it has let go of the volume.
         while rustix::process::test_kill_process(pid).is_ok() {
             thread::yield_now();
@@ -543,4 +544,11 @@ fn changes_of_a_mount_that_is_not_found_by_the_name_of_the_volume_are_not_left_o
     ok(&host.ferry(&["mount", "host/trial", "second"]));
     assert_eq!(fs::read_to_string(host.at("second/file")).expect("it is read"), "new");
     ok(&host.ferry(&["umount", "second"]));
+}
+
+/// The process that starts the daemons of a mount, one after the other.
+fn holder_of(daemon: Pid) -> Pid {
+    let status = fs::read_to_string(format!("/proc/{daemon}/status")).expect("it lives");
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).expect("a parent");
+    parent.trim().parse().ok().and_then(Pid::from_raw).expect("a number")
 }

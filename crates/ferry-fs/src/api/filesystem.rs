@@ -20,6 +20,9 @@ pub trait Host: Send + Sync {
     /// called, by another thread. It waits for reads of them that are under way. Not if the mount
     /// ends before.
     fn forget_contents(&self, files: Vec<Ino>, done: Box<dyn FnOnce() + Send>);
+    /// The kernel must forget all that it has cached of these inodes, and look up every name again:
+    /// a process that has served it was killed. Returns at once.
+    fn forget_all(&self, _known: Vec<Ino>) {}
     /// Whether [`Host::forget`] can be done for names.
     fn forgets_names(&self) -> bool;
     /// The transport's counters, for `stats`.

@@ -128,6 +128,7 @@ impl DataStore {
             Touch::Nothing | Touch::Edit(_) => {}
         }
         self.mark_dirty(inode);
+        self.note_unsaved(inode);
         Ok(Attempt::Done)
     }
 }

@@ -58,6 +58,8 @@ impl Inode {
     pub const MAPPED: u32 = 16;
     /// It has lost its last name, or was made without one.
     pub const NAMELESS: u32 = 32;
+    /// What outlives the process says that no context has all of its contents.
+    pub const UNSAVED: u32 = 64;
 
     /// As the journal has it; nobody knows it yet.
     pub fn new(ino: Ino, rec: InodeRecord) -> Self {

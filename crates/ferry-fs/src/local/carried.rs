@@ -2,16 +2,20 @@
 //! open, and the inodes that the kernel knows. All else is on the volume, which the one before has
 //! closed in order.
 
-use crate::api::Ino;
+use crate::api::{Errno, Ino, ROOT};
 use crate::error::FsError;
 use crate::errseq::ErrorCursor;
 use crate::file::read::Misses;
 use crate::file::stream::Stream;
 use crate::inode::incore::Inode;
 use crate::inode::residency::Remembered;
+use crate::known::{Known, KnownFile, KnownInode, inode_flag};
 use crate::local::handles::Handle;
 use crate::local::local_fs::LocalFs;
+use crate::posix::is_dir;
 use crate::session_store::SessionStore;
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -22,7 +26,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"ferrygo1");
 /// An open file.
 #[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
-struct CarriedFile {
+pub(crate) struct CarriedFile {
     fh: u64,
     ino: Ino,
     error_cursor: u64,
@@ -132,27 +136,38 @@ fn entries<T: FromBytes>(bytes: &[u8], count: u64) -> Option<(Vec<T>, &[u8])> {
     Some((entries.collect::<Option<_>>()?, rest))
 }
 
+/// An open file, as it is carried.
+pub(crate) fn carried_file(fh: u64, handle: &Handle) -> CarriedFile {
+    let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+    CarriedFile {
+        fh,
+        ino: handle.inode.ino,
+        error_cursor: handle.error_cursor.value(),
+        error_closed: handle.error_closed.value(),
+        kernel_write_errors: handle.kernel_write_errors.value(),
+        uid: handle.uid,
+        flags: flag(handle.noatime, file_flag::NOATIME)
+            | flag(handle.misses == Misses::Uncached, file_flag::UNCACHED)
+            | flag(handle.direct, file_flag::DIRECT)
+            | flag(handle.bypassing, file_flag::BYPASSING)
+            | flag(handle.writes, file_flag::WRITES),
+    }
+}
+
+impl CarriedFile {
+    /// What outlives a process that is killed. All errors that came before were told, or are told
+    /// again.
+    pub(crate) fn known(&self) -> KnownFile {
+        KnownFile { fh: self.fh, ino: self.ino, uid: self.uid, flags: self.flags }
+    }
+}
+
 impl LocalFs {
     /// What the next process needs. No request is under way, and none comes any more. From now on
     /// nothing that has lost its last name is reclaimed here.
     pub fn carry(&self) -> Carried {
         self.keep_removed();
-        let files = self.handles.map(|fh, handle| {
-            let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
-            CarriedFile {
-                fh,
-                ino: handle.inode.ino,
-                error_cursor: handle.error_cursor.value(),
-                error_closed: handle.error_closed.value(),
-                kernel_write_errors: handle.kernel_write_errors.value(),
-                uid: handle.uid,
-                flags: flag(handle.noatime, file_flag::NOATIME)
-                    | flag(handle.misses == Misses::Uncached, file_flag::UNCACHED)
-                    | flag(handle.direct, file_flag::DIRECT)
-                    | flag(handle.bypassing, file_flag::BYPASSING)
-                    | flag(handle.writes, file_flag::WRITES),
-            }
-        });
+        let files = self.handles.map(carried_file);
         let (mut inodes, mut errors) = (Vec::new(), Vec::new());
         for (ino, known) in self.table.remembered() {
             let flags = if known.is_mapped() { Inode::MAPPED } else { 0 };
@@ -171,9 +186,91 @@ impl LocalFs {
         Carried { files, inodes, errors, ..Carried::default() }
     }
 
+    /// Notes all that the kernel knows where it outlives this process.
+    fn note_known(&self, carried: &Carried, lost: &HashSet<Ino>) {
+        let Some(known) = &self.options.known else { return };
+        for CarriedInode { ino, lookups, flags } in &carried.inodes {
+            known.count(*ino, *lookups);
+            if flags & Inode::LINKABLE != 0 {
+                self.note_linkable(*ino, true);
+            }
+        }
+        for ino in lost {
+            known.change_flags(*ino, 0, inode_flag::LOST);
+        }
+        carried.files.iter().for_each(|file| known.opened(&file.known()));
+        known.trees_begin(carried.snapshots.first);
+        carried.snapshots.numbers.iter().for_each(|number| known.add_tree(*number));
+    }
+
+    /// Takes over what a process has left that was killed: `file` is that of its [`Known`]. The
+    /// volume was opened with [`goes_on`](crate::FsOptions::goes_on), and no request was served
+    /// yet. `None`: it is of another form, or not all of it had room.
+    ///
+    /// What was not durable is lost. Files that have lost changes say `EIO`, directories too.
+    /// Requests that name an inode or a file that is not there any more get `ESTALE`. The kernel
+    /// is told to forget all that it has cached, when it can be.
+    pub fn take_over_left(&self, file: OwnedFd) -> Result<Option<Carried>, FsError> {
+        let Some(left) = Known::left(file, self.recovered.last.0) else { return Ok(None) };
+        let nameless = self.reclaimer.queue.lock().leftovers.clone();
+        let mut carried = Carried::default();
+        // The kernel knows the root without a lookup.
+        for KnownInode { ino, lookups, flags } in left.inodes.iter().filter(|it| it.ino != ROOT) {
+            // What is not there any more stays known, too: its number means nothing else.
+            let is_nameless = nameless.contains(ino);
+            let is_linkable = is_nameless && flags & inode_flag::LINKABLE != 0;
+            // The kernel may have pages of any file.
+            let flags = Inode::MAPPED
+                | if is_nameless { Inode::NAMELESS } else { 0 }
+                | if is_linkable { Inode::LINKABLE } else { 0 };
+            carried.inodes.push(CarriedInode { ino: *ino, lookups: *lookups, flags });
+        }
+        let is_there = |file: &&KnownFile| matches!(self.table.get(file.ino), Ok(Some(_)));
+        let carried_file = |&KnownFile { fh, ino, uid, flags }: &KnownFile| CarriedFile {
+            fh,
+            ino,
+            uid,
+            flags,
+            ..CarriedFile::default()
+        };
+        carried.files = left.files.iter().filter(is_there).map(carried_file).collect();
+        let (first, numbers) = left.trees;
+        carried.snapshots = CarriedTrees { first, numbers };
+        let has_lost = |inode: &&KnownInode| inode.flags & inode_flag::LOST != 0;
+        let lost = left.inodes.iter().filter(has_lost).map(|inode| inode.ino);
+        let lost: HashSet<Ino> = lost.collect();
+        self.adopt_all(&carried, &lost)?;
+        self.handles.begin_epoch(self.env.entropy.next_u64() as u32);
+        let mut directories = Vec::new();
+        for ino in &lost {
+            let Some(inode) = self.table.get(*ino)? else { continue };
+            if is_dir(inode.state.read().rec.mode) {
+                directories.push(*ino);
+            } else {
+                inode.file.errors.add(Errno(libc::EIO));
+            }
+        }
+        self.lost_names.note(directories);
+        tracing::warn!(
+            volume = self.name,
+            open = carried.files.len(),
+            closed = left.files.len() - carried.files.len(),
+            lost = lost.len(),
+            known = left.inodes.len(),
+            "a process was killed: this one goes on from what was durable"
+        );
+        *self.stale.lock() = Some(left.inodes.iter().map(|inode| inode.ino).collect());
+        Ok(Some(carried))
+    }
+
     /// Takes over what the process before knew. The volume was opened with
     /// [`goes_on`](crate::FsOptions::goes_on), and no request was served yet.
     pub fn take_over(&self, carried: &Carried) -> Result<(), FsError> {
+        self.adopt_all(carried, &HashSet::new())
+    }
+
+    fn adopt_all(&self, carried: &Carried, lost: &HashSet<Ino>) -> Result<(), FsError> {
+        self.note_known(carried, lost);
         for CarriedInode { ino, lookups, flags } in &carried.inodes {
             // Beyond that it counts as known until the mount ends.
             let lookups = u64::from(*lookups).min(Remembered::MOST);

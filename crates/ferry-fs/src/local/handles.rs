@@ -8,6 +8,7 @@ use crate::inode::incore::Inode;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const SHARDS: usize = 8;
 
@@ -38,16 +39,22 @@ pub(crate) struct Handle {
 
 #[derive(Default)]
 struct Slots {
-    handles: Vec<Option<Arc<Handle>>>,
+    /// With their numbers.
+    handles: Vec<Option<(u64, Arc<Handle>)>>,
     free: Vec<usize>,
     /// The same by inode.
     by_ino: BTreeSet<(Ino, usize)>,
 }
 
 /// All open files. A handle's number is never 0, which stands for none.
+///
+/// A request that a process had served when it was killed may come again, also one that closes a
+/// file. So the process that goes on gives no number that the other may have given: the upper half
+/// of those that it gives is its *epoch*, a random number.
 #[derive(Default)]
 pub(crate) struct Handles {
     shards: [Mutex<Slots>; SHARDS],
+    epoch: AtomicU32,
 }
 
 impl Handles {
@@ -60,30 +67,33 @@ impl Handles {
             slots.handles.len() - 1
         });
         slots.by_ino.insert((handle.inode.ino, slot));
-        slots.handles[slot] = Some(handle);
-        Self::number(shard, slot)
+        let epoch = u64::from(self.epoch.load(Ordering::Relaxed));
+        let number = epoch << 32 | ((slot + 1) * SHARDS + shard) as u64;
+        slots.handles[slot] = Some((number, handle));
+        number
     }
 
-    fn number(shard: usize, slot: usize) -> u64 {
-        ((slot + 1) * SHARDS + shard) as u64
+    /// Numbers that are given from now on are of this epoch.
+    pub(crate) fn begin_epoch(&self, epoch: u32) {
+        self.epoch.store(epoch, Ordering::Relaxed);
     }
 
     fn slot_of(fh: u64) -> Option<(usize, usize)> {
-        let fh = usize::try_from(fh).ok()?;
+        let fh = fh as u32 as usize;
         Some((fh % SHARDS, (fh / SHARDS).checked_sub(1)?))
     }
 
     /// The handle, if it is one of this inode.
     pub(crate) fn get(&self, ino: Ino, fh: u64) -> Option<Arc<Handle>> {
         let (shard, slot) = Self::slot_of(fh)?;
-        let handle = self.shards[shard].lock().handles.get(slot)?.clone()?;
-        (handle.inode.ino == ino).then_some(handle)
+        let (number, handle) = self.shards[shard].lock().handles.get(slot)?.clone()?;
+        (number == fh && handle.inode.ino == ino).then_some(handle)
     }
 
     pub(crate) fn remove(&self, fh: u64) -> Option<Arc<Handle>> {
         let (shard, slot) = Self::slot_of(fh)?;
         let mut slots = self.shards[shard].lock();
-        let handle = slots.handles.get_mut(slot)?.take()?;
+        let (_, handle) = slots.handles.get_mut(slot)?.take_if(|(number, _)| *number == fh)?;
         slots.free.push(slot);
         slots.by_ino.remove(&(handle.inode.ino, slot));
         Some(handle)
@@ -94,6 +104,7 @@ impl Handles {
         let slots = self.shards[ino as usize % SHARDS].lock();
         let all = slots.by_ino.range((ino, 0)..=(ino, usize::MAX));
         let all = all.filter_map(|(_, slot)| slots.handles[*slot].as_ref());
+        let all = all.map(|(_, handle)| handle);
         all.filter(|handle| uid == 0 || handle.uid == uid).cloned().collect()
     }
 
@@ -101,7 +112,7 @@ impl Handles {
     pub(crate) fn open_for_writing(&self) -> Vec<Ino> {
         let mut open = Vec::new();
         for slots in self.shards.iter().map(|shard| shard.lock()) {
-            let all = slots.handles.iter().flatten();
+            let all = slots.handles.iter().flatten().map(|(_, handle)| handle);
             open.extend(all.filter(|handle| handle.writes).map(|handle| handle.inode.ino));
         }
         open.sort_unstable();
@@ -112,10 +123,9 @@ impl Handles {
     /// What `of` makes of each, with its number.
     pub(crate) fn map<T>(&self, of: impl Fn(u64, &Handle) -> T) -> Vec<T> {
         let mut all = Vec::new();
-        for (shard, slots) in self.shards.iter().map(|shard| shard.lock()).enumerate() {
-            let open = slots.handles.iter().enumerate();
-            let open = open.filter_map(|(slot, handle)| Some((slot, handle.as_deref()?)));
-            all.extend(open.map(|(slot, handle)| of(Self::number(shard, slot), handle)));
+        for slots in self.shards.iter().map(|shard| shard.lock()) {
+            let open = slots.handles.iter().flatten();
+            all.extend(open.map(|(number, handle)| of(*number, handle)));
         }
         all
     }
@@ -129,7 +139,7 @@ impl Handles {
                 slots.handles.resize_with(slot + 1, || None);
             }
             slots.by_ino.insert((handle.inode.ino, slot));
-            slots.handles[slot] = Some(Arc::new(handle));
+            slots.handles[slot] = Some((fh, Arc::new(handle)));
         }
         for mut slots in self.shards.iter().map(|shard| shard.lock()) {
             let free = |slot: &usize| slots.handles[*slot].is_none();
@@ -140,7 +150,7 @@ impl Handles {
     /// Takes all of them.
     pub(crate) fn drain(&self) -> Vec<Arc<Handle>> {
         let take = |s: &Mutex<Slots>| std::mem::take(&mut *s.lock()).handles;
-        self.shards.iter().flat_map(take).flatten().collect()
+        self.shards.iter().flat_map(take).flatten().map(|(_, handle)| handle).collect()
     }
 
     pub(crate) fn len(&self) -> usize {

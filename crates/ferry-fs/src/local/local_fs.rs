@@ -14,11 +14,13 @@ use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::inode::table::InodeTable;
 use crate::keys::{self};
+use crate::known::Known;
 use crate::local::counters::VolumeCounters;
 use crate::local::handles::Handles;
 use crate::local::jobs::{
     BlockingChange, BlockingDrop, BlockingFsync, MetadataRead, PooledRead, SnapshotChange,
 };
+use crate::local::lost_names::LostNames;
 use crate::local::name_hash::NameHash;
 use crate::local::pool::Pool;
 use crate::local::reclaimer::Reclaimer;
@@ -112,6 +114,8 @@ pub struct FsOptions {
     /// This process goes on with a mount: what was removed while programs had it open stays until
     /// [`LocalFs::take_over`] says what they have open.
     pub goes_on: bool,
+    /// Where what the kernel knows is noted, for a process that goes on if this one is killed.
+    pub known: Option<Arc<Known>>,
 }
 
 impl Default for FsOptions {
@@ -133,6 +137,7 @@ impl Default for FsOptions {
             owner: 0,
             keeps_removed: false,
             goes_on: false,
+            known: None,
         }
     }
 }
@@ -186,6 +191,9 @@ pub struct LocalFs {
     pub(crate) metadata_reads: Arc<Pool<LocalFs, MetadataRead<LocalFs>>>,
     pub(crate) snapshot_changes: Arc<Pool<LocalFs, SnapshotChange<LocalFs>>>,
     pub(crate) host: RwLock<Option<Arc<dyn Host>>>,
+    pub(crate) lost_names: LostNames,
+    /// What the kernel must forget when it can be told, because a process before was killed.
+    pub(crate) stale: Mutex<Option<Vec<Ino>>>,
     pub(crate) closed: Mutex<bool>,
 }
 
@@ -203,6 +211,14 @@ impl LocalFs {
     /// What recovery found when the volume was opened.
     pub fn recovered(&self) -> &Recovered {
         &self.recovered
+    }
+
+    /// The kernel gets a lookup of an inode.
+    pub(crate) fn count_lookup(&self, inode: &Inode) {
+        if let Some(known) = &self.options.known {
+            known.count(inode.ino, 1);
+        }
+        inode.lookups.fetch_add(1, Ordering::AcqRel);
     }
 
     pub(crate) fn now(&self) -> Timestamp {
@@ -235,6 +251,9 @@ impl LocalFs {
     pub(crate) fn committed(&self, seq: Seq, inodes: &[&Inode]) {
         for inode in inodes {
             inode.last_seq.fetch_max(seq.0, Ordering::AcqRel);
+            if let Some(known) = &self.options.known {
+                known.logged(inode.ino, seq.0);
+            }
         }
         self.newest.fetch_max(seq.0, Ordering::AcqRel);
     }

@@ -5,6 +5,7 @@ pub(crate) mod counters;
 pub(crate) mod handles;
 pub(crate) mod jobs;
 pub(crate) mod local_fs;
+pub(crate) mod lost_names;
 pub(crate) mod name_hash;
 pub(crate) mod pool;
 pub(crate) mod reclaimer;

@@ -13,7 +13,6 @@ use crate::posix::{first_links, inherit_group, is_dir};
 use ferry_journal::{Credits, Transaction};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Most names of an inode, and most subdirectories of a directory.
 pub(crate) const LINK_MAX: u32 = 1 << 31;
@@ -87,7 +86,7 @@ impl LocalFs {
                 }
                 Found::Present(_, target) => {
                     let inode = self.target(parent, target.ino)?;
-                    inode.lookups.fetch_add(1, Ordering::AcqRel);
+                    self.count_lookup(&inode);
                     return Ok(Made::Exists(inode));
                 }
                 found => found.absent()?,
@@ -135,7 +134,7 @@ impl LocalFs {
     fn add_new(&self, ino: Ino, rec: InodeRecord) -> Arc<Inode> {
         let directory = is_dir(rec.mode);
         let inode = Arc::new(Inode::new(ino, rec));
-        inode.lookups.store(1, Ordering::Release);
+        self.count_lookup(&inode);
         self.table.insert(&inode);
         // A number that is not in the table would be dropped from the queue of cached directories.
         if directory {
@@ -329,6 +328,7 @@ impl LocalFs {
         inode.set_flag(Inode::NAMELESS);
         if flags & libc::O_EXCL == 0 {
             inode.set_flag(Inode::LINKABLE);
+            self.note_linkable(ino, true);
         }
         let opened = self.open_handle(cx, &inode, flags, true);
         let seq = self.counters.commit_made(txn);

@@ -12,7 +12,6 @@ use crate::namespace::create::LINK_MAX;
 use crate::namespace::names::{check_dir, check_name};
 use crate::posix::is_dir;
 use ferry_journal::Credits;
-use std::sync::atomic::Ordering;
 
 impl LocalFs {
     /// Links `ino` as `parent`/`name`, and counts a lookup of it.
@@ -55,7 +54,7 @@ impl LocalFs {
         state.rec.ctime = now;
         let target = Dentry { ino, kind: state.rec.mode & libc::S_IFMT };
         put_inode(&mut txn, ino, state);
-        inode.lookups.fetch_add(1, Ordering::AcqRel);
+        self.count_lookup(&inode);
         let attr = state.attr(ino);
 
         let dir_state = locked.state(&dir);

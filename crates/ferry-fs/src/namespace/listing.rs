@@ -16,7 +16,6 @@ use crate::patience;
 use crate::posix::is_dir;
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// So many entries are fetched at once, first, and when the reader wants more.
 const BATCHES: [usize; 2] = [32, 48];
@@ -135,9 +134,7 @@ impl LocalFs {
                     known => inodes.push(known.ok()),
                 }
             }
-            inodes.iter().flatten().for_each(|inode: &Arc<Inode>| {
-                inode.lookups.fetch_add(1, Ordering::AcqRel);
-            });
+            inodes.iter().flatten().for_each(|inode: &Arc<Inode>| self.count_lookup(inode));
         }
         Ok((entries, inodes))
     }

@@ -11,7 +11,6 @@ use crate::patience;
 use crate::posix::{self, is_dir};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Cookies below this one are `.`, `..` and the start.
 pub(crate) const FIRST_COOKIE: u64 = 256;
@@ -198,7 +197,7 @@ impl LocalFs {
             let inode = self.target(parent, ino)?;
             // Counted while the directory is locked: as long as the name is there, nobody reclaims
             // the inode.
-            inode.lookups.fetch_add(1, Ordering::AcqRel);
+            self.count_lookup(&inode);
             inode
         };
         let attr = inode.state.read_now().map(|state| state.attr(inode.ino));

@@ -13,6 +13,7 @@ use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::keys::{self, INODE_HAS_XATTRS, Key};
+use crate::known::inode_flag;
 use crate::local::local_fs::LocalFs;
 use crate::local::reclaimer::{Job, Queue, Reclaimer};
 use crate::posix::is_regular;
@@ -142,10 +143,27 @@ impl LocalFs {
 
     /// Takes lookups back.
     pub(crate) fn forget_inode(&self, inode: &Arc<Inode>, count: u64) {
+        self.note_forgotten(inode.ino, count);
         let less = |lookups: u64| Some(lookups.saturating_sub(count));
         let before = inode.lookups.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
         if before.is_ok_and(|before| before <= count) {
             self.maybe_unknown(inode);
+        }
+    }
+
+    /// What outlives the process says so, too. At a kill in between it may count too much.
+    pub(crate) fn note_forgotten(&self, ino: Ino, count: u64) {
+        if let Some(known) = &self.options.known {
+            known.uncount(ino, count);
+        }
+    }
+
+    /// Whether an inode may be given a name if it has none. One that gets its name may lose it in a
+    /// crash, and may be given it again.
+    pub(crate) fn note_linkable(&self, ino: Ino, is_linkable: bool) {
+        if let Some(known) = &self.options.known {
+            let add = if is_linkable { inode_flag::LINKABLE } else { 0 };
+            known.change_flags(ino, inode_flag::LINKABLE, add);
         }
     }
 

@@ -85,6 +85,7 @@ impl LocalFs {
             return put_inode(txn, child.ino, state);
         }
         child.set_flag(Inode::NAMELESS);
+        self.note_linkable(child.ino, false);
         if !is_planted(Bug::ForgottenOrphan) {
             txn.put(&keys::orphan(child.ino), &[keys::VALUE_VERSION]);
         }

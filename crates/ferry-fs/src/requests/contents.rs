@@ -8,6 +8,7 @@ use crate::file::read::Misses;
 use crate::file::stream::Stream;
 use crate::inode::incore::Inode;
 use crate::keys::InodeRecord;
+use crate::local::carried::carried_file;
 use crate::local::handles::Handle;
 use crate::local::jobs::PooledRead;
 use crate::local::local_fs::{CacheMode, LocalFs, errno};
@@ -81,11 +82,25 @@ impl LocalFs {
             writes,
             kernel_write_errors,
         };
-        self.opened(self.handles.add(handle), direct)
+        let fh = self.handles.add(handle);
+        if let Some(known) = &self.options.known
+            && let Some(handle) = self.handles.get(inode.ino, fh)
+        {
+            known.opened(&carried_file(fh, &handle).known());
+        }
+        self.opened(fh, direct)
     }
 
     fn handle(&self, ino: Ino, fh: u64) -> Result<Arc<Handle>, FsError> {
-        self.handles.get(ino, fh).ok_or(errno(libc::EBADF))
+        self.open_file(ino, fh).map_err(FsError::from)
+    }
+
+    /// An open file. `ESTALE`: it was lost when a process was killed.
+    pub(crate) fn open_file(&self, ino: Ino, fh: u64) -> Result<Arc<Handle>, Errno> {
+        self.handles.get(ino, fh).ok_or_else(|| match self.table.get(ino) {
+            Ok(None) => Errno(libc::ESTALE),
+            _ => Errno(libc::EBADF),
+        })
     }
 
     pub(crate) fn do_open(
@@ -124,6 +139,9 @@ impl LocalFs {
     }
 
     pub(crate) fn do_release(&self, fh: u64) {
+        if let Some(known) = &self.options.known {
+            known.closed(fh);
+        }
         if let Some(handle) = self.handles.remove(fh) {
             self.let_go(&handle);
         }
@@ -147,7 +165,7 @@ impl LocalFs {
         out: &mut [u8],
         pages: bool,
     ) -> Answer<usize> {
-        let handle = self.handles.get(ino, fh).ok_or(Errno(libc::EBADF))?;
+        let handle = self.open_file(ino, fh)?;
         if pages && handle.direct {
             Self::has_mapped(&handle.inode);
         }

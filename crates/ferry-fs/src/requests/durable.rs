@@ -3,6 +3,7 @@
 use crate::api::{Answer, Cx, Errno, Ino, Parked, Reply, Stop};
 use crate::error::FsError;
 use crate::inode::incore::Inode;
+use crate::known::{Known, inode_flag};
 use crate::local::handles::Handle;
 use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::{CacheMode, LocalFs};
@@ -39,10 +40,20 @@ impl Work<LocalFs> for BlockingFsync<LocalFs> {
     }
 }
 
+/// The error that this handle was not told yet. If contents were lost, the next process need not
+/// say so again.
+fn tell_error(handle: &Handle, known: Option<&Known>) -> Option<Errno> {
+    let told = handle.inode.file.errors.tell(&handle.error_cursor);
+    if let (Some(_), Some(known)) = (told, known) {
+        known.change_flags(handle.inode.ino, inode_flag::LOST, 0);
+    }
+    told
+}
+
 impl LocalFs {
     /// fsync(2): all that this file is, and its names, are in contexts that are then forced.
     pub(crate) fn do_fsync(&self, cx: &Cx, ino: Ino, fh: u64) -> Answer<()> {
-        let handle = self.handles.get(ino, fh).ok_or(Errno(libc::EBADF))?;
+        let handle = self.open_file(ino, fh)?;
         if !self.is_long(cx, [&handle.inode]) {
             match self.data.write_back(Dirty::File(&handle.inode), self.patience(cx)) {
                 Err(FsError::WouldWait) => {}
@@ -104,8 +115,9 @@ impl LocalFs {
 
     /// Answers once `seq` is durable, or with the handle's own error.
     fn force_for(&self, caller: Caller, handle: Arc<Handle>, seq: Seq, parked: Parked<()>) {
+        let known = self.options.known.clone();
         let done = move |forced: Result<(), JournalError>| {
-            let pending = handle.inode.file.errors.tell(&handle.error_cursor);
+            let pending = tell_error(&handle, known.as_deref());
             parked.complete(match (forced, pending) {
                 (_, Some(error)) => Err(error),
                 (Err(_), None) => Err(Errno(libc::EIO)),
@@ -125,11 +137,14 @@ impl LocalFs {
     }
 
     fn pending_error(&self, handle: &Handle) -> Option<Errno> {
-        handle.inode.file.errors.tell(&handle.error_cursor)
+        tell_error(handle, self.options.known.as_deref())
     }
 
     /// fsync(2) of a directory: its entries survive.
     pub(crate) fn do_fsyncdir(&self, cx: &Cx, ino: Ino) -> Answer<()> {
+        if self.lost_names.tells(ino, cx.pid) {
+            return Err(Errno(libc::EIO).into());
+        }
         let look = || {
             let inode = self.table.need(ino)?;
             let times_dirty = inode.state.read_now()?.times_dirty;

@@ -91,6 +91,9 @@ impl LocalFs {
 
 impl Filesystem for LocalFs {
     fn attach(&self, host: Arc<dyn Host>) {
+        if let Some(known) = self.stale.lock().take() {
+            host.forget_all(known);
+        }
         *self.host.write() = Some(host);
     }
 
@@ -107,8 +110,9 @@ impl Filesystem for LocalFs {
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        if let Some(inode) = self.table.forget(ino, count) {
-            self.forget_inode(&inode, count);
+        match self.table.forget(ino, count) {
+            Some(inode) => self.forget_inode(&inode, count),
+            None => self.note_forgotten(ino, count),
         }
     }
 

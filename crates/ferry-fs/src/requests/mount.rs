@@ -1,12 +1,13 @@
 //! Opening a volume: recovery, the threads, and what an earlier mount has left over.
 
-use crate::api::Ino;
+use crate::api::{Ino, ROOT};
 use crate::error::FsError;
 use crate::inode::table::{InodeSource, InodeTable};
 use crate::keys::{self, Counters};
 use crate::local::counters::VolumeCounters;
 use crate::local::handles::Handles;
 use crate::local::local_fs::{FsOptions, LocalFs, WRITEBACK_AGE};
+use crate::local::lost_names::LostNames;
 use crate::local::name_hash::NameHash;
 use crate::requests::session_records::was_handed_over;
 use crate::scrub::live::Scrubs;
@@ -42,6 +43,7 @@ fn layer_options(options: &FsOptions) -> (DataOptions, JournalOptions) {
         writeback_age: commit_interval.max(WRITEBACK_AGE),
         background: options.background,
         read_only: options.read_only,
+        known: options.known.clone(),
         #[cfg(feature = "compare")]
         locking: options.locking,
     };
@@ -146,9 +148,15 @@ impl LocalFs {
             metadata_reads: Arc::default(),
             snapshot_changes: Arc::default(),
             host: RwLock::new(None),
+            lost_names: LostNames::default(),
+            stale: Mutex::new(None),
             closed: Mutex::new(false),
             options,
         });
+        if let Some(known) = &fs.options.known {
+            // The kernel knows it as long as there is a mount.
+            known.count(ROOT, 1);
+        }
         if !fs.options.read_only {
             fs.check_limit(next_ino)?;
             let credits = Credits { keys: 1, bytes: 64, urgent: true };

@@ -27,6 +27,8 @@ pub(crate) trait Source: Send + Sync + 'static {
     fn open(&self, number: u64) -> Result<Self::Snapshot, Errno>;
     /// Nobody uses it any more. Waits.
     fn close(&self, snapshot: Arc<Self::Snapshot>);
+    /// This one has a tree now, behind all others. It does not wait.
+    fn note_tree(&self, _number: u64) {}
     /// So many are open, or being opened or closed. It does not wait.
     fn note_open(&self, open: usize);
 }
@@ -127,6 +129,7 @@ impl<S: Source> OpenSnapshots<S> {
         let tree = Tree::behind(self.first, state.numbers.len());
         state.numbers.push(number);
         state.trees.insert(number, tree);
+        self.source.note_tree(number);
         Ok(tree)
     }
 

@@ -39,6 +39,9 @@ impl WithSnapshots {
         let source = Beside { live: Arc::clone(live), cache_bytes };
         let random = || CarriedTrees { first: live.env.entropy.next_u64(), numbers: Vec::new() };
         let trees = carried.map_or_else(random, |carried| carried.snapshots().clone());
+        if let Some(known) = &live.options.known {
+            known.trees_begin(trees.first);
+        }
         let fs = Arc::new(Self {
             live: Arc::clone(live),
             directory: Directory::new(Arc::clone(&live.dev), live.now()),
@@ -203,6 +206,12 @@ impl Source for Beside {
     fn close(&self, snapshot: Arc<Reader>) {
         if let Err(error) = snapshot.fs.close() {
             tracing::warn!(%error, "a snapshot was not closed cleanly");
+        }
+    }
+
+    fn note_tree(&self, number: u64) {
+        if let Some(known) = &self.live.options.known {
+            known.add_tree(number);
         }
     }
 

@@ -16,6 +16,7 @@ use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 pub(crate) use crate::inode::table::InodeSource;
 use crate::keys::{BLOCK, InodeRecord};
+use crate::known::{Known, inode_flag};
 use crate::space::free_blocks::Want;
 use crate::space::pool::Space;
 use crate::space::segments::Table;
@@ -44,6 +45,8 @@ pub struct DataOptions {
     pub background: bool,
     /// Nothing is ever written.
     pub read_only: bool,
+    /// Where what the kernel knows is noted.
+    pub known: Option<Arc<Known>>,
     /// Which readers and writers of one file exclude each other.
     #[cfg(feature = "compare")]
     pub locking: Locking,
@@ -295,6 +298,9 @@ impl DataStore {
         self.last_seq.fetch_max(seq.0, Ordering::AcqRel);
         if let Some(inode) = inode {
             inode.last_seq.fetch_max(seq.0, Ordering::AcqRel);
+            if let Some(known) = &self.options.known {
+                known.logged(inode.ino, seq.0);
+            }
         }
     }
 
@@ -310,12 +316,28 @@ impl DataStore {
         state.count_blocks(pages);
         inode.file.set_hint(pages.dirty_blocks);
         self.mark_dirty(inode);
+        self.note_unsaved(inode);
     }
 
     /// Takes the inode off the queue if the journal has all of it.
     pub(crate) fn leave_if_clean(&self, inode: &Arc<Inode>, state: &InodeState, pages: &Pages) {
         if pages.dirty_blocks == 0 && !state.times_dirty && state.logged.size == state.rec.size {
             self.queue.leave(inode);
+            if let Some(known) = &self.options.known
+                && inode.clear_flag(Inode::UNSAVED)
+            {
+                known.change_flags(inode.ino, inode_flag::UNSAVED, 0);
+            }
+        }
+    }
+
+    /// Notes that contents are ahead of the journal. The inode lock is held, perhaps shared.
+    pub(crate) fn note_unsaved(&self, inode: &Inode) {
+        if let Some(known) = &self.options.known
+            && !inode.has_flag(Inode::UNSAVED)
+            && !inode.set_flag(Inode::UNSAVED)
+        {
+            known.change_flags(inode.ino, 0, inode_flag::UNSAVED);
         }
     }
 

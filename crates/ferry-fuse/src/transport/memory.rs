@@ -2,6 +2,13 @@
 //! through them in whichever process commits one. So the memory is a file without a name, which the
 //! next process of the mount maps at the same address. What was agreed with the kernel is in it,
 //! too, because the kernel says INIT only once.
+//!
+//! The process may be killed between any two stores, and the next one must find what each slot
+//! holds ([`RequestSlot::holds`]). The kernel writes the number of a request into the slot last;
+//! numbers do not come again. Beside it the slot says which request it has the answer of, and of
+//! which that answer was committed. To write an answer destroys the request. So either the answer
+//! is in the queue's own page before ([`QueuePage`]), and can be written again; or the request can
+//! be restored and replayed, because it has no payload and changes nothing.
 #![expect(unsafe_code, reason = "memory that another process has written")]
 
 use std::fs::File;
@@ -25,10 +32,14 @@ const PAGE: usize = 4096;
 /// Bytes of the first part of a slot, which has its headers. Those of all slots lie together: a
 /// slot that is not in use takes no page of its own. The payloads follow.
 const HEADER: usize = 512;
-/// Where in its first part a slot has what the kernel is told of its two buffers, and its state.
+/// Where in its first part a slot has what the kernel is told of its two buffers, and its words.
 const PARTS_AT: usize = 320;
-const STATE_AT: usize = 384;
+const WORDS_AT: usize = 384;
 const _: () = assert!(URING_HEADER <= PARTS_AT && (SLOTS_MAX * HEADER).is_multiple_of(PAGE));
+/// Bytes of the page of a queue before the body of an answer.
+const BODY_AT: usize = 64;
+/// The longest body that has room in it.
+const BODY_MAX: usize = PAGE - BODY_AT;
 /// Where the memory is mapped, if nothing is there: far from what the system chooses by itself.
 const ADDRESSES: std::ops::Range<usize> = 0x2000_0000_0000..0x5000_0000_0000;
 /// The next address that is tried.
@@ -37,7 +48,7 @@ const ADDRESS_STEP: usize = 0x0100_0000_0000;
 /// on in the same process, finds it free.
 static STEPS: AtomicUsize = AtomicUsize::new(0);
 /// What the front begins with; the number is that of the layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"ferryqm2");
+const MAGIC: u64 = u64::from_le_bytes(*b"ferryqm3");
 /// Where in the front the numbers of slots are, one for each queue.
 const COUNTS_AT: usize = 64;
 /// Queues that the front has room for.
@@ -54,15 +65,17 @@ struct Front {
     agreed: u64,
 }
 
-/// Who has a slot.
+/// What a slot holds, as a process finds it that goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SlotState {
-    /// The kernel, or a process that serves: the process that goes on registers it.
-    Served,
-    /// It holds a request that nobody has served.
-    Fetched,
-    /// It holds an answer that was not committed.
-    Answered,
+pub(crate) enum SlotHolds {
+    /// Nothing: it was never used, or the kernel has taken its answer.
+    Nothing,
+    /// A request that was not answered. It may have been served in part.
+    Request,
+    /// The kind of that request was overwritten by that of its answer: this one.
+    RequestOf(u32),
+    /// An answer. Whether the kernel has taken it is not known.
+    Answer,
 }
 
 /// The memory of all queues of a mount.
@@ -80,7 +93,7 @@ unsafe impl Send for QueueMemory {}
 unsafe impl Sync for QueueMemory {}
 
 fn len_of(queues: usize) -> usize {
-    PAGE + queues * SLOTS_MAX * (HEADER + IO_MAX)
+    PAGE + queues * (PAGE + SLOTS_MAX * (HEADER + IO_MAX))
 }
 
 /// Maps the memory of so many queues at this address.
@@ -114,18 +127,27 @@ impl QueueMemory {
         Ok(Self { file, at, len: len_of(queues), queues })
     }
 
-    /// That of the process before, at the same address.
-    pub(crate) fn of(file: OwnedFd) -> io::Result<(Self, Agreed)> {
+    /// What was agreed with the kernel, by the memory's file.
+    pub(crate) fn agreed(file: &OwnedFd) -> io::Result<Agreed> {
+        Ok(Agreed::from_bits(Self::front(&file.try_clone()?.into())?.agreed))
+    }
+
+    fn front(file: &File) -> io::Result<Front> {
         let other = || io::Error::other("the queues have another layout in this version of ferry");
         let mut front = [0; size_of::<Front>()];
-        let file = File::from(file);
         file.read_exact_at(&mut front, 0)?;
         let front = Front::read_from_bytes(&front).map_err(|_| other())?;
-        let (address, queues) = (front.address as usize, front.queues as usize);
+        let queues = front.queues as usize;
         let fits = queues <= QUEUES_MAX && file.metadata()?.len() == len_of(queues) as u64;
-        if front.magic != MAGIC || front.slot != (HEADER + IO_MAX) as u64 || !fits {
-            return Err(other());
-        }
+        let is_ours = front.magic == MAGIC && front.slot == (HEADER + IO_MAX) as u64 && fits;
+        is_ours.then_some(front).ok_or_else(other)
+    }
+
+    /// That of the process before, at the same address.
+    pub(crate) fn of(file: OwnedFd) -> io::Result<(Self, Agreed)> {
+        let file = File::from(file);
+        let front = Self::front(&file)?;
+        let (address, queues) = (front.address as usize, front.queues as usize);
         let file = OwnedFd::from(file);
         let at = map(&file, address, queues)?;
         Ok((Self { file, at, len: len_of(queues), queues }, Agreed::from_bits(front.agreed)))
@@ -164,15 +186,24 @@ impl QueueMemory {
         unsafe { &*self.at.as_ptr().add(COUNTS_AT + usize::from(queue) * 8).cast::<AtomicU64>() }
     }
 
+    /// The page of a queue. Only the queue's own thread asks, once.
+    pub(crate) fn page(self: &Arc<Self>, queue: u16) -> QueuePage {
+        assert!(usize::from(queue) < self.queues, "there is such a queue");
+        // SAFETY: it lies in the mapping, whose first byte is not at zero.
+        let at = unsafe { self.at.add(PAGE + usize::from(queue) * PAGE) };
+        QueuePage { at, _memory: Arc::clone(self) }
+    }
+
     /// A slot of a queue. Only the queue's own thread asks, once for each.
     pub(crate) fn slot(self: &Arc<Self>, queue: u16, slot: usize) -> RequestSlot {
         assert!(usize::from(queue) < self.queues && slot < SLOTS_MAX, "there is such a slot");
         self.count(queue).fetch_max(slot as u64 + 1, Ordering::AcqRel);
         let number = usize::from(queue) * SLOTS_MAX + slot;
-        let payloads = PAGE + self.queues * SLOTS_MAX * HEADER;
+        let headers = PAGE + self.queues * PAGE;
+        let payloads = headers + self.queues * SLOTS_MAX * HEADER;
         // SAFETY: both lie in the mapping, whose first byte is not at zero.
         let (at, payload) = unsafe {
-            (self.at.add(PAGE + number * HEADER), self.at.add(payloads + number * IO_MAX))
+            (self.at.add(headers + number * HEADER), self.at.add(payloads + number * IO_MAX))
         };
         let slot = RequestSlot { at, payload, _memory: Arc::clone(self) };
         slot.set_parts();
@@ -220,26 +251,88 @@ impl RequestSlot {
         }
     }
 
-    fn state_word(&self) -> &AtomicU64 {
-        // SAFETY: it lies in the slot, is aligned, and used as an atomic by everybody.
-        unsafe { &*self.at.as_ptr().add(STATE_AT).cast::<AtomicU64>() }
+    /// Its words: the request of which it has the answer, the one of which that was committed, the
+    /// one of which the kind was overwritten, and that kind.
+    fn words(&self) -> &[AtomicU64; 4] {
+        // SAFETY: they lie in the slot, are aligned, and used as atomics by everybody.
+        unsafe { &*self.at.as_ptr().add(WORDS_AT).cast::<[AtomicU64; 4]>() }
     }
 
-    pub(crate) fn state(&self) -> SlotState {
-        match self.state_word().load(Ordering::Acquire) {
-            1 => SlotState::Fetched,
-            2 => SlotState::Answered,
-            _ => SlotState::Served,
+    /// What it holds. `unique`: the number of the request that the kernel has put there last.
+    pub(crate) fn holds(&self, unique: u64) -> SlotHolds {
+        let [answered, committed, overwritten, opcode] =
+            self.words().each_ref().map(|word| word.load(Ordering::Acquire));
+        if unique == 0 || unique == committed {
+            SlotHolds::Nothing
+        } else if unique == answered {
+            SlotHolds::Answer
+        } else if unique == overwritten {
+            SlotHolds::RequestOf(opcode as u32)
+        } else {
+            SlotHolds::Request
         }
     }
 
-    pub(crate) fn set_state(&self, state: SlotState) {
-        let word = match state {
-            SlotState::Served => 0,
-            SlotState::Fetched => 1,
-            SlotState::Answered => 2,
-        };
-        self.state_word().store(word, Ordering::Release);
+    /// The kind of this request is about to be overwritten.
+    pub(crate) fn keep_opcode(&self, unique: u64, kind: u32) {
+        let [_, _, overwritten, opcode] = self.words();
+        opcode.store(u64::from(kind), Ordering::Release);
+        overwritten.store(unique, Ordering::Release);
+    }
+
+    /// It has the whole answer of this request.
+    pub(crate) fn set_answered(&self, unique: u64) {
+        self.words()[0].store(unique, Ordering::Release);
+    }
+
+    /// The kernel has taken the answer of this request.
+    pub(crate) fn set_committed(&self, unique: u64) {
+        self.words()[1].store(unique, Ordering::Release);
+    }
+}
+
+/// A page of a queue's own.
+///
+/// | bytes | what |
+/// |---|---|
+/// | 8 | number of the newest request without a meaning |
+/// | 8 | the request of which the answer is here |
+/// | 8 | its error, and the length of the body |
+/// | from `BODY_AT` on | the body |
+pub(crate) struct QueuePage {
+    at: NonNull<u8>,
+    _memory: Arc<QueueMemory>,
+}
+
+impl QueuePage {
+    fn words(&self) -> &[AtomicU64; 3] {
+        // SAFETY: they lie in the page, are aligned, and used as atomics by everybody.
+        unsafe { &*self.at.as_ptr().cast::<[AtomicU64; 3]>() }
+    }
+
+    /// Room for the body of an answer. What was there before is none any more.
+    pub(crate) fn body(&mut self) -> &mut [u8; BODY_MAX] {
+        // SAFETY: so many bytes of the page, behind its words, borrowed as `self` is.
+        unsafe { &mut *self.at.as_ptr().add(BODY_AT).cast::<[u8; BODY_MAX]>() }
+    }
+
+    /// The body is that of the answer to this request.
+    pub(crate) fn set_answer(&self, unique: u64, error: i32, len: usize) {
+        let [_, request, more] = self.words();
+        more.store(u64::from(error as u32) << 32 | len as u64, Ordering::Release);
+        request.store(unique, Ordering::Release);
+    }
+
+    /// The error and the length of the body of the answer to this request, if it is here.
+    pub(crate) fn answer(&self, unique: u64) -> Option<(i32, usize)> {
+        let [_, request, more] = self.words().each_ref().map(|word| word.load(Ordering::Acquire));
+        let len = (more as u32 as usize).min(BODY_MAX);
+        (request == unique).then_some(((more >> 32) as i32, len))
+    }
+
+    /// A number that no request without a meaning had.
+    pub(crate) fn next_probe(&self) -> u64 {
+        self.words()[0].fetch_add(1, Ordering::AcqRel) + 1
     }
 }
 
@@ -247,8 +340,13 @@ impl RequestSlot {
 mod tests {
     use super::*;
 
-    const AGREED: Agreed =
-        Agreed { setxattr_ext: true, no_opendir: false, io_uring: true, expires_names: false };
+    const AGREED: Agreed = Agreed {
+        setxattr_ext: true,
+        no_opendir: false,
+        io_uring: true,
+        expires_names: false,
+        forgets_all_names: false,
+    };
 
     #[test]
     fn the_next_process_finds_the_slots_at_the_same_addresses() {
@@ -258,7 +356,7 @@ mod tests {
         let (headers, payload) = slot.buffers();
         headers[0] = 5;
         payload[IO_MAX - 1] = 6;
-        slot.set_state(SlotState::Answered);
+        slot.set_answered(5);
         let (address, parts) = (slot.at, slot.parts());
         let file = before.file().expect("a descriptor");
         drop((slot, before));
@@ -267,9 +365,44 @@ mod tests {
         let after = Arc::new(after);
         assert_eq!((after.slots(0), after.slots(1)), (0, 8));
         let mut slot = after.slot(1, 7);
-        assert_eq!((slot.at, slot.parts(), slot.state()), (address, parts, SlotState::Answered));
+        assert_eq!((slot.at, slot.parts(), slot.holds(5)), (address, parts, SlotHolds::Answer));
         let (headers, payload) = slot.buffers();
         assert_eq!((headers[0], payload[IO_MAX - 1]), (5, 6));
+    }
+
+    /// At each step the process may be killed.
+    #[test]
+    fn a_slot_says_what_it_holds_at_each_step_of_an_answer() {
+        let memory = Arc::new(QueueMemory::new(1).expect("memory"));
+        let (slot, mut page) = (memory.slot(0, 0), memory.page(0));
+        assert_eq!(slot.holds(0), SlotHolds::Nothing, "it was never used");
+        for unique in [2, 4] {
+            assert_eq!((slot.holds(unique), page.answer(unique)), (SlotHolds::Request, None));
+            page.body()[..3].copy_from_slice(b"abc");
+            assert_eq!((slot.holds(unique), page.answer(unique)), (SlotHolds::Request, None));
+            page.set_answer(unique, -5, 3);
+            // From here on it is written again.
+            assert_eq!(slot.holds(unique), SlotHolds::Request);
+            assert_eq!(page.answer(unique), Some((-5, 3)));
+            slot.set_answered(unique);
+            assert_eq!(slot.holds(unique), SlotHolds::Answer);
+            slot.set_committed(unique);
+            assert_eq!(slot.holds(unique), SlotHolds::Nothing);
+        }
+        // One that is written at once: the request is replayed.
+        slot.keep_opcode(6, 15);
+        assert_eq!((slot.holds(6), page.answer(6)), (SlotHolds::RequestOf(15), None));
+        slot.set_answered(6);
+        assert_eq!(slot.holds(6), SlotHolds::Answer);
+        // The kernel has taken it, which was not noted, and has put another request there.
+        assert_eq!(slot.holds(8), SlotHolds::Request);
+        let other = memory.file().expect("a descriptor");
+        drop((slot, page));
+        memory.set_agreed(&AGREED).expect("it is written");
+        let next = memory.page(0).next_probe();
+        drop(memory);
+        let (after, _) = QueueMemory::of(other).expect("it is mapped");
+        assert_eq!(Arc::new(after).page(0).next_probe(), next + 1, "numbers do not come again");
     }
 
     #[test]

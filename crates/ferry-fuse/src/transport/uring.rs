@@ -45,7 +45,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::memory::{QueueMemory, RequestSlot, SLOTS_MAX, SlotState};
+use super::memory::{QueueMemory, QueuePage, RequestSlot, SLOTS_MAX, SlotHolds};
 use super::placement::{Loads, Placement};
 use super::reads::DeviceReads;
 use crate::abi::{
@@ -70,6 +70,8 @@ const SUBMIT_MAX: u32 = 128;
 const PROBE: u64 = 1 << 62;
 /// The completion of the doorbell: the mailbox has answers.
 const DOORBELL: u64 = u64::MAX;
+/// The completion of what [`Keeper`] waits for, which never comes.
+const KEEPER: u64 = DOORBELL - 1;
 /// Added to the number of a read of a device.
 const READ: u64 = 1 << 32;
 
@@ -269,6 +271,34 @@ fn possible_cores() -> io::Result<u16> {
     last.and_then(|n| n.checked_add(1)).ok_or_else(|| io::Error::other("unreadable list of cores"))
 }
 
+/// The kinds of requests whose answers are written into the slot at once. They have no payload of
+/// their own, and may be replayed.
+fn is_bulk(opcode: u32) -> bool {
+    matches!(opcode, op::READ | op::READDIR | op::READDIRPLUS)
+}
+
+/// What a ring waits for, so that a process that is killed leaves its queues in order.
+///
+/// A thread that ends leaves its rings to the kernel's own threads. These end with ECANCELED what
+/// the kernel is just handing over, and under load the work of a ring with `DEFER_TASKRUN` goes on
+/// for seconds. But a thread that has begun to wait for another *ring* takes everything back by
+/// itself before it ends: it takes over the requests that are being handed to it, into their slots,
+/// and gives up the slots that have none, until that wait has ended, too.
+struct Keeper(IoUring);
+
+impl Keeper {
+    fn new() -> io::Result<Self> {
+        Ok(Self(IoUring::new(1)?))
+    }
+
+    /// What the queue's ring begins with.
+    fn wait(&self) -> squeue::Entry128 {
+        let readable = libc::POLLIN as u32;
+        let poll = opcode::PollAdd::new(types::Fd(self.0.as_raw_fd()), readable);
+        poll.build().user_data(KEEPER).into()
+    }
+}
+
 impl RequestSlot {
     fn set_answer(&mut self, unique: u64, error: i32, payload: usize) {
         let len = (size_of::<OutHeader>() + payload) as u32;
@@ -281,6 +311,16 @@ impl RequestSlot {
             ..UringEntInOut::default()
         };
         headers[URING_RING_ENT..].copy_from_slice(entry.as_bytes());
+        self.set_answered(unique);
+    }
+
+    /// Makes the request again of which the answer has overwritten this kind.
+    fn restore_opcode(&mut self, opcode: u32) {
+        let (headers, _) = self.buffers();
+        let (mut head, _) =
+            InHeader::read_from_prefix(&headers[..]).expect("the header buffer begins with it");
+        head.opcode = opcode;
+        headers[..size_of::<InHeader>()].copy_from_slice(head.as_bytes());
     }
 
     /// The request or answer that it holds, by the kernel's number.
@@ -362,20 +402,21 @@ struct QueueRing {
     /// The number of the newest order to drain.
     order: u64,
     /// Slots that hold a request or an answer for the next process.
-    held: usize,
+    held: Vec<usize>,
     /// It has drained when so many are held.
     fillable: usize,
     /// The kernel may have queued requests because no slot was free: send a probe.
     probe_due: bool,
-    /// Probes sent so far.
-    probes: u64,
     /// A regular file that the kernel knows, which probes name: the file of a parked request.
     file: u64,
     /// The slot of the last probe: its commit fetches what the kernel has queued, with the next
     /// completions or not at all.
     fetching: Option<usize>,
     reads: DeviceReads,
-    small: Box<[u8; SMALL_MAX]>,
+    /// Slots whose answers the ring has, and the numbers of their requests.
+    committing: Vec<(usize, u64)>,
+    page: QueuePage,
+    _keeper: Keeper,
     doorbell_value: Box<[u8; 8]>,
     completed: Vec<(u64, i32)>,
     answers: Vec<ParkedAnswer>,
@@ -389,6 +430,8 @@ struct QueueRing {
 impl QueueRing {
     fn new(from: QueueThread, placement: Option<Placement>) -> io::Result<Self> {
         let ring = builder().setup_cqsize(2 * SLOTS_MAX as u32).build(SUBMIT_MAX)?;
+        let keeper = Keeper::new()?;
+        let waits = keeper.wait();
         let port = Arc::clone(&from.queue) as Arc<dyn AnswerPort>;
         let mut this = Self {
             ring,
@@ -397,14 +440,15 @@ impl QueueRing {
             parked_others: 0,
             drain: Drain::No,
             order: 0,
-            held: 0,
+            held: Vec::new(),
             fillable: 0,
             probe_due: false,
-            probes: 0,
             file: 0,
             fetching: None,
             reads: DeviceReads::default(),
-            small: Box::new([0; SMALL_MAX]),
+            committing: Vec::new(),
+            page: from.memory.page(from.queue.number),
+            _keeper: keeper,
             doorbell_value: Box::new([0; 8]),
             completed: Vec::new(),
             answers: Vec::new(),
@@ -413,6 +457,7 @@ impl QueueRing {
             placement,
             from,
         };
+        this.push(&waits)?;
         this.listen()?;
         match this.from.memory.slots(this.from.queue.number) {
             0 => this.grow(SLOTS_START)?,
@@ -422,16 +467,15 @@ impl QueueRing {
         Ok(this)
     }
 
-    /// Takes over the slots of the process before.
+    /// Takes over the slots of the process before, which has left the mount or was killed.
     fn go_on(&mut self, slots: usize) -> io::Result<()> {
         let mut left = Vec::new();
         for number in 0..slots {
             self.slots.push(self.from.memory.slot(self.from.queue.number, number));
-            match self.slots[number].state() {
-                SlotState::Served => {
-                    self.push(&self.command(abi::URING_REGISTER, 0, number))?;
-                }
-                state => left.push((number, state)),
+            let unique = self.slots[number].unique();
+            match self.slots[number].holds(unique) {
+                SlotHolds::Nothing => self.register(number)?,
+                _ => left.push(number),
             }
         }
         self.submit()?;
@@ -440,20 +484,49 @@ impl QueueRing {
         self.take_back(left)
     }
 
+    fn register(&mut self, slot: usize) -> io::Result<()> {
+        self.push(&self.command(abi::URING_REGISTER, 0, slot))
+    }
+
     /// Serves and commits what was held.
-    fn take_back(&mut self, held: Vec<(usize, SlotState)>) -> io::Result<()> {
-        for (number, state) in held {
-            self.slots[number].set_state(SlotState::Served);
-            match state {
-                SlotState::Served => {}
-                SlotState::Fetched => self.request(number)?,
-                SlotState::Answered => {
-                    let unique = self.slots[number].unique();
+    fn take_back(&mut self, held: Vec<usize>) -> io::Result<()> {
+        for number in held {
+            let unique = self.slots[number].unique();
+            match self.slots[number].holds(unique) {
+                SlotHolds::Nothing => {}
+                SlotHolds::Answer => self.commit(number, unique)?,
+                SlotHolds::Request | SlotHolds::RequestOf(_)
+                    if let Some((error, len)) = self.page.answer(unique) =>
+                {
+                    self.write_answer(number, unique, error, len)?;
+                }
+                SlotHolds::RequestOf(opcode) if is_bulk(opcode) => {
+                    self.slots[number].restore_opcode(opcode);
+                    self.request(number)?;
+                }
+                // A long answer has overwritten the request, not all of it.
+                SlotHolds::RequestOf(_) => {
+                    self.slots[number].set_answer(unique, -libc::EIO, 0);
                     self.commit(number, unique)?;
                 }
+                SlotHolds::Request => self.request(number)?,
             }
         }
         Ok(())
+    }
+
+    /// Commits the answer whose body is in the queue's page.
+    fn write_answer(
+        &mut self,
+        number: usize,
+        unique: u64,
+        error: i32,
+        len: usize,
+    ) -> io::Result<()> {
+        let (_, payload) = self.slots[number].buffers();
+        payload[..len].copy_from_slice(&self.page.body()[..len]);
+        self.slots[number].set_answer(unique, error, len);
+        self.commit(number, unique)
     }
 
     fn push(&mut self, entry: &squeue::Entry128) -> io::Result<()> {
@@ -513,13 +586,14 @@ impl QueueRing {
     }
 
     fn commit(&mut self, slot: usize, unique: u64) -> io::Result<()> {
+        self.committing.push((slot, unique));
         self.push(&self.command(abi::URING_COMMIT_AND_FETCH, unique, slot))
     }
 
     /// Submits what is queued, and waits for completions: their tokens and results.
     fn wait(&mut self) -> io::Result<Vec<(u64, i32)>> {
         match self.ring.submit_and_wait(1) {
-            Ok(_) => {}
+            Ok(_) => self.note_committed(),
             Err(e)
                 if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
             Err(e) => return Err(e),
@@ -527,6 +601,15 @@ impl QueueRing {
         let mut completed = std::mem::take(&mut self.completed);
         completed.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
         Ok(completed)
+    }
+
+    /// Notes that the kernel has taken what was submitted.
+    fn note_committed(&mut self) {
+        if self.ring.submission().is_empty() {
+            for (slot, unique) in self.committing.drain(..) {
+                self.slots[slot].set_committed(unique);
+            }
+        }
     }
 
     fn serve(&mut self) -> io::Result<()> {
@@ -537,6 +620,9 @@ impl QueueRing {
             for (token, result) in completed.drain(..) {
                 if token == DOORBELL {
                     ends = !self.doorbell_rang()?;
+                    continue;
+                }
+                if token == KEEPER {
                     continue;
                 }
                 if token & READ != 0 {
@@ -582,7 +668,7 @@ impl QueueRing {
         self.issue_reads()?;
         while self.reads.in_flight() > 0 {
             for (token, result) in self.wait()? {
-                if token != DOORBELL && token & READ != 0 {
+                if token != DOORBELL && token != KEEPER && token & READ != 0 {
                     self.reads.ended(token as u32, result);
                 }
             }
@@ -604,13 +690,17 @@ impl QueueRing {
         }
         if self.probe_due && self.slots.len() > self.parked && self.file != 0 {
             self.probe_due = false;
-            self.probes += 1;
             self.submit()?;
-            let queue = u64::from(self.from.queue.number);
-            let number = PROBE | queue << 40 | self.probes << 1;
-            let _known = ask_for_request(&self.from.device, self.file, number);
+            let _known = self.probe(self.file);
         }
         Ok(())
+    }
+
+    /// Asks for a request without a meaning; `false`: the kernel does not know the file.
+    fn probe(&self, file: u64) -> bool {
+        let queue = u64::from(self.from.queue.number);
+        let number = PROBE | queue << 40 | self.page.next_probe() << 1;
+        ask_for_request(&self.from.device, file, number)
     }
 
     /// Listens again; `false`: the mount is gone, or another process goes on with it.
@@ -637,9 +727,8 @@ impl QueueRing {
 
     /// Serves what was held: no other process goes on.
     fn end_drain(&mut self) -> io::Result<()> {
-        (self.drain, self.held) = (Drain::No, 0);
-        let held = self.slots.iter().map(RequestSlot::state).enumerate();
-        let held = held.filter(|(_, state)| *state != SlotState::Served).collect();
+        self.drain = Drain::No;
+        let held = std::mem::take(&mut self.held);
         self.take_back(held)
     }
 
@@ -650,7 +739,7 @@ impl QueueRing {
             self.submit()?;
             self.fill_slots();
         }
-        if self.drain == Drain::Slots && self.parked == 0 && self.held >= self.fillable {
+        if self.drain == Drain::Slots && self.parked == 0 && self.held.len() >= self.fillable {
             self.drain = Drain::Done;
             // The receiver is gone only if the process ends anyway.
             let _told = self.from.drained.send(self.order);
@@ -660,30 +749,14 @@ impl QueueRing {
 
     /// Makes the kernel fill each slot that it has. It can only if it knows a regular file.
     fn fill_slots(&mut self) {
-        let free = self.slots.len() - self.parked - self.held;
+        let free = self.slots.len() - self.parked - self.held.len();
         // The kernel sends a probe to the queue of the core that asks for it.
         let pinned = self.placement.as_mut().is_some_and(Placement::stay);
         let files = std::iter::once(self.file).chain(self.from.dispatcher.fs.known_files());
         let mut files = files.filter(|file| pinned && *file != 0);
-        let queue = u64::from(self.from.queue.number);
-        let probe = |file: u64, n: u64| {
-            ask_for_request(&self.from.device, file, PROBE | queue << 40 | n << 1)
-        };
-        let mut probes = self.probes;
-        let mut next = || {
-            probes += 1;
-            probes
-        };
-        let known = files.find(|file| probe(*file, next()));
-        let all = known.is_some_and(|file| (1..free).all(|_| probe(file, next())));
-        self.probes = probes;
+        let known = files.find(|file| self.probe(*file));
+        let all = known.is_some_and(|file| (1..free).all(|_| self.probe(file)));
         self.fillable = if all { self.slots.len() } else { 0 };
-    }
-
-    /// Keeps what a slot holds for the next process.
-    fn hold(&mut self, slot: usize, state: SlotState) {
-        self.slots[slot].set_state(state);
-        self.held += 1;
     }
 
     /// Commits the answers of parked requests.
@@ -694,17 +767,19 @@ impl QueueRing {
         let mut answers = std::mem::take(&mut self.answers);
         for answer in answers.drain(..) {
             let slot = answer.slot as usize;
+            let opcode = self.slots[slot].opcode();
             self.parked -= 1;
-            self.parked_others -= usize::from(self.slots[slot].opcode() != op::READ);
-            let (error, len) = match self.slots[slot].set_body(&answer.body) {
-                Ok(len) => (answer.error, len),
-                Err(errno) => (-errno, 0),
-            };
-            self.slots[slot].set_answer(answer.unique, error, len);
+            self.parked_others -= usize::from(opcode != op::READ);
+            let len = put_answer(
+                (&mut self.slots[slot], &mut self.page),
+                (answer.unique, opcode),
+                answer.error,
+                Body::Bytes(&answer.body),
+            );
             self.boost.served(len);
             match self.drain {
                 Drain::No | Drain::Parked => self.commit(slot, answer.unique)?,
-                Drain::Slots | Drain::Done => self.hold(slot, SlotState::Answered),
+                Drain::Slots | Drain::Done => self.held.push(slot),
             }
         }
         self.answers = answers;
@@ -715,10 +790,12 @@ impl QueueRing {
     fn arrived(&mut self, slot: usize, result: i32) -> io::Result<()> {
         match -result {
             0 if self.is_held(slot) => {
-                self.hold(slot, SlotState::Fetched);
+                self.held.push(slot);
                 Ok(())
             }
             0 => self.request(slot),
+            // The process before was killed when the kernel had just taken this answer.
+            libc::ENOENT => self.register(slot),
             // The mount is ending; the doorbell will say so.
             libc::ENOTCONN | libc::ECONNABORTED | libc::ENODEV | libc::ECANCELED => Ok(()),
             errno => {
@@ -739,7 +816,7 @@ impl QueueRing {
     }
 
     fn request(&mut self, number: usize) -> io::Result<()> {
-        let Self { slots, small, from, port, reads, file, .. } = self;
+        let Self { slots, page, from, port, reads, file, .. } = self;
         let slot = &mut slots[number];
         let (headers, payload) = slot.buffers();
         let (Ok((head, _)), Ok((entry, _))) = (
@@ -762,24 +839,20 @@ impl QueueRing {
         let fixed = &headers[URING_OP_IN..URING_OP_IN + fixed_len];
         let (counters, reads) = (&*from.counters, Some(&*reads as &dyn ReadRing));
         let origin = Origin { port, slot: number as u32, counters, reads };
-        // These requests have no payload, and their answer is written into the slot directly.
-        let bulk = matches!(head.opcode, op::READ | op::READDIR | op::READDIRPLUS);
+        let bulk = is_bulk(head.opcode);
         let outcome = if bulk {
             from.dispatcher.serve(&head, RequestArgs { fixed, data: &[] }, payload, &origin)
         } else {
             let len = (entry.payload_sz as usize).min(payload.len());
-            from.dispatcher.serve(
-                &head,
-                RequestArgs { fixed, data: &payload[..len] },
-                &mut small[..],
-                &origin,
-            )
+            let small = &mut page.body()[..SMALL_MAX];
+            let args = RequestArgs { fixed, data: &payload[..len] };
+            from.dispatcher.serve(&head, args, small, &origin)
         };
-        let answer = match outcome {
-            ServeResult::Answer(AnswerBody::Out(n)) if bulk => Ok(n),
-            ServeResult::Answer(AnswerBody::Out(n)) => slot.set_body(&small[..n]),
-            ServeResult::Answer(AnswerBody::Bytes(bytes)) => slot.set_body(&bytes),
-            ServeResult::Error(errno) => Err(errno.0),
+        let (error, body) = match &outcome {
+            ServeResult::Answer(AnswerBody::Out(n)) if bulk => (0, Body::InSlot(*n)),
+            ServeResult::Answer(AnswerBody::Out(n)) => (0, Body::InPage(*n)),
+            ServeResult::Answer(AnswerBody::Bytes(bytes)) => (0, Body::Bytes(bytes)),
+            ServeResult::Error(errno) => (-errno.0, Body::InPage(0)),
             ServeResult::Nothing => {
                 self.parked += 1;
                 self.parked_others += usize::from(head.opcode != op::READ);
@@ -787,17 +860,58 @@ impl QueueRing {
                 return Ok(());
             }
         };
-        let (error, len) = match answer {
-            Ok(len) => (0, len),
-            Err(errno) => (-errno, 0),
-        };
-        slot.set_answer(head.unique, error, len);
+        let len = put_answer((slot, page), (head.unique, head.opcode), error, body);
         match head.opcode {
             op::COPY_FILE_RANGE | op::FALLOCATE | op::SETATTR => self.boost.served_long(),
             _ => self.boost.served(len.max(entry.payload_sz as usize)),
         }
         self.commit(number, head.unique)
     }
+}
+
+/// Where the body of an answer is.
+enum Body<'a> {
+    /// In its slot, so many bytes: only of [`is_bulk`] requests.
+    InSlot(usize),
+    /// In the queue's page, so many bytes.
+    InPage(usize),
+    Bytes(&'a [u8]),
+}
+
+/// Puts an answer into its slot, and returns the length of its body. It is in the queue's page
+/// before, as far as it has room there.
+fn put_answer(
+    (slot, page): (&mut RequestSlot, &mut QueuePage),
+    (unique, opcode): (u64, u32),
+    error: i32,
+    body: Body<'_>,
+) -> usize {
+    let (error, len) = match body {
+        Body::InSlot(len) => {
+            slot.keep_opcode(unique, opcode);
+            (error, len)
+        }
+        Body::Bytes(bytes) if is_bulk(opcode) || bytes.len() > page.body().len() => {
+            slot.keep_opcode(unique, opcode);
+            match slot.set_body(bytes) {
+                Ok(len) => (error, len),
+                Err(errno) => (-errno, 0),
+            }
+        }
+        Body::InPage(len) => {
+            page.set_answer(unique, error, len);
+            slot.buffers().1[..len].copy_from_slice(&page.body()[..len]);
+            (error, len)
+        }
+        Body::Bytes(bytes) => {
+            page.body()[..bytes.len()].copy_from_slice(bytes);
+            page.set_answer(unique, error, bytes.len());
+            slot.buffers().1[..bytes.len()].copy_from_slice(bytes);
+            (error, bytes.len())
+        }
+    };
+    slot.set_answer(unique, error, len);
+    len
 }
 
 /// Sets the length field of a submission entry, which the builder of this command does not offer.

@@ -285,15 +285,7 @@ fn a_mount_whose_passphrase_is_gone_is_served_on() {
 fn the_daemon_ends_with_its_holder() {
     let fixture = TestVolume::new();
     fixture.mount();
-    let status = fs::read_to_string(format!("/proc/{}/status", fixture.daemon().as_raw_nonzero()));
-    let status = status.expect("it lives");
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).expect("a parent");
-    let holder = parent.trim().parse().ok().and_then(Pid::from_raw).expect("a number");
-    let daemon = fixture.daemon();
-    kill_process(holder, Signal::KILL).expect("it is there");
-    while Path::new(&format!("/proc/{}/exe", daemon.as_raw_nonzero())).exists() {
-        std::thread::yield_now();
-    }
+    fixture.kill_holder();
     assert!(fs::metadata(fixture.mnt().join("x")).is_err());
     fails(&ferry(&["umount", path(&fixture.mnt())]), "its daemon has died before");
     ok(&ferry(&["fsck", path(&fixture.volume())]));

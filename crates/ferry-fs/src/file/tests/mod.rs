@@ -142,6 +142,7 @@ impl Volume {
             writeback_age: Duration::from_secs(5),
             background,
             read_only: false,
+            known: None,
             #[cfg(feature = "compare")]
             locking: Locking::Range,
         };

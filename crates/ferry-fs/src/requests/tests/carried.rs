@@ -146,3 +146,148 @@ fn what_is_not_whole_is_not_taken_over() {
     many[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
     assert_eq!(Carried::decode(&many), None);
 }
+
+/// A world whose process can be killed, with what it has noted of the kernel.
+fn mortal() -> (World, std::os::fd::OwnedFd) {
+    let known = Arc::new(crate::Known::new().unwrap());
+    let file = known.file().unwrap();
+    let options = FsOptions { background: false, known: Some(known), ..FsOptions::default() };
+    (World::with(options), file)
+}
+
+/// The process is killed, and the next one goes on from what it has noted.
+fn killed(world: &mut World, file: &mut std::os::fd::OwnedFd) {
+    // Nothing is closed: it is as if the power had failed.
+    let known = Arc::new(crate::Known::new().unwrap());
+    let next = known.file().unwrap();
+    let options = FsOptions { goes_on: true, known: Some(known), ..world.options.clone() };
+    let before = std::mem::replace(
+        &mut world.fs,
+        LocalFs::open(world.dev.clone(), options, Env::real()).unwrap(),
+    );
+    std::mem::forget(before);
+    let left = std::mem::replace(file, next);
+    world.fs.take_over_left(left).unwrap().expect("the same form");
+}
+
+fn sync_all(world: &World) {
+    world.fs.sync().unwrap();
+}
+
+fn fsync(world: &World, ino: Ino, fh: u64) -> Done {
+    world.me.call(|cx| world.fs.fsync(cx, ino, fh, false))
+}
+
+#[test]
+fn what_was_durable_is_there_after_a_kill_and_what_was_not_is_stale() {
+    let (mut world, mut file) = mortal();
+    let (stays, a) = world.create(ROOT, "stays").unwrap();
+    world.write(stays, a, 0, b"stays").unwrap();
+    let (removed, b) = world.create(ROOT, "removed").unwrap();
+    world.write(removed, b, 0, &[3; 100_000]).unwrap();
+    world.unlink(ROOT, "removed").unwrap();
+    sync_all(&world);
+    let (lost, c) = world.create(ROOT, "lost").unwrap();
+    for _ in 0..3 {
+        killed(&mut world, &mut file);
+        assert_eq!(world.read(stays, a, 100).unwrap(), b"stays");
+        fsync(&world, stays, a).unwrap();
+        assert_eq!(world.read(removed, b, 100_000).unwrap(), [3; 100_000]);
+        assert_eq!(code(world.read(lost, c, 1)), libc::ESTALE);
+        assert_eq!(code(fsync(&world, lost, c)), libc::ESTALE);
+        assert!(world.lookup(ROOT, "lost").unwrap().is_none());
+        // Its number and its handle are given to nobody.
+        let (other, d) = world.create(ROOT, "other").unwrap();
+        assert!(other > lost && ![a, b, c].contains(&d));
+        world.release(lost, c);
+        world.release(other, d);
+        world.fs.forget(other, 1);
+        world.unlink(ROOT, "other").unwrap();
+        sync_all(&world);
+    }
+    world.fs.forget(lost, 1);
+    world.release(removed, b);
+    assert!(world.stored(removed), "the kernel knows it yet");
+    world.fs.forget(removed, 1);
+    assert!(!world.stored(removed));
+    world.release(stays, a);
+    world.check();
+}
+
+#[test]
+fn an_open_file_is_told_once_that_it_has_lost_contents() {
+    let (mut world, mut file) = mortal();
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    world.write(ino, fh, 0, &[1; 50_000]).unwrap();
+    let (durable, other) = world.create(ROOT, "durable").unwrap();
+    world.write(durable, other, 0, &[1; 50_000]).unwrap();
+    fsync(&world, durable, other).unwrap();
+    fsync(&world, ino, fh).unwrap();
+    killed(&mut world, &mut file);
+    fsync(&world, ino, fh).unwrap();
+    fsync(&world, durable, other).unwrap();
+    // Not written back; then written back, and in a context that is not durable.
+    world.write(ino, fh, 0, &[2; 50_000]).unwrap();
+    killed(&mut world, &mut file);
+    assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
+    fsync(&world, ino, fh).unwrap();
+    fsync(&world, durable, other).unwrap();
+    assert_eq!(world.read(ino, fh, 50_000).unwrap(), [1; 50_000]);
+    killed(&mut world, &mut file);
+    fsync(&world, ino, fh).unwrap();
+    world.release(durable, other);
+    world.release(ino, fh);
+    world.check();
+}
+
+#[test]
+fn a_kill_of_a_process_that_has_just_gone_on_loses_no_error() {
+    let (mut world, mut file) = mortal();
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    fsync(&world, ino, fh).unwrap();
+    world.write(ino, fh, 0, &[2; 50_000]).unwrap();
+    killed(&mut world, &mut file);
+    killed(&mut world, &mut file);
+    assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
+    fsync(&world, ino, fh).unwrap();
+}
+
+#[test]
+fn a_file_without_a_name_can_get_one_after_a_kill() {
+    let (mut world, mut file) = mortal();
+    let made = world.me.call(|cx| world.fs.tmpfile(cx, ROOT, 0o600, libc::O_RDWR)).unwrap();
+    let (ino, fh) = (made.0.attr.expect("it was made").ino, made.1.fh);
+    world.write(ino, fh, 0, b"contents").unwrap();
+    sync_all(&world);
+    killed(&mut world, &mut file);
+    world.link(ino, ROOT, "named").unwrap();
+    // The name is lost, and it can have it again.
+    killed(&mut world, &mut file);
+    world.link(ino, ROOT, "named").unwrap();
+    assert_eq!(world.read(ino, fh, 100).unwrap(), b"contents");
+    world.release(ino, fh);
+    world.check();
+}
+
+#[test]
+fn a_directory_that_has_lost_names_says_so_to_each_program_that_was_there() {
+    let (mut world, mut file) = mortal();
+    let dir = world.mkdir(ROOT, "dir").unwrap();
+    world.lookup(ROOT, "dir").unwrap();
+    world.me.caller = std::process::id();
+    let fsyncdir = |world: &World, ino| world.me.call(|cx| world.fs.fsyncdir(cx, ino, 0, false));
+    fsyncdir(&world, dir).unwrap();
+    fsyncdir(&world, ROOT).unwrap();
+    killed(&mut world, &mut file);
+    fsyncdir(&world, dir).unwrap();
+    fsyncdir(&world, ROOT).unwrap();
+    world.create(dir, "lost").unwrap();
+    world.create(ROOT, "lost").unwrap();
+    killed(&mut world, &mut file);
+    for ino in [dir, ROOT] {
+        assert_eq!(code(fsyncdir(&world, ino)), libc::EIO);
+        fsyncdir(&world, ino).unwrap();
+    }
+    assert!(world.lookup(ROOT, "lost").unwrap().is_none());
+    world.check();
+}

@@ -1,0 +1,363 @@
+//! What the kernel knows, in memory that outlives the process: the inodes of which it has lookups,
+//! and the files that programs have open. If the process is killed, the next one goes on with the
+//! mount from here ([`Known::left`]); the volume has the rest.
+//!
+//! The process may be killed between any two stores, so:
+//!
+//! * KNOWN-1. A record counts if its key is not 0. The key is the last word of it that is stored,
+//!   and the first one that is cleared.
+//! * KNOWN-2. What the kernel knows, the record says. A lookup is counted before its answer is
+//!   given, and an open file noted before; they go when the kernel has given them back. So a kill
+//!   leaves too much at most: what a request that was not answered has counted, stays known until
+//!   the mount ends.
+//! * KNOWN-3. An inode with contents that no context has is marked before the write is answered,
+//!   and the mark goes when a context has all of it, whose number is stored before.
+//!
+//! ```text
+//! words 0..8     magic, newest context that the next process found, first tree, count of trees,
+//!                pages in use at most, whether something had no room, handles in use at most
+//! TREES_AT       the numbers of snapshots, by tree
+//! FILES_AT       open files, by the lower halves of handles: handle (the key), inode, user and
+//!                flags
+//! BLOCKS_AT      of each page: 1 + number of its block of 256 inode numbers (the key), or 0
+//! PAGES_AT       pages: of each inode of the block: flags and lookups (the key), newest context
+//! ```
+//!
+//! The file is sparse: what is not in use takes no memory. The locks are taken inside all others:
+//! that of a block's shard, then that of the free pages.
+
+use crate::api::Ino;
+use ferry_device::SharedWords;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+/// The number is that of the form.
+const MAGIC: u64 = u64::from_le_bytes(*b"ferrykn1");
+const FOUND_AT: usize = 1;
+const FIRST_TREE_AT: usize = 2;
+const TREE_COUNT_AT: usize = 3;
+const PAGES_USED_AT: usize = 4;
+const FULL_AT: usize = 5;
+const FILES_USED_AT: usize = 6;
+
+const TREES_AT: usize = 512;
+const TREES_MAX: usize = 1 << 20;
+const FILES_AT: usize = TREES_AT + TREES_MAX;
+/// Handles whose number's lower half is below this have room.
+const FILES_MAX: usize = 1 << 22;
+const FILE_WORDS: usize = 4;
+const BLOCKS_AT: usize = FILES_AT + FILES_MAX * FILE_WORDS;
+/// Blocks of inode numbers of which the kernel may know some.
+const PAGES_MAX: usize = 1 << 20;
+const PAGES_AT: usize = BLOCKS_AT + PAGES_MAX;
+/// Inode numbers of a block.
+const BLOCK_INODES: u64 = 256;
+const INODE_WORDS: usize = 2;
+const PAGE_WORDS: usize = BLOCK_INODES as usize * INODE_WORDS;
+const WORDS: usize = PAGES_AT + PAGES_MAX * PAGE_WORDS;
+
+/// Locks of blocks, by their numbers.
+const SHARDS: usize = 64;
+
+/// Flags of an inode, in the upper half of its key.
+pub mod inode_flag {
+    /// It was made without a name, and may be given one if it has none.
+    pub const LINKABLE: u32 = 1;
+    /// Contents that no context has.
+    pub const UNSAVED: u32 = 2;
+    /// A process before has lost changes, and nobody was told.
+    pub const LOST: u32 = 4;
+}
+
+/// An open file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KnownFile {
+    /// Its handle; never 0.
+    pub fh: u64,
+    /// Its inode.
+    pub ino: Ino,
+    /// The user that has opened it.
+    pub uid: u32,
+    /// Its flags, in the caller's form.
+    pub flags: u32,
+}
+
+/// An inode of which the kernel has lookups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KnownInode {
+    /// Its number.
+    pub ino: Ino,
+    /// Lookups that the kernel has not given back.
+    pub lookups: u32,
+    /// Some of [`inode_flag`].
+    pub flags: u32,
+}
+
+/// What a process has left that was killed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// The inodes that the kernel knows. Those that have lost changes have the flag LOST.
+    pub inodes: Vec<KnownInode>,
+    /// The open files.
+    pub files: Vec<KnownFile>,
+    /// Where trees of snapshots begin, and the numbers of the snapshots.
+    pub trees: (u64, Vec<u64>),
+}
+
+/// A block of inode numbers of which the kernel knows some.
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    number: usize,
+    /// Inodes in it with lookups.
+    live: usize,
+}
+
+#[derive(Debug, Default)]
+struct FreePages {
+    free: Vec<usize>,
+    used: usize,
+}
+
+/// The memory. The process that goes on sees each store, and in this order.
+pub trait Words {
+    /// A word.
+    fn get(&self, at: usize) -> u64;
+    /// Stores a word.
+    fn set(&self, at: usize, value: u64);
+    /// Stores a word if it was less.
+    fn raise(&self, at: usize, value: u64);
+}
+
+impl Words for SharedWords {
+    fn get(&self, at: usize) -> u64 {
+        self.words()[at].load(Ordering::Acquire)
+    }
+
+    fn set(&self, at: usize, value: u64) {
+        self.words()[at].store(value, Ordering::Release);
+    }
+
+    fn raise(&self, at: usize, value: u64) {
+        self.words()[at].fetch_max(value, Ordering::AcqRel);
+    }
+}
+
+/// The memory, and where in it things are.
+#[derive(Debug)]
+pub struct Known<W = SharedWords> {
+    memory: W,
+    shards: Box<[Mutex<HashMap<u64, Page>>]>,
+    pages: Mutex<FreePages>,
+}
+
+/// The key of an inode.
+fn key(lookups: u32, flags: u32) -> u64 {
+    u64::from(flags) << 32 | u64::from(lookups)
+}
+
+impl Known {
+    /// For a process that begins.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self::on(SharedWords::new(WORDS)?))
+    }
+
+    /// For the holder of the mount.
+    pub fn file(&self) -> io::Result<OwnedFd> {
+        self.memory.file()
+    }
+
+    /// What a process has left in this file. `recovered`: the newest context that the volume has
+    /// now; what came behind is lost. `None`: another form, or not all of it.
+    pub fn left(file: OwnedFd, recovered: u64) -> Option<Left> {
+        let memory = SharedWords::of(file).ok()?;
+        (memory.words().len() == WORDS).then(|| left_in(&memory, recovered)).flatten()
+    }
+}
+
+impl<W: Words> Known<W> {
+    fn on(memory: W) -> Self {
+        memory.set(0, MAGIC);
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self { memory, shards, pages: Mutex::default() }
+    }
+
+    /// Something has no room: no process can go on from here.
+    fn is_full(&self) {
+        self.memory.set(FULL_AT, 1);
+    }
+
+    /// Where the two words of an inode are.
+    fn record(page: usize, ino: Ino) -> (usize, usize) {
+        let at = PAGES_AT + page * PAGE_WORDS + (ino % BLOCK_INODES) as usize * INODE_WORDS;
+        (at, at + 1)
+    }
+
+    fn shard(&self, ino: Ino) -> (u64, &Mutex<HashMap<u64, Page>>) {
+        let block = ino / BLOCK_INODES;
+        (block, &self.shards[block as usize % SHARDS])
+    }
+
+    /// A page for a block. `None`: there is none left.
+    fn take_page(&self, block: u64) -> Option<Page> {
+        let mut pages = self.pages.lock();
+        let number = pages.free.pop().or_else(|| {
+            let number = pages.used;
+            (number < PAGES_MAX).then(|| {
+                pages.used += 1;
+                self.memory.set(PAGES_USED_AT, pages.used as u64);
+                number
+            })
+        })?;
+        self.memory.set(BLOCKS_AT + number, block + 1);
+        Some(Page { number, live: 0 })
+    }
+
+    /// The kernel gets so many lookups of an inode.
+    pub fn count(&self, ino: Ino, lookups: u32) {
+        let (block, shard) = self.shard(ino);
+        let mut shard = shard.lock();
+        let page = match shard.entry(block) {
+            Entry::Occupied(page) => page.into_mut(),
+            Entry::Vacant(entry) => match self.take_page(block) {
+                Some(page) => entry.insert(page),
+                None => return self.is_full(),
+            },
+        };
+        let (known, context) = Self::record(page.number, ino);
+        let before = self.memory.get(known);
+        if before as u32 == 0 {
+            page.live += 1;
+            self.memory.set(context, 0);
+        }
+        self.memory.set(known, key((before as u32).saturating_add(lookups), (before >> 32) as u32));
+    }
+
+    /// The kernel gives lookups back.
+    pub fn uncount(&self, ino: Ino, lookups: u64) {
+        let (block, shard) = self.shard(ino);
+        let mut shard = shard.lock();
+        let Some(page) = shard.get_mut(&block) else { return };
+        let (known, context) = Self::record(page.number, ino);
+        let before = self.memory.get(known);
+        let left = u64::from(before as u32).saturating_sub(lookups);
+        if before as u32 == 0 || left > 0 {
+            return self.memory.set(known, before & !u64::from(u32::MAX) | left);
+        }
+        self.memory.set(known, 0);
+        self.memory.set(context, 0);
+        page.live -= 1;
+        if page.live == 0 {
+            let number = page.number;
+            shard.remove(&block);
+            self.memory.set(BLOCKS_AT + number, 0);
+            self.pages.lock().free.push(number);
+        }
+    }
+
+    /// Changes flags of an inode, if the kernel knows it.
+    pub fn change_flags(&self, ino: Ino, clear: u32, add: u32) {
+        let (block, shard) = self.shard(ino);
+        let shard = shard.lock();
+        let Some(page) = shard.get(&block) else { return };
+        let (known, _) = Self::record(page.number, ino);
+        let before = self.memory.get(known);
+        if before as u32 != 0 {
+            self.memory.set(known, key(before as u32, (before >> 32) as u32 & !clear | add));
+        }
+    }
+
+    /// A context has changes of an inode, or of a name of it.
+    pub fn logged(&self, ino: Ino, seq: u64) {
+        let (block, shard) = self.shard(ino);
+        let shard = shard.lock();
+        let Some(page) = shard.get(&block) else { return };
+        let (known, context) = Self::record(page.number, ino);
+        if self.memory.get(known) as u32 != 0 && self.memory.get(context) < seq {
+            self.memory.set(context, seq);
+        }
+    }
+
+    /// A file is open.
+    pub fn opened(&self, file: &KnownFile) {
+        let Some(at) = Self::file_at(file.fh) else { return self.is_full() };
+        self.memory.set(at + 1, file.ino);
+        self.memory.set(at + 2, key(file.uid, file.flags));
+        self.memory.raise(FILES_USED_AT, u64::from(file.fh as u32) + 1);
+        self.memory.set(at, file.fh);
+    }
+
+    /// It is not any more. Its number is not given to another file before.
+    pub fn closed(&self, fh: u64) {
+        if let Some(at) = Self::file_at(fh)
+            && self.memory.get(at) == fh
+        {
+            self.memory.set(at, 0);
+        }
+    }
+
+    fn file_at(fh: u64) -> Option<usize> {
+        let slot = fh as u32 as usize;
+        (slot < FILES_MAX).then_some(FILES_AT + slot * FILE_WORDS)
+    }
+
+    /// Where trees of snapshots begin.
+    pub fn trees_begin(&self, first: u64) {
+        self.memory.set(FIRST_TREE_AT, first);
+    }
+
+    /// The next tree is that of the snapshot of this number.
+    pub fn add_tree(&self, snapshot: u64) {
+        let count = self.memory.get(TREE_COUNT_AT) as usize;
+        if count >= TREES_MAX {
+            return self.is_full();
+        }
+        self.memory.set(TREES_AT + count, snapshot);
+        self.memory.set(TREE_COUNT_AT, count as u64 + 1);
+    }
+}
+
+/// What a process has left in this memory, as [`Known::left`].
+fn left_in(memory: &impl Words, recovered: u64) -> Option<Left> {
+    if memory.get(0) != MAGIC || memory.get(FULL_AT) != 0 {
+        return None;
+    }
+    // A process that was killed before it had a memory of its own may have used numbers of contexts
+    // that were lost.
+    let found = memory.get(FOUND_AT);
+    let recovered = if found == 0 { recovered } else { recovered.min(found - 1) };
+    memory.set(FOUND_AT, recovered + 1);
+    let up_to = |at, most: usize| (memory.get(at) as usize).min(most);
+    let mut left = Left::default();
+    for page in 0..up_to(PAGES_USED_AT, PAGES_MAX) {
+        let Some(block) = memory.get(BLOCKS_AT + page).checked_sub(1) else { continue };
+        for ino in block * BLOCK_INODES..(block + 1) * BLOCK_INODES {
+            let (known, context) = Known::<SharedWords>::record(page, ino);
+            let (known, context) = (memory.get(known), memory.get(context));
+            let (lookups, mut flags) = (known as u32, (known >> 32) as u32);
+            if flags & inode_flag::UNSAVED != 0 || context > recovered {
+                flags |= inode_flag::LOST;
+            }
+            if lookups != 0 {
+                left.inodes.push(KnownInode { ino, lookups, flags });
+            }
+        }
+    }
+    for slot in 0..up_to(FILES_USED_AT, FILES_MAX) {
+        let at = FILES_AT + slot * FILE_WORDS;
+        let (fh, more) = (memory.get(at), memory.get(at + 2));
+        if fh != 0 {
+            let (uid, flags) = (more as u32, (more >> 32) as u32);
+            left.files.push(KnownFile { fh, ino: memory.get(at + 1), uid, flags });
+        }
+    }
+    let trees = TREES_AT..TREES_AT + up_to(TREE_COUNT_AT, TREES_MAX);
+    left.trees = (memory.get(FIRST_TREE_AT), trees.map(|at| memory.get(at)).collect());
+    Some(left)
+}
+
+#[cfg(test)]
+mod tests;
