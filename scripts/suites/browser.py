@@ -27,6 +27,12 @@ def daemon_of(mount):
     return int(re.search(r'"daemon": ?(\d+)', ferry("stats", mount, "--json").stdout)[1])
 
 
+def holder_of(daemon):
+    """The process that starts another daemon if this one is killed. If it is killed, the mount ends."""
+    status = Path(f"/proc/{daemon}/status").read_text()
+    return int(re.search(r"^PPid:\s*(\d+)", status, re.MULTILINE)[1])
+
+
 class Page:
     """A page in a browser, and what goes wrong in it."""
 
@@ -273,7 +279,7 @@ def main():
             space(browser, address, origin, at_mirror, at_remote)
             refused(browser, origin)
             stale(browser, address, origin, dashboard)
-            os.kill(daemon_of(at_dead), signal.SIGKILL)
+            os.kill(holder_of(daemon_of(at_dead)), signal.SIGKILL)
             server.kill()
             ferry("umount", at_mirror)
             sides[1].unlink()

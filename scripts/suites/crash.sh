@@ -5,7 +5,7 @@
 ack=${ferry%/*}/ack
 
 # Files with contents that say what they are; what was fsynced is written down outside the mount.
-# Then kill -9, mount again, compare.
+# Then the mount is killed, mounted again, and compared.
 kill_and_verify() {
   local log=$scratch/ack.$1.log
   mount_volume "$scratch/crash.ferry" "$scratch/mnt"
@@ -13,7 +13,7 @@ kill_and_verify() {
   "$ack" run "$scratch/mnt/ack$1" "$log" &
   local writer=$!
   sleep "$2"
-  kill -9 "$(daemon_of "$scratch/crash.ferry")"
+  kill_mount "$scratch/crash.ferry"
   wait "$writer" || true
   [ -s "$log" ] || { say "nothing was acknowledged before the kill"; return 1; }
   say "acknowledged: $(wc -l <"$log") lines"
@@ -29,10 +29,11 @@ kill_while_stopping() {
   cp -r "$repo/crates" "$scratch/mnt/tree"
   "$ferry" sync "$scratch/mnt"
   cp -r "$repo/crates" "$scratch/mnt/tree2"
-  local daemon; daemon=$(daemon_of "$scratch/crash.ferry")
+  local daemon holder; daemon=$(daemon_of "$scratch/crash.ferry")
+  holder=$(awk '/^PPid:/ { print $2 }' "/proc/$daemon/status")
   "$ferry" umount "$scratch/mnt" &
   local unmounting=$!
-  kill -9 "$daemon" || true
+  kill -9 "$holder" "$daemon" || true
   wait "$unmounting" || true
   mount_volume "$scratch/crash.ferry" "$scratch/mnt"
   diff -r "$repo/crates" "$scratch/mnt/tree"

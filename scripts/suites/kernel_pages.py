@@ -1,5 +1,5 @@
 """Makes a daemon slow, and asks it for a sync of all while only the kernel has what was written.
-usage: kernel_pages.py write MOUNTPOINT DAEMON_PID write|map   writes, syncs, kills the daemon
+usage: kernel_pages.py write MOUNTPOINT DAEMON_PID write|map   writes, syncs, kills the mount
        kernel_pages.py check MOUNTPOINT                        compares what is there"""
 
 import ctypes
@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import pathlib
+import re
 import resource
 import signal
 import sys
@@ -55,7 +56,12 @@ def write(mountpoint, daemon, way):
         time.sleep(0.01)
     os.kill(daemon, signal.SIGCONT)
     thread.join()
-    os.kill(daemon, signal.SIGKILL)
+    # The holder would start another daemon.
+    status = pathlib.Path(f"/proc/{daemon}/status").read_text()
+    os.kill(int(re.search(r"^PPid:\s*(\d+)", status, re.MULTILINE)[1]), signal.SIGKILL)
+    end = time.monotonic() + 10
+    while pathlib.Path(f"/proc/{daemon}").exists() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def check(mountpoint):

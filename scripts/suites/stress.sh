@@ -65,4 +65,5 @@ suite_stress() {
   check "unmount and fsck after stress-ng" 120 unmount_and_check stress
   check "fio, git, sqlite3 and make while the mount goes on in other processes, $(($1 / 4)) s" $(($1 + 120)) mount_goes_on $(($1 / 4))
   check "the same of a mount of a server" $(($1 + 120)) mount_goes_on $(($1 / 4)) 0.5 served
+  check "the same of a mount whose daemon is killed" $(($1 + 120)) mount_goes_on $(($1 / 4)) 1 killed
 }

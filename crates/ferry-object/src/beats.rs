@@ -15,7 +15,7 @@ use std::time::Duration;
 /// The time between two heartbeats.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// So many heartbeats stay. Who stands by asks for each in turn.
-const KEPT: u64 = 120;
+const RETAINED: u64 = 120;
 /// What each says.
 const CONTENTS: &[u8] = b"FERRYLIV";
 
@@ -38,7 +38,7 @@ impl Beats {
             while !*ended.lock() {
                 match store.put(&beat_name(epoch, number), CONTENTS) {
                     Ok(()) => {
-                        if let Some(old) = number.checked_sub(KEPT) {
+                        if let Some(old) = number.checked_sub(RETAINED) {
                             remove(&*store, &beat_name(epoch, old));
                         }
                         number += 1;

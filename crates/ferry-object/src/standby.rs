@@ -1,8 +1,8 @@
 //! [`Standby`]: waits for a volume until its owner has closed it, or is silent.
 //!
-//! * STANDBY-1: an owner that says so in its claim *beats*: from the claim on it puts an object each
-//!   second ([`crate::beats`]). An owner that does not beat may be idle, and is waited for until it
-//!   closes the volume.
+//! * STANDBY-1: an owner that says so in its claim *beats*: from the claim on it puts an object
+//!   each second ([`crate::beats`]). An owner that does not beat may be idle, and is waited for
+//!   until it closes the volume.
 //! * STANDBY-2: silence is the time between looks that the store has answered, and that found
 //!   nothing new. A look without an answer begins it anew: an outage of the store is no silence.
 //!   Looks that lie far apart count little: this machine may have slept.

@@ -377,8 +377,8 @@ pub fn stand_by_in_store(
     open_in_store(volume, &OnceCell::new(), |passphrase| stand_by(url, passphrase, env))
 }
 
-/// Opens the volume in a store for one server of several, which writes a heartbeat. `from`: from the
-/// owner of this epoch, too, which may be alive.
+/// Opens the volume in a store for one server of several, which writes a heartbeat. `from`: from
+/// the owner of this epoch, too, which may be alive.
 pub fn open_for_one_of_several(
     volume: &Location,
     url: &StoreUrl,

@@ -425,16 +425,7 @@ fn a_busy_mount_is_unmounted_only_with_lazy_or_force() {
 fn the_next_mount_clears_a_dead_daemons_mount() {
     let fixture = TestVolume::new();
     fixture.mount();
-    let said = ferry(&["fsck", path(&fixture.volume())]);
-    let said = String::from_utf8_lossy(&said.stderr).into_owned();
-    let pid: String = said
-        .split("process ")
-        .nth(1)
-        .expect("the holder")
-        .chars()
-        .take_while(char::is_ascii_digit)
-        .collect();
-    ok(&Command::new("kill").args(["-9", &pid]).output().expect("kill runs"));
+    kill_mount(&fixture.volume());
 
     let again = ferry(&[
         "mount",
@@ -707,15 +698,16 @@ fn no_file_is_made_where_a_device_is_named() {
 }
 
 /// The process that has a volume open.
-fn holder(volume: &Path) -> String {
+/// Kills the daemon of a volume's mount, and the process that would start another one.
+fn kill_mount(volume: &Path) {
     let said = ferry(&["fsck", path(volume)]);
     let said = String::from_utf8_lossy(&said.stderr).into_owned();
-    said.split("process ")
-        .nth(1)
-        .expect("the holder")
-        .chars()
-        .take_while(char::is_ascii_digit)
-        .collect()
+    let daemon = said.split("process ").nth(1).expect("it is in use");
+    let daemon: String = daemon.chars().take_while(char::is_ascii_digit).collect();
+    let status = std::fs::read_to_string(format!("/proc/{daemon}/status")).expect("it lives");
+    let holder = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    let holder = holder.expect("each process has a parent").trim();
+    ok(&Command::new("kill").args(["-9", holder, &daemon]).output().expect("kill runs"));
 }
 
 fn device_state(mountpoint: &Path, device: &Path) -> Option<String> {
@@ -743,7 +735,7 @@ fn a_mirror_outlives_a_killed_daemon_and_a_lost_side_and_gets_a_new_one() {
     (1..40).for_each(|n| std::fs::write(file(n), contents(n)).expect("writable"));
     ok(&ferry(&["sync", path(&mnt)]));
     std::fs::write(file(40), contents(40)).expect("writable");
-    ok(&Command::new("kill").args(["-9", &holder(&volume)]).output().expect("kill runs"));
+    kill_mount(&volume);
 
     // One side is gone, the other goes on without it.
     std::fs::rename(&b, dir.join("lost")).expect("it is a file");

@@ -86,7 +86,10 @@ impl Mounted {
             .chars()
             .take_while(char::is_ascii_digit)
             .collect();
-        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        // The holder would start another daemon.
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let holder = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim();
+        assert!(Command::new("kill").args(["-9", holder, &pid]).status().unwrap().success());
         self.mount(options);
     }
 }

@@ -5,6 +5,7 @@ use super::certificates::{DAEMON, Liar, Listening, Root, failed};
 use super::*;
 use crate::codec::List;
 use crate::limits::Peer;
+use crate::message::Known;
 use crate::message::*;
 use crate::{Limits, Terms, authority};
 
