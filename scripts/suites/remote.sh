@@ -193,7 +193,8 @@ a_client_stands_still() {
   local a=$scratch/a b=$scratch/b begun client
   mount_remote "$a"; mount_remote "$b"
   echo old >"$a/still"; [ "$(stat -c %s "$b/still")" = 4 ]
-  client=$(pgrep -f "ferry.* mount .* $b ")
+  # The holder is older.
+  client=$(pgrep -n -f "ferry.* mount .* $b ")
   kill -STOP "$client"
   begun=$(now)
   echo longer >"$a/still"

@@ -50,7 +50,10 @@ open_descriptors() { find "/proc/$(daemon_of "$scratch/stress.ferry")/fd" -minde
 # mount_goes_on SECONDS [PAUSE [VOLUME]]: other processes go on with a mount while programs work there. VOLUME
 # may be `killed`: then the daemon is killed.
 mount_goes_on() {
-  python3 "$repo/scripts/suites/go_on.py" "$ferry" "$scratch/go-on" "$1" "${2:-0.5}" ${3:+"$3"}
+  local directory; directory=$(mktemp -d "$scratch/go-on.XXXXXX")
+  # PostgreSQL has a user of its own.
+  chmod 755 "$directory"
+  python3 "$repo/scripts/suites/go_on.py" "$ferry" "$directory" "$1" "${2:-0.5}" ${3:+"$3"}
 }
 
 # suite_stress SECONDS
