@@ -53,10 +53,13 @@ mounts_below() {
   awk -v base="$1/" '{ gsub(/\\040/, " ", $5); if (index($5 "/", base) == 1) print $5 }' /proc/self/mountinfo | tac
 }
 
+# The process that starts another daemon if this one is killed.
+holder_of() { awk '/^PPid:/ { print $2 }' "/proc/$1/status"; }
+
 # Ends the mount of a volume as a crash of the machine does: its holder is killed, and with it the daemon.
 kill_mount() {
   local daemon; daemon=$(daemon_of "$1")
-  kill -9 "$(awk '/^PPid:/ { print $2 }' "/proc/$daemon/status")"
+  kill -9 "$(holder_of "$daemon")"
   timeout 60 tail --pid="$daemon" -f /dev/null
 }
 

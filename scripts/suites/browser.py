@@ -8,6 +8,7 @@ import os, re, signal, subprocess, sys, time
 from pathlib import Path
 
 from apart import collect_the_dead, leave_mounts, loopback_up
+from holders import holder_of
 from playwright.sync_api import expect, sync_playwright
 
 FERRY, SCRATCH = sys.argv[1], Path(sys.argv[2]) / "browser"
@@ -25,12 +26,6 @@ def ferry(*args, **options):
 def daemon_of(mount):
     """The process that serves a mount."""
     return int(re.search(r'"daemon": ?(\d+)', ferry("stats", mount, "--json").stdout)[1])
-
-
-def holder_of(daemon):
-    """The process that starts another daemon if this one is killed. If it is killed, the mount ends."""
-    status = Path(f"/proc/{daemon}/status").read_text()
-    return int(re.search(r"^PPid:\s*(\d+)", status, re.MULTILINE)[1])
 
 
 class Page:

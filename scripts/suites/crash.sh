@@ -30,7 +30,7 @@ kill_while_stopping() {
   "$ferry" sync "$scratch/mnt"
   cp -r "$repo/crates" "$scratch/mnt/tree2"
   local daemon holder; daemon=$(daemon_of "$scratch/crash.ferry")
-  holder=$(awk '/^PPid:/ { print $2 }' "/proc/$daemon/status")
+  holder=$(holder_of "$daemon")
   "$ferry" umount "$scratch/mnt" &
   local unmounting=$!
   kill -9 "$holder" "$daemon" || true

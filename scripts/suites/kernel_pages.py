@@ -7,12 +7,13 @@ import fcntl
 import mmap
 import os
 import pathlib
-import re
 import resource
 import signal
 import sys
 import threading
 import time
+
+from holders import holder_of
 
 FILES = 400
 SIZE = 16384
@@ -57,8 +58,7 @@ def write(mountpoint, daemon, way):
     os.kill(daemon, signal.SIGCONT)
     thread.join()
     # The holder would start another daemon.
-    status = pathlib.Path(f"/proc/{daemon}/status").read_text()
-    os.kill(int(re.search(r"^PPid:\s*(\d+)", status, re.MULTILINE)[1]), signal.SIGKILL)
+    os.kill(holder_of(daemon), signal.SIGKILL)
     end = time.monotonic() + 10
     while pathlib.Path(f"/proc/{daemon}").exists() and time.monotonic() < end:
         time.sleep(0.01)

@@ -36,7 +36,7 @@ use crate::runs::Run;
 use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
 use crate::store::{Store, exists};
 use crate::volume::{
-    Chain, Claimant, Shards, Volume, VolumeOptions, claim, identify, make, observe,
+    Chain, Claimant, Ownership, Shards, Volume, VolumeOptions, claim, identify, make, observe,
     observe_snapshot, owner_of, read_pinned,
 };
 use crate::warming::Warming;
@@ -192,12 +192,12 @@ pub struct ObjectDevice {
     pub(crate) warming: Warming,
     /// When the last look for a newer claim that found none began.
     looked: Mutex<Duration>,
-    /// Since when no older owner answers reads.
-    alone: OnceLock<Duration>,
+    /// Since when no older owner answers reads, if this is one.
+    alone_since: Option<Duration>,
     /// It has failed, or another owner has taken the volume over: it acknowledges nothing.
     has_failed: AtomicBool,
     /// Its heartbeat, if others may take it for dead.
-    beats: OnceLock<Beats>,
+    beats: Option<Beats>,
     flush_timer: FlushTimer,
     /// A read has failed.
     read_failed: AtomicBool,
@@ -251,16 +251,9 @@ impl ObjectDevice {
         limits: Limits,
         env: &Env,
     ) -> Result<Arc<Self>, ObjectError> {
-        let now = env.clock.monotonic_with_sleep();
         let (found, owns) = claim(&access, volume, claimant, limits.term, env)?;
         let locks = claimant.locks.clone();
-        let device = Self::opened(access, found, limits, now, locks, env);
-        let since = env.clock.monotonic_with_sleep().saturating_sub(owns.alone);
-        let _unset = device.alone.set(since);
-        if let Some(beats) = owns.beats {
-            let _unset = device.beats.set(beats);
-        }
-        Ok(device)
+        Ok(Self::opened(access, found, limits, Some(owns), locks, env))
     }
 
     /// Opens the volume as it is, for reading only. Nothing is claimed and nothing is written. If
@@ -288,7 +281,7 @@ impl ObjectDevice {
     ) -> Result<Arc<Self>, ObjectError> {
         let found = observe(&access, volume, claimant, env)?;
         let locks = claimant.locks.clone();
-        Ok(Self::opened(access, found, limits, Duration::ZERO, locks, env))
+        Ok(Self::opened(access, found, limits, None, locks, env))
     }
 
     /// Opens a snapshot of the volume, for reading only, beside its owner. Nothing is claimed and
@@ -315,7 +308,7 @@ impl ObjectDevice {
         env: &Env,
     ) -> Result<Arc<Self>, ObjectError> {
         let found = observe_snapshot(&access, volume, name)?;
-        Ok(Self::opened(access, found, limits, Duration::ZERO, None, env))
+        Ok(Self::opened(access, found, limits, None, None, env))
     }
 
     /// Opens the snapshot whose root has this number beside this device, for reading only: from the
@@ -336,7 +329,7 @@ impl ObjectDevice {
         let limits =
             Limits { holds: false, ahead_bytes_max: BESIDE_AHEAD_BYTES_MAX, ..self.limits };
         let found = (volume, chain, shards);
-        let device = Self::opened(access, found, limits, Duration::ZERO, None, &self.env);
+        let device = Self::opened(access, found, limits, None, None, &self.env);
         if let Some(cache) = self.cache.get() {
             device.share_cache(Arc::clone(cache));
         }
@@ -352,7 +345,7 @@ impl ObjectDevice {
         limits: Limits,
         env: &Env,
     ) -> Arc<Self> {
-        let device = Self::opened(access, found, limits, Duration::ZERO, None, env);
+        let device = Self::opened(access, found, limits, None, None, env);
         if let Some(cache) = cache {
             device.share_cache(cache);
         }
@@ -375,10 +368,12 @@ impl ObjectDevice {
         mut access: Access,
         (volume, chain, shards): (Volume, Chain, Shards),
         limits: Limits,
-        looked: Duration,
+        owns: Option<Ownership>,
         locks: Option<Arc<dyn Locks>>,
         env: &Env,
     ) -> Arc<Self> {
+        let looked = owns.as_ref().map_or(Duration::ZERO, |owns| owns.looked);
+        let (alone_since, beats) = owns.map(|owns| (owns.alone_since, owns.beats)).unzip();
         if limits.holds {
             access.patience = Patience::Serving;
         }
@@ -433,9 +428,9 @@ impl ObjectDevice {
             ahead: Ahead::new(limits.ahead_bytes_max),
             warming: Warming::default(),
             looked: Mutex::new(looked),
-            alone: OnceLock::new(),
+            alone_since,
             has_failed: AtomicBool::new(false),
-            beats: OnceLock::new(),
+            beats: beats.flatten(),
             flush_timer: FlushTimer::default(),
             read_failed: AtomicBool::new(false),
             _locks: locks,
@@ -869,7 +864,7 @@ impl ObjectDevice {
     /// For how long no older owner has answered reads.
     pub fn alone_for(&self) -> Duration {
         let now = self.env.clock.monotonic_with_sleep();
-        self.alone.get().map_or(Duration::ZERO, |since| now.saturating_sub(*since))
+        self.alone_since.map_or(Duration::ZERO, |since| now.saturating_sub(since))
     }
 
     /// Whether the last look is younger than a term.
@@ -905,7 +900,7 @@ impl BlockDevice for ObjectDevice {
 
     fn is_surely_ours(&self) -> bool {
         // An owner that is never taken for dead says what it knows while its store is away, too.
-        let may_be_taken = self.beats.get().is_some();
+        let may_be_taken = self.beats.is_some();
         !self.has_failed.load(Ordering::SeqCst) && (!may_be_taken || self.in_term())
     }
 

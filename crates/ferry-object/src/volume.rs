@@ -649,8 +649,10 @@ fn look_and_load(
 
 /// What a new owner has, beside the volume.
 pub(crate) struct Ownership {
-    /// For how long nobody else can have answered reads.
-    pub alone: Duration,
+    /// A time before the claim, from which the first term counts.
+    pub looked: Duration,
+    /// Since when nobody else can have answered reads.
+    pub alone_since: Duration,
     /// Its heartbeat, if it has one.
     pub beats: Option<Beats>,
 }
@@ -664,6 +666,7 @@ pub(crate) fn claim(
     term: Duration,
     env: &Env,
 ) -> Result<((Volume, Chain, Shards), Ownership), ObjectError> {
+    let looked = env.clock.monotonic_with_sleep();
     // What cannot be opened is not claimed.
     let (found, shards) = look_and_load(access, &volume, claimant, env)?;
     let Found { root: found, epoch, before } = found;
@@ -717,7 +720,10 @@ pub(crate) fn claim(
         Ok((chain, shards, alone))
     };
     match take_over() {
-        Ok((chain, shards, alone)) => Ok(((volume, chain, shards), Ownership { alone, beats })),
+        Ok((chain, shards, alone)) => {
+            let alone_since = env.clock.monotonic_with_sleep().saturating_sub(alone);
+            Ok(((volume, chain, shards), Ownership { looked, alone_since, beats }))
+        }
         Err(error) => Err(explained(access, &volume, error)),
     }
 }

@@ -107,6 +107,11 @@ impl Opened {
         self.store.as_deref()
     }
 
+    /// Whether it is in a store and has failed, as when another owner has taken it.
+    pub fn has_failed(&self) -> bool {
+        self.store.as_ref().is_some_and(|store| store.failure().is_some())
+    }
+
     /// Says in the store that nobody has the volume open any more. The device must not be used
     /// afterwards.
     pub fn close(mut self) -> Result<(), ObjectError> {

@@ -69,10 +69,9 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
         opened.map_err(|e| explain(&args.volume, &e))?
     };
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", args.volume));
-    let is_lost = || opened.store().is_some_and(|store| store.failure().is_some());
     let fs = match LocalFs::open(opened.device.clone(), options, env.clone()) {
         Ok(fs) => fs,
-        Err(_) if args.standby && is_lost() => return Err(standby::again(false)),
+        Err(_) if args.standby && opened.has_failed() => return Err(standby::again(false)),
         Err(error) => return Err(failed(&error)),
     };
     let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
@@ -90,7 +89,7 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
     }
     fs.detach();
     let closed = fs.close().map_err(|e| failed(&e));
-    if args.standby && closed.is_err() && is_lost() {
+    if args.standby && closed.is_err() && opened.has_failed() {
         return Err(standby::again(false));
     }
     let closed = closed.and(opened.close().map_err(|e| failed(&e)));
@@ -208,11 +207,10 @@ fn serve(
 
 /// Waits until somebody asks for the end, or the volume is another server's.
 fn await_end(opened: &Opened, events: &mpsc::Receiver<Ended>) -> Ended {
-    let has_failed = || opened.store().is_some_and(|store| store.failure().is_some());
     loop {
         match events.recv_timeout(PAUSE_MAX) {
             Ok(ended) => return ended,
-            Err(_) if has_failed() => return Ended::TakenOver,
+            Err(_) if opened.has_failed() => return Ended::TakenOver,
             Err(_) => {}
         }
     }

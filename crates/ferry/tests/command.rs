@@ -1,10 +1,16 @@
 //! The command as a user calls it: exit codes, messages, and mounts (these need root and
 //! /dev/fuse).
 
+#[path = "shared/holder.rs"]
+mod holder;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+
+use holder::holder_of;
 
 const FERRY: &str = env!("CARGO_BIN_EXE_ferry");
 
@@ -704,10 +710,10 @@ fn kill_mount(volume: &Path) {
     let said = String::from_utf8_lossy(&said.stderr).into_owned();
     let daemon = said.split("process ").nth(1).expect("it is in use");
     let daemon: String = daemon.chars().take_while(char::is_ascii_digit).collect();
-    let status = std::fs::read_to_string(format!("/proc/{daemon}/status")).expect("it lives");
-    let holder = status.lines().find_map(|line| line.strip_prefix("PPid:"));
-    let holder = holder.expect("each process has a parent").trim();
-    ok(&Command::new("kill").args(["-9", holder, &daemon]).output().expect("kill runs"));
+    let daemon = daemon.parse().ok().and_then(Pid::from_raw).expect("a number");
+    for process in [holder_of(daemon), daemon] {
+        kill_process(process, Signal::KILL).expect("it is ours");
+    }
 }
 
 fn device_state(mountpoint: &Path, device: &Path) -> Option<String> {

@@ -7,6 +7,8 @@ mod dashboard;
 mod doctor;
 #[path = "control/go_on.rs"]
 mod go_on;
+#[path = "shared/holder.rs"]
+mod holder;
 #[path = "control/killed.rs"]
 mod killed;
 #[path = "control/metrics.rs"]
@@ -25,6 +27,8 @@ use std::process::{Child, Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+
+use holder::holder_of;
 
 const FERRY: &str = env!("CARGO_BIN_EXE_ferry");
 
@@ -73,12 +77,7 @@ impl TestVolume {
     /// Kills the holder of the mount, and with it the daemon.
     fn kill_holder(&self) {
         let daemon = self.daemon();
-        let status = std::fs::read_to_string(format!("/proc/{daemon}/status"));
-        let status = status.expect("it lives");
-        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
-        let parent = parent.expect("a parent").trim().parse().ok();
-        let holder = parent.and_then(Pid::from_raw).expect("a number");
-        kill_process(holder, Signal::KILL).expect("it is ours");
+        kill_process(holder_of(daemon), Signal::KILL).expect("it is ours");
         while Path::new(&format!("/proc/{daemon}/exe")).exists() {
             std::thread::yield_now();
         }

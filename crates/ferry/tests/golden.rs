@@ -1,6 +1,8 @@
 //! Golden volumes: each release makes some once, and every later one reads and changes them (needs
 //! root and /dev/fuse). `docs/compatibility.md` says how to make those of a release.
 
+#[path = "shared/holder.rs"]
+mod holder;
 #[path = "golden/manifest.rs"]
 mod manifest;
 #[path = "golden/tree.rs"]
@@ -14,6 +16,8 @@ use std::process::{Command, Output};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
+
+use holder::holder_of;
 
 const FERRY: &str = env!("CARGO_BIN_EXE_ferry");
 /// A packed volume finds its second copies behind so many bytes (a power of two).
@@ -310,11 +314,4 @@ fn golden_volumes_are_made() {
         let name = format!("{}-{kind}.tar.zst", variable("FERRY_GOLDEN_NAME"));
         golden.pack(&archives().join(name));
     }
-}
-
-/// The process that starts the daemons of a mount, one after the other.
-fn holder_of(daemon: Pid) -> Pid {
-    let status = fs::read_to_string(format!("/proc/{daemon}/status")).expect("it lives");
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).expect("a parent");
-    parent.trim().parse().ok().and_then(Pid::from_raw).expect("a number")
 }

@@ -1,6 +1,9 @@
 //! Snapshots of a volume in one file (these need root, /dev/fuse, mkfs.xfs and mkfs.btrfs, of
 //! Debian's packages xfsprogs and btrfs-progs).
 
+#[path = "shared/holder.rs"]
+mod holder;
+
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -15,6 +18,8 @@ use ferry_env::Env;
 use ferry_fs::volume::read_superblock;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+
+use holder::holder_of;
 
 const FERRY: &str = env!("CARGO_BIN_EXE_ferry");
 
@@ -544,11 +549,4 @@ fn changes_of_a_mount_that_is_not_found_by_the_name_of_the_volume_are_not_left_o
     ok(&host.ferry(&["mount", "host/trial", "second"]));
     assert_eq!(fs::read_to_string(host.at("second/file")).expect("it is read"), "new");
     ok(&host.ferry(&["umount", "second"]));
-}
-
-/// The process that starts the daemons of a mount, one after the other.
-fn holder_of(daemon: Pid) -> Pid {
-    let status = fs::read_to_string(format!("/proc/{daemon}/status")).expect("it lives");
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).expect("a parent");
-    parent.trim().parse().ok().and_then(Pid::from_raw).expect("a number")
 }

@@ -2,12 +2,18 @@
 //! one by one, and both at a time.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
+#[path = "shared/holder.rs"]
+mod holder;
+
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+
+use holder::holder_of;
 
 const FERRY: &str = env!("CARGO_BIN_EXE_ferry");
 
@@ -86,10 +92,11 @@ impl Mounted {
             .chars()
             .take_while(char::is_ascii_digit)
             .collect();
+        let daemon = Pid::from_raw(pid.parse().unwrap()).unwrap();
         // The holder would start another daemon.
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let holder = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim();
-        assert!(Command::new("kill").args(["-9", holder, &pid]).status().unwrap().success());
+        for process in [holder_of(daemon), daemon] {
+            kill_process(process, Signal::KILL).unwrap();
+        }
         self.mount(options);
     }
 }

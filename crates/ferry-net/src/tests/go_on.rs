@@ -6,27 +6,6 @@ use crate::Carried;
 
 const EAGAIN: Errno = Errno(libc::EAGAIN);
 
-/// A kernel that notes what it is to forget.
-#[derive(Default)]
-struct Forgets(Mutex<ToForget>);
-
-impl Host for Forgets {
-    fn invalidate_attributes(&self, _ino: Ino) {}
-    fn forget(&self, what: ToForget, done: Box<dyn FnOnce() + Send>) {
-        self.0.lock().append(what);
-        done();
-    }
-    fn forget_contents(&self, _files: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
-        done();
-    }
-    fn forgets_names(&self) -> bool {
-        true
-    }
-    fn stats(&self) -> serde_json::Value {
-        serde_json::Value::Null
-    }
-}
-
 /// The next process has what the one before encoded.
 fn goes_on(world: &World, before: Client) -> (Client, Arc<Forgets>) {
     let carried = before.fs.carry().expect("the session is there");

@@ -311,6 +311,27 @@ struct World {
 const WALK_TIMES: WalkTimes =
     WalkTimes { in_use: Duration::from_millis(20), wait_max: Duration::from_secs(1) };
 
+/// A kernel that notes what it is to forget.
+#[derive(Default)]
+struct Forgets(Mutex<ToForget>);
+
+impl Host for Forgets {
+    fn invalidate_attributes(&self, _ino: Ino) {}
+    fn forget(&self, what: ToForget, done: Box<dyn FnOnce() + Send>) {
+        self.0.lock().append(what);
+        done();
+    }
+    fn forget_contents(&self, _files: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
+    fn forgets_names(&self) -> bool {
+        true
+    }
+    fn stats(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
+}
+
 fn server_options() -> ServerOptions {
     ServerOptions {
         exports: vec![Export { path: b"/".to_vec(), read_only: false }],

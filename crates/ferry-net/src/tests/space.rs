@@ -24,27 +24,6 @@ impl World {
     }
 }
 
-/// A kernel that keeps names, and what they mean with them.
-#[derive(Default)]
-struct Names(Mutex<Vec<(Ino, Box<[u8]>)>>);
-
-impl ferry_fs::Host for Names {
-    fn invalidate_attributes(&self, _ino: Ino) {}
-    fn forget(&self, what: ferry_fs::ToForget, done: Box<dyn FnOnce() + Send>) {
-        self.0.lock().extend(what.removed);
-        done();
-    }
-    fn forget_contents(&self, _files: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
-        done();
-    }
-    fn forgets_names(&self) -> bool {
-        true
-    }
-    fn stats(&self) -> serde_json::Value {
-        serde_json::Value::Null
-    }
-}
-
 fn wait_until(what: &str, done: impl Fn() -> bool) {
     let start = std::time::Instant::now();
     while !done() {
@@ -177,7 +156,7 @@ fn reservations_do_not_leak_when_connections_close() {
 fn a_kernel_drops_inodes_whose_name_another_client_removed() {
     let world = World::of_short_terms(804, 64 << 20);
     let (maker, other, third) = (world.client(), world.client(), world.client());
-    let (kernel, idle) = (Arc::new(Names::default()), Arc::new(Names::default()));
+    let (kernel, idle) = (Arc::new(Forgets::default()), Arc::new(Forgets::default()));
     maker.fs.attach(Arc::clone(&kernel) as Arc<dyn ferry_fs::Host>);
     third.fs.attach(Arc::clone(&idle) as Arc<dyn ferry_fs::Host>);
     let dir = maker.mkdir(ROOT, "d").unwrap();
@@ -203,7 +182,7 @@ fn a_kernel_drops_inodes_whose_name_another_client_removed() {
     other.unlink(dir, "its own").unwrap();
     let removed =
         ["removed", "moved", "elsewhere", "elsewhere"].map(|name| (dir, name.as_bytes().into()));
-    wait_until("the maker's kernel is not told", || kernel.0.lock().len() >= removed.len());
+    wait_until("the maker's kernel is not told", || kernel.0.lock().removed.len() >= removed.len());
     known[..2].iter().for_each(|ino| maker.fs.forget(*ino, 1));
     let ours = |client: &Client| {
         client.sync().unwrap();
@@ -213,8 +192,12 @@ fn a_kernel_drops_inodes_whose_name_another_client_removed() {
         [&maker, &other, &third].iter().all(|client| ours(client) == 0)
             && world.free_bytes() + (5 << 20) >= free
     });
-    assert_eq!(*kernel.0.lock(), removed, "nothing of directories, and of what it does not know");
-    assert_eq!(*idle.0.lock(), [], "a kernel that knows nothing is not told");
+    assert_eq!(
+        kernel.0.lock().removed,
+        removed,
+        "nothing of directories, and of what it does not know"
+    );
+    assert_eq!(idle.0.lock().removed, [], "a kernel that knows nothing is not told");
     assert!(maker.lookup(dir, "kept").unwrap().is_some());
 }
 
@@ -306,7 +289,7 @@ fn a_write_waits_for_space_that_the_kernel_is_about_to_release() {
 fn a_full_volume_reclaims_unneeded_reservations_of_other_clients() {
     let world = World::with_room(807, 24 << 20);
     let (client, other) = (world.client(), world.client());
-    let kernel = Arc::new(Names::default());
+    let kernel = Arc::new(Forgets::default());
     other.fs.attach(Arc::clone(&kernel) as Arc<dyn ferry_fs::Host>);
     let dir = client.mkdir(ROOT, "d").unwrap();
     let its = other.mkdir(ROOT, "other").unwrap();
@@ -327,7 +310,7 @@ fn a_full_volume_reclaims_unneeded_reservations_of_other_clients() {
     client.unlink(client.ino(ROOT, "other"), "large").unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            wait_until("its kernel is not told", || !kernel.0.lock().is_empty());
+            wait_until("its kernel is not told", || !kernel.0.lock().removed.is_empty());
             other.fs.forget(large, 1);
         });
         let (file, file_fh, len) = fill(&client, dir, "mine");

@@ -269,8 +269,6 @@ pub struct TcpConnector {
     tls: Option<ClientTls>,
     /// The host that is tried first next time: another one than last time.
     next: AtomicUsize,
-    /// The host that was tried last.
-    last: AtomicUsize,
 }
 
 impl TcpConnector {
@@ -279,7 +277,7 @@ impl TcpConnector {
 
     /// To these servers. Without `tls` nothing is secret and no side proves its identity.
     pub fn new(address: Address, tls: Option<ClientTls>) -> Self {
-        Self { address, tls, next: AtomicUsize::new(0), last: AtomicUsize::new(0) }
+        Self { address, tls, next: AtomicUsize::new(0) }
     }
 
     async fn connect_to(&self, host: &Host) -> io::Result<Box<dyn Stream>> {
@@ -306,7 +304,6 @@ impl Connector for TcpConnector {
             );
             for at in first..first + hosts.len() {
                 let at = at % hosts.len();
-                self.last.store(at, Ordering::Relaxed);
                 self.next.store(at + 1, Ordering::Relaxed);
                 let connected = timeout(Self::HOST_TIME_MAX, self.connect_to(&hosts[at])).await;
                 match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
@@ -321,7 +318,8 @@ impl Connector for TcpConnector {
     }
 
     fn stay(&self) {
-        self.next.store(self.last.load(Ordering::Relaxed), Ordering::Relaxed);
+        // The last one stands before the next.
+        self.next.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn has_others(&self) -> bool {
