@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferry_env::Env;
 use ferry_fs::error::FsError;
@@ -12,6 +13,7 @@ use ferry_fs::{
     AccessTimes, CacheMode, Carried, Filesystem, FsOptions, Known, LocalFs, SessionStore,
     WithSnapshots,
 };
+use ferry_net::ServerOptions;
 use ferry_object::is_encrypted;
 
 use crate::asked::Asked;
@@ -22,10 +24,11 @@ use crate::daemon::{self, Served, Service, Settle};
 use crate::error::CliError;
 use crate::hold::{self, Held, Holder, Open};
 use crate::location::{Location, resolve};
-use crate::open::{How, explain, on_disk, open_on_disk_when_free};
+use crate::open::{How, Opened, explain, on_disk, open_on_disk_when_free};
 use crate::options::MountOptions;
 use crate::size::format_bytes;
 use crate::spaced::Walks;
+use crate::waiting::pause;
 use crate::{logging, mkfs, mounts, passphrase, remote, replica, snappath, starter, umount, utab};
 
 /// A host is short of space if it has less than this, or less than the volume's size divided by
@@ -259,6 +262,9 @@ fn serve(
     let cache_size = fs_options.cache_bytes;
     let fs = LocalFs::open(opened.device.clone(), fs_options, env.clone());
     let fs = fs.map_err(|e| failed(&e))?;
+    if matches!(how, How::TakeOver | How::Force) && !fs.was_handed_over() {
+        await_leases(&volume, &opened, &env);
+    }
     let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
     let before = held.as_ref().map(|held| take_over(&fs, &held.open)).transpose()?;
     if before.is_none() && !options.read_only {
@@ -344,6 +350,18 @@ fn serve(
         with.close();
     }
     served.and(closed)
+}
+
+/// Clients of the server from which the volume was taken rely on what they have cached for a while.
+/// Nothing is changed before.
+fn await_leases(volume: &Location, opened: &Opened, env: &Env) {
+    let silent = opened.store().map_or(Duration::ZERO, |store| store.alone_for());
+    let left = ServerOptions::leases_left(ServerOptions::LEASE_TERM, silent);
+    tracing::info!(%volume, ?left, "waits for the leases of the server before");
+    let until = env.clock.monotonic() + left;
+    while env.clock.monotonic() < until {
+        pause(until - env.clock.monotonic());
+    }
 }
 
 /// Whether the mount goes on if its process is killed. A store is not opened again at once after

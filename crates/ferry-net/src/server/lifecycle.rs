@@ -72,6 +72,17 @@ pub struct ServerOptions {
 impl ServerOptions {
     /// The term of a lease. A change waits no longer for a client that is silent.
     pub const LEASE_TERM: Duration = Duration::from_secs(6);
+
+    /// For how long clients may still rely on leases of this term, if their server has told them
+    /// nothing for `silent`.
+    pub fn leases_left(term: Duration, silent: Duration) -> Duration {
+        as_measured_here(term).saturating_sub(silent)
+    }
+}
+
+/// The clocks of two machines do not run at the same speed.
+fn as_measured_here(term: Duration) -> Duration {
+    term + term / 8
 }
 
 /// A server. Dropping it ends it as a crash would, for the clients.
@@ -105,9 +116,9 @@ impl Server {
             .build()
             .map_err(NetError::Start)?;
         let locks = former_locks(&*fs, options.grace);
-        // The clocks of two machines do not run at the same speed.
-        let term = options.lease_term + options.lease_term / 8;
-        let left = options.grace.min(term.saturating_sub(options.silent));
+        let term = as_measured_here(options.lease_term);
+        let left =
+            options.grace.min(ServerOptions::leases_left(options.lease_term, options.silent));
         // None at all means that no client is waited for.
         let least = options.grace.min(Duration::from_millis(1));
         let hold = if fs.was_handed_over() { Duration::ZERO } else { left.max(least) };
