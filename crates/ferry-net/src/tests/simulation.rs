@@ -30,8 +30,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 const DIRS: usize = 3;
 /// In a grace period of so long all clients come back.
 const GRACE_ENOUGH: Duration = Duration::from_secs(30);
-/// An operation that takes longer is taken for one that is never answered.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
+/// An operation that takes longer is taken for one that is never answered. A session ends after a
+/// minute, and a client that came back and makes no progress is given up after 72 s.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {

@@ -120,6 +120,11 @@ impl Program {
     fn told<T>(&mut self, done: Done<T>) -> Option<T> {
         match done {
             Ok(value) => Some(value),
+            // A file was looked up, and then lost before it was opened.
+            Err(Errno(libc::ESTALE)) => {
+                self.must(false, "a stale file");
+                None
+            }
             Err(error) => {
                 self.lost(error);
                 None
