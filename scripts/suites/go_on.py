@@ -59,7 +59,10 @@ prepared = threading.Semaphore(0)
 
 def is_lost(error):
     """Whether it tells of changes that were not synced."""
-    return isinstance(error, OSError) and error.errno in (errno.EIO, errno.ESTALE, errno.ENOENT)
+    if isinstance(error, OSError):
+        return error.errno in (errno.EIO, errno.ESTALE, errno.ENOENT)
+    # A program of its own: it may say anything but that the mount has gone away.
+    return not re.search("not connected|connection abort", str(error))
 
 
 def again(name, once):
@@ -298,6 +301,69 @@ def database():
     lost["database"] = len(unsure)
 
 
+def made_once():
+    """What nobody has made is not there yet, also if the process that makes it is killed."""
+    directory, number = mount / "made once", 0
+    directory.mkdir()
+    sync_directory(mount)
+    while time.monotonic() < end and not failures:
+        number += 1
+        try:
+            if number % 2:
+                os.close(os.open(directory / str(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            else:
+                (directory / str(number)).mkdir()
+            if number > 50:
+                old = directory / str(number - 50)
+                old.rmdir() if number % 2 == 0 else old.unlink()
+        except OSError as error:
+            if not is_lost(error):
+                failures.append(f"made once: {error}")
+        if number % 8 == 0:
+            time.sleep(0.001)
+    rounds["made once"] = number
+
+
+def committed():
+    """What PostgreSQL says is committed is there, whatever is killed."""
+    data, sockets, programs = mount / "cluster" / "data", base / "pgk", postgres_programs()[-1]
+    sockets.mkdir(mode=0o700)
+    data.mkdir(parents=True)
+    for directory in (base, mount, data.parent):
+        directory.chmod(0o755)
+    for directory in (data, sockets):
+        shutil.chown(directory, "postgres", "postgres")
+
+    def does(*words):
+        return run("setpriv", "--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--", "env",
+                   f"PGHOST={sockets}", programs / words[0], *words[1:], cwd="/")
+
+    def starts():
+        return does("pg_ctl", "-s", "-w", "-t", "60", "-D", data, "-l", sockets / "log", "-o",
+                    f"-k {sockets} -c listen_addresses='' -c synchronous_commit=on", "start").returncode == 0
+
+    made = does("initdb", "-D", data, "--no-instructions").returncode == 0
+    made = made and starts() and not does("psql", "-XAtq", "postgres", "-c", "create table t(n integer)").returncode
+    os.sync()
+    prepared.release()
+    count, sure, unsure = 0, set(), set()
+    while made and time.monotonic() < end and not failures:
+        count += 1
+        done = does("psql", "-XAtq", "postgres", "-c", f"insert into t values({count})")
+        (unsure if done.returncode else sure).add(count)
+        if done.returncode and does("pg_ctl", "-D", data, "status").returncode:
+            starts()
+    does("pg_ctl", "-s", "-w", "-D", data, "-m", "immediate", "stop")
+    said = starts() and does("psql", "-XAt", "postgres", "-c", "select n from t").stdout.split()
+    there = set(map(int, said or []))
+    if not made or not sure <= there or not there <= sure | unsure:
+        log = (sockets / "log").read_text()[-1000:] if (sockets / "log").exists() else ""
+        failures.append(f"PostgreSQL: {len(sure - there)} of {len(sure)} commits are missing: {log}")
+    does("pg_ctl", "-s", "-w", "-D", data, "-m", "fast", "stop")
+    rounds["committed"] = len(sure)
+    lost["committed"] = len(unsure)
+
+
 def synced_lines():
     """An open file: what fsync has said is there, and a removed one keeps its contents."""
     named = open(mount / "named", "w+b", buffering=0)
@@ -376,8 +442,10 @@ if seconds >= 60:
     works += [postgres] if postgres_programs() else []
     works += [cargo] if shutil.which("cargo") else []
 alone = [keeps_open, looks]
+checked = [synced, synced_lines, database] + ([committed] if postgres_programs() and seconds >= 60 else [])
 if is_killed:
-    works, alone = [tree, mapped], [synced, synced_lines, database, looks]
+    works = [tree, mapped] + [work for work in works if work in (git, fio, make, cargo) and seconds >= 60]
+    alone = [*checked, made_once, looks]
 threads = [threading.Thread(target=again, args=(work.__name__, work)) for work in works]
 threads += [threading.Thread(target=work) for work in alone]
 for thread in threads:
@@ -400,7 +468,7 @@ def kill_daemon():
     return 1000 * (time.monotonic() - begun)
 
 
-if is_killed and not all(prepared.acquire(timeout=30) for _ in (synced, synced_lines, database)):
+if is_killed and not all(prepared.acquire(timeout=60) for _ in checked):
     failures.append("the programs have not begun")
 while is_killed and time.monotonic() < end - 1 and not failures:
     try:
