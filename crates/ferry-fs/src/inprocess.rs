@@ -1,6 +1,7 @@
 //! Calling a file system in process: a request that parks blocks its caller, and nobody else.
 
 use crate::api::*;
+use ferry_journal::RequestId;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 
@@ -18,9 +19,14 @@ pub struct InProcess {
     pub caller: u32,
     /// What the maker of the change was told before it came here.
     pub ack: Option<EarlyAck>,
+    /// The request of a transport that this is.
+    pub request: Option<RequestId>,
 }
 
 impl InProcess {
+    /// Root, one of many.
+    pub const ROOT: Self = Self { uid: 0, gid: 0, umask: 0, caller: 0, ack: None, request: None };
+
     /// Makes one request: `request` calls a method of a [`Filesystem`] with the context. Waits for
     /// a parked answer.
     ///
@@ -31,8 +37,8 @@ impl InProcess {
     /// }
     /// ```
     pub fn call<T: FromReply>(&self, request: impl FnOnce(&Cx) -> Answer<T>) -> Result<T, Errno> {
-        let Self { uid, gid, umask, caller: pid, ack } = *self;
-        let waiter = Waiter { outcome: Arc::default(), ack };
+        let Self { uid, gid, umask, caller: pid, ack, request: of } = *self;
+        let waiter = Waiter { outcome: Arc::default(), ack, of };
         let cx = Cx { uid, gid, pid, umask, park: &waiter };
         match request(&cx) {
             Ok(answer) => Ok(answer),
@@ -47,6 +53,7 @@ type Outcome = (Mutex<Option<Result<Reply, Errno>>>, Condvar);
 struct Waiter {
     outcome: Arc<Outcome>,
     ack: Option<EarlyAck>,
+    of: Option<RequestId>,
 }
 
 impl Waiter {
@@ -77,6 +84,10 @@ impl Park for Waiter {
 
     fn early_ack(&self) -> Option<EarlyAck> {
         self.ack
+    }
+
+    fn request(&self) -> Option<RequestId> {
+        self.of
     }
 }
 

@@ -12,13 +12,17 @@
 //!   the mount ends.
 //! * KNOWN-3. An inode with contents that no context has is marked before the write is answered,
 //!   and the mark goes when a context has all of it, whose number is stored before.
+//! * KNOWN-4. A change of a request that may be replayed is noted, with its context, before that
+//!   context can be durable. So what the volume has after a kill is not made twice.
 //!
 //! ```text
 //! words 0..8     magic, newest context that the next process found, first tree, count of trees,
-//!                pages in use at most, whether something had no room, handles in use at most
+//!                pages in use at most, whether something had no room, handles in use at most,
+//!                slots of requests in use at most
 //! TREES_AT       the numbers of snapshots, by tree
 //! FILES_AT       open files, by the lower halves of handles: handle (the key), inode, user and
 //!                flags
+//! CHANGES_AT     changes, by the slots of their requests: request (the key), context
 //! BLOCKS_AT      of each page: 1 + number of its block of 256 inode numbers (the key), or 0
 //! PAGES_AT       pages: of each inode of the block: flags and lookups (the key), newest context
 //! ```
@@ -28,6 +32,7 @@
 
 use crate::api::Ino;
 use ferry_device::SharedWords;
+use ferry_journal::RequestId;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -36,13 +41,14 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 /// The number is that of the form.
-const MAGIC: u64 = u64::from_le_bytes(*b"ferrykn1");
+const MAGIC: u64 = u64::from_le_bytes(*b"ferrykn2");
 const FOUND_AT: usize = 1;
 const FIRST_TREE_AT: usize = 2;
 const TREE_COUNT_AT: usize = 3;
 const PAGES_USED_AT: usize = 4;
 const FULL_AT: usize = 5;
 const FILES_USED_AT: usize = 6;
+const CHANGES_USED_AT: usize = 7;
 
 const TREES_AT: usize = 512;
 const TREES_MAX: usize = 1 << 20;
@@ -50,7 +56,11 @@ const FILES_AT: usize = TREES_AT + TREES_MAX;
 /// Handles whose number's lower half is below this have room.
 const FILES_MAX: usize = 1 << 22;
 const FILE_WORDS: usize = 4;
-const BLOCKS_AT: usize = FILES_AT + FILES_MAX * FILE_WORDS;
+const CHANGES_AT: usize = FILES_AT + FILES_MAX * FILE_WORDS;
+/// Requests whose slot is below this have room.
+const CHANGES_MAX: usize = 1 << 23;
+const CHANGE_WORDS: usize = 2;
+const BLOCKS_AT: usize = CHANGES_AT + CHANGES_MAX * CHANGE_WORDS;
 /// Blocks of inode numbers of which the kernel may know some.
 const PAGES_MAX: usize = 1 << 20;
 const PAGES_AT: usize = BLOCKS_AT + PAGES_MAX;
@@ -106,6 +116,8 @@ pub struct Left {
     pub files: Vec<KnownFile>,
     /// Where trees of snapshots begin, and the numbers of the snapshots.
     pub trees: (u64, Vec<u64>),
+    /// Requests whose changes the volume has.
+    pub made: Vec<RequestId>,
 }
 
 /// A block of inode numbers of which the kernel knows some.
@@ -281,6 +293,21 @@ impl<W: Words> Known<W> {
         }
     }
 
+    /// The change of a request joins a context, which is not durable yet.
+    pub fn joins(&self, request: RequestId, seq: u64) {
+        let slot = request.slot as usize;
+        if slot >= CHANGES_MAX {
+            return self.is_full();
+        }
+        let at = CHANGES_AT + slot * CHANGE_WORDS;
+        self.memory.set(at, 0);
+        self.memory.set(at + 1, seq);
+        if self.memory.get(CHANGES_USED_AT) <= slot as u64 {
+            self.memory.raise(CHANGES_USED_AT, slot as u64 + 1);
+        }
+        self.memory.set(at, request.unique);
+    }
+
     /// A file is open.
     pub fn opened(&self, file: &KnownFile) {
         let Some(at) = Self::file_at(file.fh) else { return self.is_full() };
@@ -352,6 +379,13 @@ fn left_in(memory: &impl Words, recovered: u64) -> Option<Left> {
         if fh != 0 {
             let (uid, flags) = (more as u32, (more >> 32) as u32);
             left.files.push(KnownFile { fh, ino: memory.get(at + 1), uid, flags });
+        }
+    }
+    for slot in 0..up_to(CHANGES_USED_AT, CHANGES_MAX) {
+        let at = CHANGES_AT + slot * CHANGE_WORDS;
+        let (unique, context) = (memory.get(at), memory.get(at + 1));
+        if unique != 0 && context <= recovered {
+            left.made.push(RequestId { slot: slot as u32, unique });
         }
     }
     let trees = TREES_AT..TREES_AT + up_to(TREE_COUNT_AT, TREES_MAX);

@@ -82,7 +82,7 @@ pub use api::*;
 #[cfg(feature = "compare")]
 pub use compare::locking::Locking;
 pub use errseq::{ErrorCursor, ErrorSequence};
-pub use ferry_journal::{FlushPolicy, LogOptions};
+pub use ferry_journal::{FlushPolicy, LogOptions, RequestId};
 pub use inprocess::InProcess;
 pub use known::Known;
 pub use local::carried::Carried;

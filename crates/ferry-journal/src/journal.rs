@@ -118,6 +118,7 @@ impl Journal {
             extents: Vec::new(),
             writes: None,
             reserved: Some(reserved),
+            request: None,
         }
     }
 

@@ -54,7 +54,7 @@ pub use rebuild::{FoundState, Rebuilt, read_damaged, rebuild_home};
 pub use transaction::Transaction;
 pub use types::{
     BadRange, Bystander, Completion, Credits, DataExtent, Geometry, JournalClient, LogDamage,
-    Recovered, Seq, Step, Value,
+    Recovered, RequestId, Seq, Step, Value,
 };
 pub use verify::{bad_map_slot, mend_map_slot};
 pub use view::salvage::LostKeys;

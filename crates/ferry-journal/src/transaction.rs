@@ -5,7 +5,7 @@ use crate::disk::io_error;
 use crate::engine::core::Core;
 use crate::log::format::KEY_MAX;
 use crate::log::record::ExtentEntry;
-use crate::types::{Changes, Key};
+use crate::types::{Changes, Key, RequestId};
 use crate::{Completion, DataExtent, JournalError, Seq, Value};
 use ferry_env::planted::{Bug, is_planted};
 use std::sync::Arc;
@@ -18,6 +18,7 @@ pub struct Transaction<'j> {
     pub(crate) writes: Option<Arc<TransactionWrites>>,
     /// Bytes of log space, until the context has them.
     pub(crate) reserved: Option<u64>,
+    pub(crate) request: Option<RequestId>,
 }
 
 impl Transaction<'_> {
@@ -35,6 +36,12 @@ impl Transaction<'_> {
     /// When the key is longer than 65535 bytes.
     pub fn put(&mut self, key: &[u8], value: &[u8]) {
         self.change(key, Some(Value::from(value)));
+    }
+
+    /// The request that it is for: [`JournalClient::joins`](crate::JournalClient::joins) is called
+    /// with it.
+    pub fn set_request(&mut self, request: Option<RequestId>) {
+        self.request = request;
     }
 
     /// Removes `key`, if it is there.
@@ -75,6 +82,7 @@ impl Transaction<'_> {
             changes: std::mem::take(&mut self.changes),
             extents: std::mem::take(&mut self.extents),
             writes: self.writes.take(),
+            request: self.request.take(),
         };
         let reserved = self.reserved.take().expect("only a commit takes them, and ends it");
         self.core.commit(joining, reserved)

@@ -40,6 +40,15 @@ pub struct Geometry {
     pub segment_count: u32,
 }
 
+/// A request that is replayed if its process is killed before its answer was noted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestId {
+    /// A small number, of which no two requests that are under way have the same.
+    pub slot: u32,
+    /// The number of the request, which does not come again.
+    pub unique: u64,
+}
+
 /// What an open journal asks of, and tells, its owner.
 pub trait JournalClient: Send + Sync {
     /// Every context up to `seq` is durable *and a durable log record says so*: what they freed may
@@ -52,6 +61,9 @@ pub trait JournalClient: Send + Sync {
     /// Segments that the home store gave back; the map that still named them is no longer durable
     /// anywhere. Must not call into the journal.
     fn release_home_segments(&self, segments: &[u32]);
+    /// A transaction for this request joins the context `seq`, which is not durable before this
+    /// returns. Must not call into the journal.
+    fn joins(&self, _request: RequestId, _seq: Seq) {}
 }
 
 /// The owner of a journal in which nothing is changed: it has no segments to give, and nothing to

@@ -9,8 +9,9 @@ use ferry_device::{AlignedBuf, BlockDevice, FileDevice, Io, MemDevice};
 use ferry_env::Env;
 use ferry_journal::*;
 use ferry_sim::device::{SimDevice, SimRng, sim_env};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 fn extent(offset: u64, fill: u8) -> DataExtent {
     let mut buf = AlignedBuf::zeroed(4096);
@@ -266,4 +267,66 @@ fn the_durable_point_of_a_torn_record_covers_the_data_before_it() {
             || newest.as_ref().is_ok_and(|s| *s >= acknowledged),
         "{newest:?}"
     );
+}
+
+/// Looks whether a context can become durable while its owner hears what joins it.
+struct Listening {
+    owner: Arc<common::Owner>,
+    journal: OnceLock<Weak<Journal>>,
+    heard: Mutex<Vec<(RequestId, Seq)>>,
+    forced: Mutex<Vec<std::thread::JoinHandle<()>>>,
+}
+
+impl JournalClient for Listening {
+    fn durable_point(&self, seq: Seq) {
+        self.owner.durable_point(seq);
+    }
+    fn failed(&self, error: &JournalError) {
+        self.owner.failed(error);
+    }
+    fn take_home_segment(&self) -> Option<u32> {
+        self.owner.take_home_segment()
+    }
+    fn release_home_segments(&self, segments: &[u32]) {
+        self.owner.release_home_segments(segments);
+    }
+    fn joins(&self, request: RequestId, seq: Seq) {
+        let journal = self.journal.get().and_then(Weak::upgrade).unwrap();
+        let forcing = Arc::clone(&journal);
+        let forced = std::thread::spawn(move || force(&forcing, seq).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!forced.is_finished() && journal.durable() < seq, "it is durable too early");
+        self.heard.lock().unwrap().push((request, seq));
+        self.forced.lock().unwrap().push(forced);
+    }
+}
+
+#[test]
+fn the_owner_hears_of_a_request_before_its_change_is_durable() {
+    let geo = geometry(256 * 1024, 256);
+    let dev: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(device_len(&geo)));
+    Journal::format(&dev, &geo, &[0, 1, 2, 3], &Env::real()).unwrap();
+    let listening = Arc::new(Listening {
+        owner: common::Owner::new(&geo, &[0, 1, 2, 3]),
+        journal: OnceLock::new(),
+        heard: Mutex::default(),
+        forced: Mutex::default(),
+    });
+    let (journal, _) =
+        Journal::open(dev, geo, options(false), Env::real(), listening.clone()).unwrap();
+    let journal = Arc::new(journal);
+    listening.journal.set(Arc::downgrade(&journal)).unwrap();
+    let mut expected = Vec::new();
+    for unique in 1..4 {
+        // The context is not empty, so it could be sealed at any time.
+        put(&journal, b"other", b"value");
+        let mut txn = journal.begin(credits(1, 10)).unwrap();
+        txn.put(b"key", &[unique as u8]);
+        let request = RequestId { slot: 7, unique };
+        txn.set_request(Some(request));
+        expected.push((request, txn.commit()));
+        listening.forced.lock().unwrap().drain(..).for_each(|forced| forced.join().unwrap());
+        assert!(journal.durable() >= expected.last().unwrap().1);
+    }
+    assert_eq!(*listening.heard.lock().unwrap(), expected);
 }

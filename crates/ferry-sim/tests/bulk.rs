@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-const ME: InProcess = InProcess { uid: 0, gid: 0, umask: 0, caller: 0, ack: None };
+const ME: InProcess = InProcess::ROOT;
 
 fn open(device: &Arc<SimDevice>, background: bool) -> Arc<LocalFs> {
     let options = FsOptions { background, ..FsOptions::default() };

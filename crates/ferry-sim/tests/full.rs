@@ -13,7 +13,7 @@ use ferry_fs::{ioctl, mkfs};
 use ferry_sim::device::{Op, SimDevice};
 use std::sync::{Arc, Mutex};
 
-const ME: InProcess = InProcess { uid: 0, gid: 0, umask: 0, caller: 0, ack: None };
+const ME: InProcess = InProcess::ROOT;
 const VOLUME: u64 = 48 << 20;
 const ROUNDS: u32 = 6;
 const PEOPLE: u64 = 4;

@@ -5,6 +5,7 @@ use crate::api::types::{
 };
 use ferry_device::ReadRing;
 use ferry_env::activity::{self, Layer};
+use ferry_journal::RequestId;
 use std::marker::PhantomData;
 use std::time::Duration;
 
@@ -116,6 +117,10 @@ pub trait Park {
     fn early_ack(&self) -> Option<EarlyAck> {
         None
     }
+    /// The number of the request, if the next process replays it should this one be killed.
+    fn request(&self) -> Option<RequestId> {
+        None
+    }
 }
 
 /// A request whose answer comes later. Dropping it without an answer answers `EIO`.
@@ -207,5 +212,10 @@ impl Cx<'_> {
     /// Says whether the change was acknowledged before it came here, and how. Never, with a mount.
     pub(crate) fn early_ack(&self) -> Option<EarlyAck> {
         self.park.early_ack()
+    }
+
+    /// The number of the request, if it may be replayed.
+    pub(crate) fn request(&self) -> Option<RequestId> {
+        self.park.request()
     }
 }

@@ -53,6 +53,7 @@ enum Call {
     Opened(u64, Ino, u32),
     Closed(u64),
     Tree(u64),
+    Joins(u32, u64, u64),
 }
 
 fn call() -> impl Strategy<Value = Call> {
@@ -66,6 +67,7 @@ fn call() -> impl Strategy<Value = Call> {
         2 => (1..4_u64, ino(), 0..3_u32).prop_map(|(fh, ino, uid)| Call::Opened(fh, ino, uid)),
         2 => (1..4_u64).prop_map(Call::Closed),
         1 => (1..9_u64).prop_map(Call::Tree),
+        3 => (0..3_u32, 1..99_u64, 1..9_u64).prop_map(|(slot, id, seq)| Call::Joins(slot, id, seq)),
     ]
 }
 
@@ -75,6 +77,7 @@ struct Model {
     inodes: BTreeMap<Ino, (u32, u32, u64)>,
     files: BTreeMap<u64, (Ino, u32)>,
     trees: Vec<u64>,
+    changes: BTreeMap<u32, (u64, u64)>,
 }
 
 impl Model {
@@ -100,6 +103,7 @@ impl Model {
             Call::Opened(fh, ino, uid) => drop(self.files.insert(fh, (ino, uid))),
             Call::Closed(fh) => drop(self.files.remove(&fh)),
             Call::Tree(number) => self.trees.push(number),
+            Call::Joins(slot, unique, seq) => drop(self.changes.insert(slot, (unique, seq))),
         }
     }
 
@@ -116,10 +120,14 @@ impl Model {
             uid: file.1,
             flags: 7,
         };
+        let is_made = |(_, (_, seq)): &(&u32, &(u64, u64))| *seq <= RECOVERED;
+        let request =
+            |(slot, (unique, _)): (&u32, &(u64, u64))| RequestId { slot: *slot, unique: *unique };
         Left {
             inodes: self.inodes.iter().map(inode).collect(),
             files: self.files.iter().map(file).collect(),
             trees: (3, self.trees.clone()),
+            made: self.changes.iter().filter(is_made).map(request).collect(),
         }
     }
 }
@@ -137,6 +145,7 @@ fn make(known: &Known<Recorded>, call: Call) {
         }
         Call::Closed(fh) => known.closed(fh),
         Call::Tree(number) => known.add_tree(number),
+        Call::Joins(slot, unique, seq) => known.joins(RequestId { slot, unique }, seq),
     }
 }
 
@@ -159,10 +168,13 @@ proptest! {
             for stores in first..=known.memory.stores() {
                 let found = left_in(&known.memory.after(stores), RECOVERED).map(sorted);
                 let found = found.expect("it has all of it");
-                // A file that takes the place of another one: for a moment there is none.
+                // A file that takes the place of another one: for a moment there is none. So it is
+                // with requests.
                 let mut without = before.clone();
-                if let Call::Opened(number, ..) = call {
-                    without.files.retain(|file| file.fh != number);
+                match call {
+                    Call::Opened(number, ..) => without.files.retain(|file| file.fh != number),
+                    Call::Joins(number, ..) => without.made.retain(|made| made.slot != number),
+                    _ => {}
                 }
                 let is_fine = found == before || found == after || found == without;
                 prop_assert!(is_fine, "{call:?} after {stores}: {found:?}, {before:?}, {after:?}");

@@ -14,6 +14,7 @@ use crate::local::handles::Handle;
 use crate::local::local_fs::LocalFs;
 use crate::posix::is_dir;
 use crate::session_store::SessionStore;
+use ferry_journal::RequestId;
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -240,6 +241,7 @@ impl LocalFs {
         let lost = left.inodes.iter().filter(has_lost).map(|inode| inode.ino);
         let lost: HashSet<Ino> = lost.collect();
         self.adopt_all(&carried, &lost)?;
+        self.note_made(&left.made);
         self.handles.begin_epoch(self.env.entropy.next_u64() as u32);
         let mut directories = Vec::new();
         for ino in &lost {
@@ -261,6 +263,15 @@ impl LocalFs {
         );
         *self.stale.lock() = Some(left.inodes.iter().map(|inode| inode.ino).collect());
         Ok(Some(carried))
+    }
+
+    /// The next process must know of them, too, should this one be killed before they are answered.
+    fn note_made(&self, made: &[RequestId]) {
+        if let Some(known) = &self.options.known {
+            made.iter().for_each(|request| known.joins(*request, 0));
+        }
+        let first = self.made_before.set(made.iter().map(|request| request.unique).collect());
+        debug_assert!(first.is_ok(), "a process takes over once");
     }
 
     /// Takes over what the process before knew. The volume was opened with

@@ -32,8 +32,9 @@ use ferry_device::BlockDevice;
 use ferry_env::Env;
 use ferry_journal::{FAST_FLUSH, FlushPolicy, Journal, LogOptions, Recovered, Seq, Transaction};
 use parking_lot::{Mutex, RwLock};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// The kernel itself makes every change to a local mount: what it cached stays right.
@@ -194,6 +195,8 @@ pub struct LocalFs {
     pub(crate) lost_names: LostNames,
     /// What the kernel must forget when it can be told, because a process before was killed.
     pub(crate) stale: Mutex<Option<Vec<Ino>>>,
+    /// Requests whose changes a process before has made that was killed: they are replayed.
+    pub(crate) made_before: OnceLock<HashSet<u64>>,
     pub(crate) closed: Mutex<bool>,
 }
 

@@ -10,6 +10,12 @@
 //! * Its sequence number joins its transaction. So if a crash leaves the number, it leaves the
 //!   change too, and all changes of the session before it.
 //! * Its space comes from a reservation (`space/reservation.rs`).
+//!
+//! A change of a request that is replayed after a kill of the process ([`RequestId`]) notes the
+//! context that it joins, in memory that outlives the process. So the next process knows whether
+//! it was made ([`LocalFs::was_made`]): if it was, the replay gives the answer and changes nothing.
+//! Changes that may as well be made twice note nothing: write, fallocate, copies, a change of
+//! attributes or of size, a file without a name.
 
 use crate::api::{Cx, EarlyAck, Ino, ReservationId, SessionSeq, Timestamp};
 use crate::credits::{SESSION_BYTES, with_seq};
@@ -20,7 +26,7 @@ use crate::local::local_fs::{LocalFs, errno};
 use crate::store::data_store::Busy;
 use ferry_env::activity::{self, Layer};
 use ferry_env::planted::{Bug, is_planted};
-use ferry_journal::{Completion, Credits, Seq, Transaction};
+use ferry_journal::{Completion, Credits, RequestId, Seq, Transaction};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 
@@ -34,22 +40,25 @@ pub(crate) struct How {
     pub(crate) busy: Busy,
     /// What its maker was told before it came here.
     pub(crate) ack: Option<EarlyAck>,
+    /// The request that it is, if that may be replayed.
+    pub(crate) request: Option<RequestId>,
 }
 
 impl How {
     /// On a thread that may wait.
     pub(crate) fn waiting(ack: Option<EarlyAck>) -> Self {
-        Self { busy: Busy::Wait, ack }
+        Self { busy: Busy::Wait, ack, request: None }
     }
 
     /// Not acknowledged early.
     pub(crate) fn unacknowledged(busy: Busy) -> Self {
-        Self { busy, ack: None }
+        Self { busy, ack: None, request: None }
     }
 
-    /// A step of the change that is not its last: the sequence number joins the last one.
+    /// A step of the change that is not its last: the numbers of the change join the last one.
     pub(crate) fn without_seq(self) -> Self {
-        Self { ack: self.ack.map(|ack| EarlyAck { seq: None, ..ack }), ..self }
+        let ack = self.ack.map(|ack| EarlyAck { seq: None, ..ack });
+        Self { ack, request: None, ..self }
     }
 
     /// Where the change takes its space from.
@@ -64,7 +73,7 @@ impl LocalFs {
     pub(crate) fn how(&self, cx: &Cx) -> How {
         let ack = cx.early_ack();
         let busy = if ack.is_some() { Busy::Wait } else { self.patience(cx) };
-        How { busy, ack }
+        How { busy, ack, request: cx.request() }
     }
 
     /// The time of a change.
@@ -76,9 +85,13 @@ impl LocalFs {
     /// reserves log space. [`FsError::WouldWait`] if it would have to wait for that and the caller
     /// must not.
     pub(crate) fn begin(&self, how: How, credits: Credits) -> Result<Transaction<'_>, FsError> {
-        let begin = |credits| match how.busy {
-            Busy::Refuse => self.journal.try_begin(credits)?.ok_or(FsError::WouldWait),
-            Busy::Wait | Busy::Skip => Ok(self.journal.begin(credits)?),
+        let begin = |credits| {
+            let mut txn = match how.busy {
+                Busy::Refuse => self.journal.try_begin(credits)?.ok_or(FsError::WouldWait)?,
+                Busy::Wait | Busy::Skip => self.journal.begin(credits)?,
+            };
+            txn.set_request(how.request);
+            Ok(txn)
         };
         let Some(SessionSeq { session, seq }) = how.ack.and_then(|ack| ack.seq) else {
             return begin(credits);
@@ -93,6 +106,15 @@ impl LocalFs {
         let mut txn = begin(with_seq(credits))?;
         txn.put(&keys::mark(session), &Number(seq).encode());
         Ok(txn)
+    }
+
+    /// Whether the process before has made this change, durably, and was killed before its answer
+    /// was noted. Nothing has happened behind it that its maker could see: its kernel holds others
+    /// off until the answer comes.
+    pub(crate) fn was_made(&self, how: How) -> bool {
+        how.request.is_some_and(|request| {
+            self.made_before.get().is_some_and(|made| made.contains(&request.unique))
+        })
     }
 
     /// Refuses a change that adds to the metadata if there is no room, and none reserved for it.

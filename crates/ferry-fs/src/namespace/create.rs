@@ -87,7 +87,8 @@ impl LocalFs {
                 Found::Present(_, target) => {
                     let inode = self.target(parent, target.ino)?;
                     self.count_lookup(&inode);
-                    return Ok(Made::Exists(inode));
+                    let was_made = self.was_made(how);
+                    return Ok(if was_made { Made::New(inode) } else { Made::Exists(inode) });
                 }
                 found => found.absent()?,
             };

@@ -45,6 +45,9 @@ impl LocalFs {
             _ => check_name(name)?,
         }
         self.writable()?;
+        if self.was_made(how) {
+            return Ok(());
+        }
         let dir = self.table.need(parent)?;
         loop {
             let child = self.glance(&dir, name)?.ok_or(errno(libc::ENOENT))?;

@@ -71,6 +71,9 @@ impl LocalFs {
             return Err(errno(libc::EINVAL));
         }
         self.writable()?;
+        if self.was_made(how) {
+            return Ok(());
+        }
         let dirs = (self.table.need(parent)?, self.table.need(new_parent)?);
         loop {
             let from = Side { dir: &dirs.0, name, inode: self.glance(&dirs.0, name)? };

@@ -119,7 +119,8 @@ impl LocalFs {
         request: impl FnOnce(&Self, &Cx) -> Answer<T> + Send + 'static,
     ) -> Answer<T> {
         let Cx { uid, gid, umask, pid: caller, .. } = *cx;
-        let caller = InProcess { uid, gid, umask, caller, ack: cx.early_ack() };
+        let caller =
+            InProcess { uid, gid, umask, caller, ack: cx.early_ack(), request: cx.request() };
         let progress = Arc::new(Mutex::new(Progress::Waiting));
         let given_up = self.when_given_up(&progress);
         let parked: Parked<Reply> = cx.park_in(Layer::Pool, Some(given_up));

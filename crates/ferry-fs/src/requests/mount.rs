@@ -18,7 +18,7 @@ use ferry_env::Env;
 use ferry_journal::{Credits, Journal, JournalError, JournalOptions, Recovered};
 use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// The home store's cache takes a quarter of the memory, and no more than this. It has its size
 /// from when the volume is opened.
@@ -150,6 +150,7 @@ impl LocalFs {
             host: RwLock::new(None),
             lost_names: LostNames::default(),
             stale: Mutex::new(None),
+            made_before: OnceLock::new(),
             closed: Mutex::new(false),
             options,
         });

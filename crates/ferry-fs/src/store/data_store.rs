@@ -27,7 +27,7 @@ use crate::store::removed::Removed;
 use crate::store::signal::Signal;
 use ferry_device::BlockDevice;
 use ferry_env::Env;
-use ferry_journal::{Geometry, Journal, JournalClient, JournalError, Seq};
+use ferry_journal::{Geometry, Journal, JournalClient, JournalError, RequestId, Seq};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -469,6 +469,12 @@ impl JournalClient for DataStore {
 
     fn release_home_segments(&self, segments: &[u32]) {
         self.space.release_home(segments);
+    }
+
+    fn joins(&self, request: RequestId, seq: Seq) {
+        if let Some(known) = &self.options.known {
+            known.joins(request, seq.0);
+        }
     }
 }
 

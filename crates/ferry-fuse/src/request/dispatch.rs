@@ -9,7 +9,7 @@ use ferry_device::ReadRing;
 use ferry_env::activity::{self, Layer};
 use ferry_fs::{
     Answer, Complete, Cx, Errno, FileLock, Filesystem, Host, Ino, Interrupt, Park, RenameFlags,
-    Reply, Stop, ToForget, ioctl,
+    Reply, RequestId, Stop, ToForget, ioctl,
 };
 
 use crate::abi::{self, InHeader};
@@ -70,6 +70,8 @@ pub(crate) struct Dispatcher {
 pub(crate) struct Origin<'a> {
     pub(crate) port: &'a Arc<dyn AnswerPort>,
     pub(crate) slot: u32,
+    /// Its number, if it is replayed when this process is killed.
+    pub(crate) replayed: Option<RequestId>,
     pub(crate) counters: &'a ThreadCounters,
     /// The thread's ring, if it reads devices.
     pub(crate) reads: Option<&'a dyn ReadRing>,
@@ -138,6 +140,7 @@ impl Dispatcher {
             port: from.port,
             unique: head.unique,
             slot: from.slot,
+            replayed: from.replayed,
             form,
             pid: head.pid,
             begun,

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use ferry_device::ReadRing;
 use ferry_env::activity::Waiting;
-use ferry_fs::{Complete, Errno, Interrupt, Park, Reply};
+use ferry_fs::{Complete, Errno, Interrupt, Park, Reply, RequestId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::abi::op;
@@ -361,6 +361,7 @@ pub(crate) struct RequestParker<'a> {
     pub(crate) port: &'a Arc<dyn AnswerPort>,
     pub(crate) unique: u64,
     pub(crate) slot: u32,
+    pub(crate) replayed: Option<RequestId>,
     pub(crate) form: AnswerForm,
     /// The process that asks; 0: unknown.
     pub(crate) pid: u32,
@@ -396,6 +397,10 @@ impl Park for RequestParker<'_> {
 
     fn read_ring(&self) -> Option<&dyn ReadRing> {
         self.reads
+    }
+
+    fn request(&self) -> Option<RequestId> {
+        self.replayed
     }
 }
 

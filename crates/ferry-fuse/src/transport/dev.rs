@@ -206,7 +206,8 @@ impl DeviceWorker {
         let body = &self.request.bytes()[IN_HEADER..len];
         let args = RequestArgs::split(head.opcode, self.dispatcher.setxattr_ext, body);
         let answer = self.answer.bytes();
-        let origin = Origin { port: &self.port, slot: 0, counters: &self.counters, reads: None };
+        let (port, counters) = (&self.port, &self.counters);
+        let origin = Origin { port, slot: 0, replayed: None, counters, reads: None };
         match self.dispatcher.serve(head, args, &mut answer[OUT_HEADER..], &origin) {
             ServeResult::Answer(AnswerBody::Out(n)) => {
                 let total = OUT_HEADER + n;

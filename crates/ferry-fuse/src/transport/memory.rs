@@ -92,6 +92,11 @@ unsafe impl Send for QueueMemory {}
 // SAFETY: the same.
 unsafe impl Sync for QueueMemory {}
 
+/// The number of a slot among those of all queues.
+pub(super) fn slot_number(queue: u16, slot: usize) -> usize {
+    usize::from(queue) * SLOTS_MAX + slot
+}
+
 fn len_of(queues: usize) -> usize {
     PAGE + queues * (PAGE + SLOTS_MAX * (HEADER + IO_MAX))
 }
@@ -198,7 +203,7 @@ impl QueueMemory {
     pub(crate) fn slot(self: &Arc<Self>, queue: u16, slot: usize) -> RequestSlot {
         assert!(usize::from(queue) < self.queues && slot < SLOTS_MAX, "there is such a slot");
         self.count(queue).fetch_max(slot as u64 + 1, Ordering::AcqRel);
-        let number = usize::from(queue) * SLOTS_MAX + slot;
+        let number = slot_number(queue, slot);
         let headers = PAGE + self.queues * PAGE;
         let payloads = headers + self.queues * SLOTS_MAX * HEADER;
         // SAFETY: both lie in the mapping, whose first byte is not at zero.

@@ -39,13 +39,13 @@ use std::time::Duration;
 
 use ferry_device::ReadRing;
 use ferry_env::activity;
-use ferry_fs::Ino;
+use ferry_fs::{Ino, RequestId};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::memory::{QueueMemory, QueuePage, RequestSlot, SLOTS_MAX, SlotHolds};
+use super::memory::{QueueMemory, QueuePage, RequestSlot, SLOTS_MAX, SlotHolds, slot_number};
 use super::placement::{Loads, Placement};
 use super::reads::DeviceReads;
 use crate::abi::{
@@ -838,7 +838,10 @@ impl QueueRing {
             .min(URING_RING_ENT - URING_OP_IN);
         let fixed = &headers[URING_OP_IN..URING_OP_IN + fixed_len];
         let (counters, reads) = (&*from.counters, Some(&*reads as &dyn ReadRing));
-        let origin = Origin { port, slot: number as u32, counters, reads };
+        let replayed =
+            RequestId { slot: slot_number(from.queue.number, number) as u32, unique: head.unique };
+        let (slot_of, replayed) = (number as u32, Some(replayed));
+        let origin = Origin { port, slot: slot_of, replayed, counters, reads };
         let bulk = is_bulk(head.opcode);
         let outcome = if bulk {
             from.dispatcher.serve(&head, RequestArgs { fixed, data: &[] }, payload, &origin)

@@ -3,7 +3,7 @@
 use crate::completion::Countdown;
 use crate::log::format::{EXTENT_ENTRY, LOG_BLOCK, blocks_for};
 use crate::log::record::{ExtentEntry, entry_len};
-use crate::types::{Change, Changes, Key};
+use crate::types::{Change, Changes, Key, RequestId};
 use crate::view::layers::{Layer, View};
 use crate::{JournalError, Seq};
 use parking_lot::Mutex;
@@ -109,6 +109,7 @@ pub struct Joining {
     pub changes: Changes,
     pub extents: Vec<ExtentEntry>,
     pub writes: Option<Arc<TransactionWrites>>,
+    pub request: Option<RequestId>,
 }
 
 impl Joining {

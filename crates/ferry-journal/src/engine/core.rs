@@ -249,6 +249,9 @@ impl Core {
             if first {
                 head.since = self.env.clock.monotonic();
             }
+            if let Some(request) = joining.request {
+                self.client.joins(request, seq);
+            }
             let held = head.held + reserved;
             let needed = head.join(joining);
             head.held = needed;
@@ -270,6 +273,7 @@ impl Core {
             changes: std::mem::replace(changes, second),
             extents: Vec::new(),
             writes: None,
+            request: None,
         };
         let room = (first.payload().div_ceil(BLOCK_PAYLOAD as u64) + 1) * LOG_BLOCK as u64;
         if first.changes.is_empty() || !self.space.try_take(room, true) {

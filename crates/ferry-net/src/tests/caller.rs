@@ -50,7 +50,9 @@ impl InProcess {
     ) -> Result<T, Errno> {
         let Self { uid, gid, umask, caller, ack } = *self;
         if sim::current().is_none() {
-            return ferry_fs::InProcess { uid, gid, umask, caller, ack }.call(request);
+            let me =
+                ferry_fs::InProcess { uid, gid, umask, caller, ack, ..ferry_fs::InProcess::ROOT };
+            return me.call(request);
         }
         let (tell, told) = oneshot::channel();
         let waiter = Waiter { end: Mutex::new(Some(tell)), ack };

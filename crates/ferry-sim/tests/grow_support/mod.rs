@@ -10,7 +10,7 @@ use ferry_sim::device::sim_env;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub const ME: InProcess = InProcess { uid: 0, gid: 0, umask: 0, caller: 0, ack: None };
+pub const ME: InProcess = InProcess::ROOT;
 
 pub type Files = BTreeMap<String, Vec<u8>>;
 

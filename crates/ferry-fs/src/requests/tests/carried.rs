@@ -2,8 +2,8 @@
 //! as it was.
 
 use super::*;
-use crate::Carried;
 use crate::inode::table::InodeSource;
+use crate::{Carried, RequestId};
 use std::sync::atomic::Ordering;
 
 /// The process ends in order, and the next one goes on with what it carries.
@@ -290,4 +290,78 @@ fn a_directory_that_has_lost_names_says_so_to_each_program_that_was_there() {
     }
     assert!(world.lookup(ROOT, "lost").unwrap().is_none());
     world.check();
+}
+
+/// Each kind of change whose answer a replay would not get: what is there before, the change, and
+/// the error of the same change once more.
+type Change = (fn(&World) -> Done, i32);
+
+fn create_exclusively(world: &World) -> Done {
+    let flags = libc::O_RDWR | libc::O_EXCL;
+    let (_, opened) =
+        world.me.call(|cx| world.fs.create(cx, ROOT, b"created", libc::S_IFREG | 0o644, flags))?;
+    world.release(0, opened.fh);
+    Ok(())
+}
+
+fn make_anew(world: &World) -> Done {
+    world.me.call(|cx| world.fs.setxattr(cx, world.ino(ROOT, "there"), b"user.new", b"value", NEW))
+}
+
+const NEW: XattrFlags = XattrFlags { create: true, replace: false, acl_kill_sgid: false };
+
+fn remove_attribute(world: &World) -> Done {
+    world.me.call(|cx| world.fs.removexattr(cx, world.ino(ROOT, "there"), b"user.old"))
+}
+
+const CHANGES: [Change; 10] = [
+    (create_exclusively, libc::EEXIST),
+    (|world| world.mkdir(ROOT, "dir").map(drop), libc::EEXIST),
+    (|world| world.file(ROOT, "node").map(drop), libc::EEXIST),
+    (|world| world.symlink(ROOT, "symlink", "target").map(drop), libc::EEXIST),
+    (|world| world.link(world.ino(ROOT, "there"), ROOT, "linked"), libc::EEXIST),
+    (|world| world.unlink(ROOT, "file"), libc::ENOENT),
+    (|world| world.rmdir(ROOT, "empty"), libc::ENOENT),
+    (|world| world.rename((ROOT, "from"), (ROOT, "to")), libc::ENOENT),
+    (make_anew, libc::EEXIST),
+    (remove_attribute, libc::ENODATA),
+];
+
+#[test]
+fn a_change_that_was_durable_before_its_answer_was_noted_is_made_once() {
+    for (number, (change, once_more)) in CHANGES.into_iter().enumerate() {
+        for is_killed_at_once in [false, true] {
+            let (mut world, mut file) = mortal();
+            for name in ["there", "file", "from"] {
+                world.file(ROOT, name).unwrap();
+            }
+            world.mkdir(ROOT, "empty").unwrap();
+            world.setxattr(world.ino(ROOT, "there"), "user.old", b"value").unwrap();
+            let request = |unique| Some(RequestId { slot: 5, unique });
+            // It is lost with the process, and the replay makes it.
+            sync_all(&world);
+            world.me.request = request(8);
+            change(&world).unwrap();
+            killed(&mut world, &mut file);
+            change(&world).unwrap();
+            // It is there, and the replay gives its answer: in the next process, and in the one
+            // after that if the next one was killed before it noted that answer.
+            sync_all(&world);
+            let (names, inodes) = (world.list(ROOT), world.fs.counters.inodes());
+            for _ in 0..2 {
+                killed(&mut world, &mut file);
+                if is_killed_at_once {
+                    continue;
+                }
+                change(&world).unwrap_or_else(|error| panic!("change {number}: {error:?}"));
+            }
+            change(&world).unwrap();
+            assert_eq!((world.list(ROOT), world.fs.counters.inodes()), (names, inodes), "{number}");
+            // Another request, in the same slot, is another change.
+            world.me.request = request(10);
+            assert_eq!(code(change(&world)), once_more, "change {number}");
+            world.me.request = None;
+            world.check();
+        }
+    }
 }

@@ -105,7 +105,7 @@ fn create_opens_what_is_there() {
 #[test]
 fn owner_group_and_mode_of_what_is_made() {
     let mut world = World::new();
-    world.me = InProcess { uid: 10, gid: 20, umask: 0o027, caller: 0, ack: None };
+    world.me = InProcess { uid: 10, gid: 20, umask: 0o027, ..InProcess::default() };
     let dir = world.mkdir(ROOT, "dir").unwrap();
     let attr = world.attr(dir);
     assert_eq!((attr.uid, attr.gid, attr.mode), (10, 20, libc::S_IFDIR | 0o750));

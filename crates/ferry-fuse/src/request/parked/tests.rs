@@ -36,6 +36,7 @@ impl Bench {
             port: &self.port,
             unique,
             slot: 0,
+            replayed: None,
             form: AnswerForm { opcode: op::FSYNC, size: 0 },
             pid,
             reads: None,

@@ -52,7 +52,14 @@ impl Applying<'_> {
 
     fn in_process(&self) -> InProcess {
         let Caller { uid, gid, umask, pid } = self.caller;
-        InProcess { uid, gid, umask: umask & 0o777, caller: pid, ack: self.early.or(self.decided) }
+        InProcess {
+            uid,
+            gid,
+            umask: umask & 0o777,
+            caller: pid,
+            ack: self.early.or(self.decided),
+            request: None,
+        }
     }
 
     pub(in crate::server) fn call<T: FromReply>(
