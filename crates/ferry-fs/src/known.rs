@@ -14,11 +14,14 @@
 //!   and the mark goes when a context has all of it, whose number is stored before.
 //! * KNOWN-4. A change of a request that may be replayed is noted, with its context, before that
 //!   context can be durable. So what the volume has after a kill is not made twice.
+//! * KNOWN-5. The record of an inode that the kernel has forgotten is *kept* while something of the
+//!   inode may be lost, or is lost and nobody was told. A kept record has no lookups.
 //!
 //! ```text
 //! words 0..8     magic, newest context that the next process found, first tree, count of trees,
 //!                pages in use at most, whether something had no room, handles in use at most,
 //!                slots of requests in use at most
+//! words 8..11    the volume's number, the newest context in which a directory was moved
 //! TREES_AT       the numbers of snapshots, by tree
 //! FILES_AT       open files, by the lower halves of handles: handle (the key), inode, user and
 //!                flags
@@ -49,6 +52,8 @@ const PAGES_USED_AT: usize = 4;
 const FULL_AT: usize = 5;
 const FILES_USED_AT: usize = 6;
 const CHANGES_USED_AT: usize = 7;
+const VOLUME_AT: usize = 8;
+const MOVED_AT: usize = 10;
 
 const TREES_AT: usize = 512;
 const TREES_MAX: usize = 1 << 20;
@@ -81,6 +86,12 @@ pub mod inode_flag {
     pub const UNSAVED: u32 = 2;
     /// A process before has lost changes, and nobody was told.
     pub const LOST: u32 = 4;
+    /// It may be shorter, or longer, than the kernel takes it for.
+    pub const RESIZED: u32 = 8;
+    /// The kernel does not know it.
+    pub(super) const KEPT: u32 = 16;
+    /// With one of these its record is kept.
+    pub(super) const KEEPS: u32 = UNSAVED | LOST;
 }
 
 /// An open file.
@@ -110,7 +121,11 @@ pub struct KnownInode {
 /// What a process has left that was killed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Left {
-    /// The inodes that the kernel knows. Those that have lost changes have the flag LOST.
+    /// The number of its volume.
+    pub volume: [u64; 2],
+    /// A move of a directory is lost, and so may the path of anything be.
+    pub has_lost_move: bool,
+    /// The inodes that the kernel knows, and those that have lost changes: these have the flag LOST.
     pub inodes: Vec<KnownInode>,
     /// The open files.
     pub files: Vec<KnownFile>,
@@ -127,6 +142,16 @@ struct Page {
     /// Inodes in it with lookups.
     live: usize,
 }
+
+/// Records that are kept, and at how many they are looked through.
+#[derive(Debug, Default)]
+struct Kept {
+    inodes: Vec<Ino>,
+    look_at: usize,
+}
+
+/// So many records are kept without a look.
+const KEPT_MIN: usize = 256;
 
 #[derive(Debug, Default)]
 struct FreePages {
@@ -164,6 +189,7 @@ pub struct Known<W = SharedWords> {
     memory: W,
     shards: Box<[Mutex<HashMap<u64, Page>>]>,
     pages: Mutex<FreePages>,
+    kept: Mutex<Kept>,
 }
 
 /// The key of an inode.
@@ -194,7 +220,17 @@ impl<W: Words> Known<W> {
     fn on(memory: W) -> Self {
         memory.set(0, MAGIC);
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { memory, shards, pages: Mutex::default() }
+        Self { memory, shards, pages: Mutex::default(), kept: Mutex::default() }
+    }
+
+    /// It is of the volume with this number.
+    pub fn set_volume(&self, volume: [u64; 2]) {
+        (0..).zip(volume).for_each(|(at, word)| self.memory.set(VOLUME_AT + at, word));
+    }
+
+    /// A directory was moved in this context.
+    pub fn moved(&self, seq: u64) {
+        self.memory.raise(MOVED_AT, seq);
     }
 
     /// Something has no room: no process can go on from here.
@@ -241,23 +277,65 @@ impl<W: Words> Known<W> {
         };
         let (known, context) = Self::record(page.number, ino);
         let before = self.memory.get(known);
-        if before as u32 == 0 {
+        if before == 0 {
             page.live += 1;
             self.memory.set(context, 0);
         }
-        self.memory.set(known, key((before as u32).saturating_add(lookups), (before >> 32) as u32));
+        let flags = (before >> 32) as u32 & !inode_flag::KEPT;
+        self.memory.set(known, key((before as u32).saturating_add(lookups), flags));
     }
 
-    /// The kernel gives lookups back.
-    pub fn uncount(&self, ino: Ino, lookups: u64) {
+    /// The inode gets these flags, and its record is kept if the kernel does not know it.
+    pub fn lose(&self, ino: Ino, flags: u32) {
+        self.count(ino, 1);
+        self.change_flags(ino, 0, flags);
+        self.uncount(ino, 1, 0);
+    }
+
+    /// The flags of an inode.
+    pub fn flags(&self, ino: Ino) -> u32 {
+        let (block, shard) = self.shard(ino);
+        let shard = shard.lock();
+        shard.get(&block).map_or(0, |page| {
+            (self.memory.get(Self::record(page.number, ino).0) >> 32) as u32 & !inode_flag::KEPT
+        })
+    }
+
+    /// The inodes that have lost something, with their flags.
+    pub fn lost(&self) -> Vec<(Ino, u32)> {
+        let all =
+            self.shards.iter().flat_map(|shard| shard.lock().keys().copied().collect::<Vec<_>>());
+        let all = all.flat_map(|block| block * BLOCK_INODES..(block + 1) * BLOCK_INODES);
+        let flagged = all.map(|ino| (ino, self.flags(ino)));
+        flagged.filter(|(_, flags)| flags & (inode_flag::LOST | inode_flag::RESIZED) != 0).collect()
+    }
+
+    /// The kernel gives lookups back. Contexts up to `durable` are durable.
+    pub fn uncount(&self, ino: Ino, lookups: u64, durable: u64) {
         let (block, shard) = self.shard(ino);
         let mut shard = shard.lock();
         let Some(page) = shard.get_mut(&block) else { return };
         let (known, context) = Self::record(page.number, ino);
         let before = self.memory.get(known);
         let left = u64::from(before as u32).saturating_sub(lookups);
-        if before as u32 == 0 || left > 0 {
+        if left > 0 {
             return self.memory.set(known, before & !u64::from(u32::MAX) | left);
+        }
+        let flags = (before >> 32) as u32;
+        if flags & inode_flag::KEEPS != 0 || self.memory.get(context) > durable {
+            self.memory.set(known, key(0, flags | inode_flag::KEPT));
+            drop(shard);
+            return self.keep(ino, durable);
+        }
+        self.free(&mut shard, block, ino);
+    }
+
+    /// Nothing is known of the inode any more.
+    fn free(&self, shard: &mut HashMap<u64, Page>, block: u64, ino: Ino) {
+        let Some(page) = shard.get_mut(&block) else { return };
+        let (known, context) = Self::record(page.number, ino);
+        if self.memory.get(known) == 0 {
+            return;
         }
         self.memory.set(known, 0);
         self.memory.set(context, 0);
@@ -270,14 +348,49 @@ impl<W: Words> Known<W> {
         }
     }
 
-    /// Changes flags of an inode, if the kernel knows it.
+    /// The record of an inode is kept. Now and then those are freed that need not be any more.
+    fn keep(&self, ino: Ino, durable: u64) {
+        let looked_at = {
+            let mut kept = self.kept.lock();
+            kept.inodes.push(ino);
+            if kept.inodes.len() <= kept.look_at.max(KEPT_MIN) {
+                return;
+            }
+            std::mem::take(&mut kept.inodes)
+        };
+        let stay = looked_at.into_iter().filter(|ino| self.stays_kept(*ino, durable));
+        let stay: Vec<Ino> = stay.collect();
+        let mut kept = self.kept.lock();
+        kept.inodes.extend(stay);
+        kept.look_at = 2 * kept.inodes.len();
+    }
+
+    /// Whether the record is kept, and must be; it is freed if it need not be.
+    fn stays_kept(&self, ino: Ino, durable: u64) -> bool {
+        let (block, shard) = self.shard(ino);
+        let mut shard = shard.lock();
+        let Some(page) = shard.get(&block) else { return false };
+        let (known, context) = Self::record(page.number, ino);
+        let before = self.memory.get(known);
+        let flags = (before >> 32) as u32;
+        if flags & inode_flag::KEPT == 0 {
+            return false;
+        }
+        let stays = flags & inode_flag::KEEPS != 0 || self.memory.get(context) > durable;
+        if !stays {
+            self.free(&mut shard, block, ino);
+        }
+        stays
+    }
+
+    /// Changes flags of an inode that has a record.
     pub fn change_flags(&self, ino: Ino, clear: u32, add: u32) {
         let (block, shard) = self.shard(ino);
         let shard = shard.lock();
         let Some(page) = shard.get(&block) else { return };
         let (known, _) = Self::record(page.number, ino);
         let before = self.memory.get(known);
-        if before as u32 != 0 {
+        if before != 0 {
             self.memory.set(known, key(before as u32, (before >> 32) as u32 & !clear | add));
         }
     }
@@ -288,7 +401,7 @@ impl<W: Words> Known<W> {
         let shard = shard.lock();
         let Some(page) = shard.get(&block) else { return };
         let (known, context) = Self::record(page.number, ino);
-        if self.memory.get(known) as u32 != 0 && self.memory.get(context) < seq {
+        if self.memory.get(known) != 0 && self.memory.get(context) < seq {
             self.memory.set(context, seq);
         }
     }
@@ -358,17 +471,19 @@ fn left_in(memory: &impl Words, recovered: u64) -> Option<Left> {
     let recovered = if found == 0 { recovered } else { recovered.min(found - 1) };
     memory.set(FOUND_AT, recovered + 1);
     let up_to = |at, most: usize| (memory.get(at) as usize).min(most);
-    let mut left = Left::default();
+    let volume = [memory.get(VOLUME_AT), memory.get(VOLUME_AT + 1)];
+    let has_lost_move = memory.get(MOVED_AT) > recovered;
+    let mut left = Left { volume, has_lost_move, ..Left::default() };
     for page in 0..up_to(PAGES_USED_AT, PAGES_MAX) {
         let Some(block) = memory.get(BLOCKS_AT + page).checked_sub(1) else { continue };
         for ino in block * BLOCK_INODES..(block + 1) * BLOCK_INODES {
             let (known, context) = Known::<SharedWords>::record(page, ino);
             let (known, context) = (memory.get(known), memory.get(context));
-            let (lookups, mut flags) = (known as u32, (known >> 32) as u32);
+            let (lookups, mut flags) = (known as u32, (known >> 32) as u32 & !inode_flag::KEPT);
             if flags & inode_flag::UNSAVED != 0 || context > recovered {
                 flags |= inode_flag::LOST;
             }
-            if lookups != 0 {
+            if known != 0 && (lookups != 0 || flags & inode_flag::LOST != 0) {
                 left.inodes.push(KnownInode { ino, lookups, flags });
             }
         }

@@ -114,11 +114,17 @@ pub fn serve(
     uring::offer();
     let writeback = fs.writeback_cache();
     // Before the mount: if the address is in use, nothing is mounted.
-    let bound =
-        service.metrics.map(|(address, question)| Ok((address.bind("metrics=")?, question)));
-    let bound = bound.transpose()?;
-    let traced_fs = Arc::downgrade(&fs);
     let goes_on = service.before.is_some();
+    let bind = |(address, question): (&Address, _)| Ok((address.bind("metrics=")?, question));
+    let bound = match service.metrics.map(bind) {
+        // Programs use the mount.
+        Some(Err::<_, CliError>(error)) if goes_on => {
+            tracing::error!(%error, "the mount goes on without its metrics");
+            None
+        }
+        bound => bound.transpose()?,
+    };
+    let traced_fs = Arc::downgrade(&fs);
     let session = match service.before.take() {
         Some(before) => {
             // What the process before had noted counts until this one serves, and no longer.

@@ -59,11 +59,10 @@ const TRIES: Duration = Duration::from_secs(600);
 /// The same for a mount whose process was killed: the volume is on a disk of this machine.
 const TRIES_KILLED: Duration = Duration::from_secs(10);
 /// It may be a request that kills one process after the other. So deaths in a row count: one of a
-/// process that has served for less than `AT_ONCE` counts as [`AT_ONCE_DEATHS`], one behind
-/// [`IN_ORDER`] begins anew. At [`DEATHS_MAX`] the mount ends.
+/// process that has served for less than `AT_ONCE` counts as [`AT_ONCE_DEATHS`], and each second
+/// that one has served makes up for as many. At [`DEATHS_MAX`] the mount ends.
 const AT_ONCE: Duration = Duration::from_millis(300);
 const AT_ONCE_DEATHS: u32 = 120;
-const IN_ORDER: Duration = Duration::from_secs(10);
 const DEATHS_MAX: u32 = 1000;
 /// A process that has closed everything ends within this time, unless it waits in the kernel.
 const ENDS: Duration = Duration::from_millis(20);
@@ -362,14 +361,23 @@ pub fn run(daemon: bool, log: Option<&Path>) -> Result<ExitCode, CliError> {
             Ok(Served { is_ready: false, .. })
                 if !holding.things.is_empty() && clock.monotonic() < left + tries =>
             {
+                let ended = status.map_or("it was not started".into(), |status| status.to_string());
                 tracing::error!(
-                    "the volume cannot be opened now: it is tried again, and programs wait"
+                    ended,
+                    "it does not go on with the mount now: it is tried again, and programs wait"
                 );
                 if holding.rest().map_err(failed)? {
                     return Ok(code(status));
                 }
             }
             Err(error) => return Err(error),
+            Ok(Served { is_ready: false, .. }) if !holding.things.is_empty() => {
+                tracing::error!(
+                    seconds = tries.as_secs(),
+                    "no process could go on with the mount for so long: it ends"
+                );
+                return Ok(code(status));
+            }
             Ok(_) => return Ok(code(status)),
         }
     }
@@ -479,7 +487,10 @@ impl Holding {
                 let mut count = [0; 64];
                 let _taken = self.signals.read(&mut count)?;
                 self.is_to_end = true;
-                let _ended = kill_process(pid, Signal::TERM);
+                // One that is to go on with a mount is told when it can end that in order.
+                if !is_starting {
+                    let _ended = kill_process(pid, Signal::TERM);
+                }
             }
             if says {
                 // The holder outlives what goes wrong with one process.
@@ -505,11 +516,9 @@ impl Holding {
             return false;
         }
         let served_for = if served.is_ready { now - served.since } else { Duration::ZERO };
-        self.deaths = match served_for {
-            time if time < AT_ONCE => self.deaths + AT_ONCE_DEATHS,
-            time if time < IN_ORDER => self.deaths + 1,
-            _ => 1,
-        };
+        let counts = if served_for < AT_ONCE { AT_ONCE_DEATHS } else { 1 };
+        let outlived = AT_ONCE_DEATHS.saturating_mul(served_for.as_secs() as u32);
+        self.deaths = self.deaths.saturating_sub(outlived) + counts;
         if self.deaths >= DEATHS_MAX {
             tracing::error!(signal, "one process after the other was killed: the mount ends");
             return false;

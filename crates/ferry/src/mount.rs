@@ -367,7 +367,9 @@ fn await_leases(volume: &Location, opened: &Opened, env: &Env) {
 /// Whether the mount goes on if its process is killed. A store is not opened again at once after
 /// the death of its owner.
 fn survives(volume: &Location, options: &MountOptions) -> bool {
-    Holder::get().is_some() && volume.path().is_some() && !options.read_only
+    // With `writeback` the kernel would go on with the sizes that it has.
+    let kernel_sizes = options.cache == CacheMode::Writeback;
+    Holder::get().is_some() && volume.path().is_some() && !options.read_only && !kernel_sizes
 }
 
 /// Where what the kernel knows outlives this process. `None`: it ends with it.

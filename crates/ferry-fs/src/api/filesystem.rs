@@ -154,6 +154,11 @@ pub trait Filesystem: Send + Sync + 'static {
     fn keeps_pages(&self, _ino: Ino, _fh: u64) -> bool {
         false
     }
+    /// The kernel may take the file for longer than it is: what is appended goes to its end here,
+    /// wherever the kernel has put it.
+    fn finds_end(&self, _ino: Ino) -> bool {
+        false
+    }
     /// Another process goes on with the mount, and the kernel was to forget this and has not.
     fn left_to_forget(&self, _left: ToForget) {}
     /// Some regular files that the kernel knows, if there are any.

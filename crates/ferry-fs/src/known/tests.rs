@@ -88,7 +88,15 @@ impl Model {
                 if let Some(inode) = self.inodes.get_mut(&ino) {
                     inode.0 = u64::from(inode.0).saturating_sub(count) as u32;
                 }
-                self.inodes.retain(|_, inode| inode.0 > 0);
+                let must_stay =
+                    |flags: u32, newest| flags & inode_flag::KEEPS != 0 || newest > RECOVERED;
+                let was_kept = self
+                    .inodes
+                    .get(&ino)
+                    .is_some_and(|(_, flags, newest)| must_stay(*flags, *newest));
+                if !was_kept && self.inodes.get(&ino).is_some_and(|inode| inode.0 == 0) {
+                    self.inodes.remove(&ino);
+                }
             }
             Call::Flags(ino, clear, add) => {
                 if let Some((_, flags, _)) = self.inodes.get_mut(&ino) {
@@ -120,14 +128,16 @@ impl Model {
             uid: file.1,
             flags: 7,
         };
+        let is_there = |it: &KnownInode| it.lookups > 0 || it.flags & inode_flag::LOST != 0;
         let is_made = |(_, (_, seq)): &(&u32, &(u64, u64))| *seq <= RECOVERED;
         let request =
             |(slot, (unique, _)): (&u32, &(u64, u64))| RequestId { slot: *slot, unique: *unique };
         Left {
-            inodes: self.inodes.iter().map(inode).collect(),
+            inodes: self.inodes.iter().map(inode).filter(is_there).collect(),
             files: self.files.iter().map(file).collect(),
             trees: (3, self.trees.clone()),
             made: self.changes.iter().filter(is_made).map(request).collect(),
+            ..Left::default()
         }
     }
 }
@@ -135,7 +145,7 @@ impl Model {
 fn make(known: &Known<Recorded>, call: Call) {
     match call {
         Call::Count(ino, count) => known.count(ino, count),
-        Call::Uncount(ino, count) => known.uncount(ino, count),
+        Call::Uncount(ino, count) => known.uncount(ino, count, RECOVERED),
         Call::Flags(ino, clear, add) => known.change_flags(ino, clear, add),
         Call::Logged(ino, seq) => known.logged(ino, seq),
         // A number is not given to another file before it is free.
@@ -197,7 +207,7 @@ fn pages_of_inodes_that_nobody_knows_any_more_are_used_again() {
     let known = Known::on(Recorded::default());
     for block in 0..1000 {
         known.count(block * BLOCK_INODES, 1);
-        known.uncount(block * BLOCK_INODES, 1);
+        known.uncount(block * BLOCK_INODES, 1, 0);
     }
     assert_eq!(known.memory.get(PAGES_USED_AT), 1);
 }

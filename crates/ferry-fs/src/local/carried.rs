@@ -12,6 +12,7 @@ use crate::inode::residency::Remembered;
 use crate::known::{Known, KnownFile, KnownInode, inode_flag};
 use crate::local::handles::Handle;
 use crate::local::local_fs::LocalFs;
+use crate::local::lost_names;
 use crate::posix::is_dir;
 use crate::session_store::SessionStore;
 use ferry_journal::RequestId;
@@ -22,7 +23,7 @@ use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// What the encoded form begins with; the number is that of the form.
-const MAGIC: u64 = u64::from_le_bytes(*b"ferrygo1");
+const MAGIC: u64 = u64::from_le_bytes(*b"ferrygo2");
 
 /// An open file.
 #[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
@@ -75,6 +76,18 @@ pub struct Carried {
     inodes: Vec<CarriedInode>,
     errors: Vec<CarriedErrors>,
     snapshots: CarriedTrees,
+    losses: CarriedLosses,
+}
+
+/// What a process before the one that carries has lost, because it was killed.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct CarriedLosses {
+    /// Inodes, each with its flags of [`inode_flag`].
+    inodes: Vec<[u64; 2]>,
+    /// As [`LostNames::carry`](crate::local::lost_names::LostNames::carry) gives it.
+    names: Vec<u64>,
+    /// The number of the volume.
+    volume: [u64; 2],
 }
 
 /// The trees of the snapshots that programs have looked up.
@@ -104,14 +117,18 @@ impl Carried {
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
         let CarriedTrees { first, numbers } = &self.snapshots;
+        let CarriedLosses { inodes: lost, names, volume } = &self.losses;
         let counts = [self.files.len(), self.inodes.len(), self.errors.len(), numbers.len()];
-        let counts = counts.map(|n| n as u64);
+        let counts = [counts, [lost.len(), names.len(), 0, 0]].map(|part| part.map(|n| n as u64));
         let mut bytes = MAGIC.to_le_bytes().to_vec();
         bytes.extend_from_slice(counts.as_bytes());
         bytes.extend_from_slice(self.files.as_bytes());
         bytes.extend_from_slice(self.inodes.as_bytes());
         bytes.extend_from_slice(self.errors.as_bytes());
         bytes.extend_from_slice(numbers.as_bytes());
+        bytes.extend_from_slice(lost.as_bytes());
+        bytes.extend_from_slice(names.as_bytes());
+        bytes.extend_from_slice(volume.as_bytes());
         bytes.extend_from_slice(first.as_bytes());
         bytes
     }
@@ -120,12 +137,17 @@ impl Carried {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (magic, rest) = u64::read_from_prefix(bytes).ok()?;
         let ([files, inodes, errors, numbers], rest) = <[u64; 4]>::read_from_prefix(rest).ok()?;
+        let ([lost, names, ..], rest) = <[u64; 4]>::read_from_prefix(rest).ok()?;
         let (files, rest) = entries(rest, files)?;
         let (inodes, rest) = entries(rest, inodes)?;
         let (errors, rest) = entries(rest, errors)?;
         let (numbers, rest) = entries(rest, numbers)?;
+        let (lost, rest) = entries(rest, lost)?;
+        let (names, rest) = entries(rest, names)?;
+        let (volume, rest) = <[u64; 2]>::read_from_prefix(rest).ok()?;
+        let losses = CarriedLosses { inodes: lost, names, volume };
         let snapshots = CarriedTrees { first: u64::read_from_bytes(rest).ok()?, numbers };
-        (magic == MAGIC).then_some(Self { files, inodes, errors, snapshots })
+        (magic == MAGIC).then_some(Self { files, inodes, errors, snapshots, losses })
     }
 }
 
@@ -184,11 +206,26 @@ impl LocalFs {
                 errors.push(CarriedErrors { ino: inode.ino, of_contents, of_kernel });
             }
         }
-        Carried { files, inodes, errors, ..Carried::default() }
+        let lost = self.options.known.as_ref().map(|known| known.lost()).unwrap_or_default();
+        let losses = CarriedLosses {
+            inodes: lost.into_iter().map(|(ino, flags)| [ino, u64::from(flags)]).collect(),
+            names: self.lost_names.carry(),
+            volume: self.sb.number(),
+        };
+        Carried { files, inodes, errors, losses, ..Carried::default() }
+    }
+
+    /// Goes on only with the volume that the process before had.
+    fn must_be(&self, volume: [u64; 2]) -> Result<(), FsError> {
+        if volume == self.sb.number() {
+            return Ok(());
+        }
+        tracing::error!(volume = self.name, "that is another volume than the one that is mounted");
+        Err(FsError::Errno(Errno(libc::ESTALE)))
     }
 
     /// Notes all that the kernel knows where it outlives this process.
-    fn note_known(&self, carried: &Carried, lost: &HashSet<Ino>) {
+    fn note_known(&self, carried: &Carried) {
         let Some(known) = &self.options.known else { return };
         for CarriedInode { ino, lookups, flags } in &carried.inodes {
             known.count(*ino, *lookups);
@@ -196,8 +233,8 @@ impl LocalFs {
                 self.note_linkable(*ino, true);
             }
         }
-        for ino in lost {
-            known.change_flags(*ino, 0, inode_flag::LOST);
+        for [ino, flags] in &carried.losses.inodes {
+            known.lose(*ino, *flags as u32);
         }
         carried.files.iter().for_each(|file| known.opened(&file.known()));
         known.trees_begin(carried.snapshots.first);
@@ -208,15 +245,23 @@ impl LocalFs {
     /// volume was opened with [`goes_on`](crate::FsOptions::goes_on), and no request was served
     /// yet. `None`: it is of another form, or not all of it had room.
     ///
-    /// What was not durable is lost. Files that have lost changes say `EIO`, directories too.
+    /// An error: it is of another volume, or another process has had the volume since. What was not
+    /// durable is lost. Files that have lost changes say `EIO`, directories too.
     /// Requests that name an inode or a file that is not there any more get `ESTALE`. The kernel
     /// is told to forget all that it has cached, when it can be.
     pub fn take_over_left(&self, file: OwnedFd) -> Result<Option<Carried>, FsError> {
         let Some(left) = Known::left(file, self.recovered.last.0) else { return Ok(None) };
+        self.must_be(left.volume)?;
+        // A process that is killed has left something to be recovered: it has opened the volume.
+        if !self.recovered.unclean {
+            tracing::error!(volume = self.name, "another process has had the volume since");
+            return Err(FsError::Errno(Errno(libc::ESTALE)));
+        }
         let nameless = self.reclaimer.queue.lock().leftovers.clone();
         let mut carried = Carried::default();
         // The kernel knows the root without a lookup.
-        for KnownInode { ino, lookups, flags } in left.inodes.iter().filter(|it| it.ino != ROOT) {
+        let by_kernel = |it: &&KnownInode| it.ino != ROOT && it.lookups > 0;
+        for KnownInode { ino, lookups, flags } in left.inodes.iter().filter(by_kernel) {
             // What is not there any more stays known, too: its number means nothing else.
             let is_nameless = nameless.contains(ino);
             let is_linkable = is_nameless && flags & inode_flag::LINKABLE != 0;
@@ -239,20 +284,26 @@ impl LocalFs {
         carried.snapshots = CarriedTrees { first, numbers };
         let has_lost = |inode: &&KnownInode| inode.flags & inode_flag::LOST != 0;
         let lost = left.inodes.iter().filter(has_lost).map(|inode| inode.ino);
-        let lost: HashSet<Ino> = lost.collect();
-        self.adopt_all(&carried, &lost)?;
+        // Whatever is open may have lost its path.
+        let moved = carried.files.iter().filter(|_| left.has_lost_move).map(|file| file.ino);
+        let lost: HashSet<Ino> = lost.chain(moved).collect();
+        let flags = u64::from(inode_flag::LOST | inode_flag::RESIZED);
+        carried.losses.inodes = lost.iter().map(|ino| [*ino, flags]).collect();
+        carried.losses.volume = left.volume;
+        self.adopt_all(&carried)?;
         self.note_made(&left.made);
         self.handles.begin_epoch(self.env.entropy.next_u64() as u32);
-        let mut directories = Vec::new();
+        let mut directories: HashSet<Ino> = HashSet::new();
         for ino in &lost {
+            directories.insert(lost_names::VOLUME);
             let Some(inode) = self.table.get(*ino)? else { continue };
             if is_dir(inode.state.read().rec.mode) {
-                directories.push(*ino);
+                directories.insert(*ino);
             } else {
                 inode.file.errors.add(Errno(libc::EIO));
             }
         }
-        self.lost_names.note(directories);
+        self.lost_names.note(directories, left.has_lost_move);
         tracing::warn!(
             volume = self.name,
             open = carried.files.len(),
@@ -261,7 +312,8 @@ impl LocalFs {
             known = left.inodes.len(),
             "a process was killed: this one goes on from what was durable"
         );
-        *self.stale.lock() = Some(left.inodes.iter().map(|inode| inode.ino).collect());
+        // What is not lost is as the kernel has it.
+        *self.stale.lock() = Some(lost.into_iter().collect());
         Ok(Some(carried))
     }
 
@@ -277,11 +329,14 @@ impl LocalFs {
     /// Takes over what the process before knew. The volume was opened with
     /// [`goes_on`](crate::FsOptions::goes_on), and no request was served yet.
     pub fn take_over(&self, carried: &Carried) -> Result<(), FsError> {
-        self.adopt_all(carried, &HashSet::new())
+        self.must_be(carried.losses.volume)?;
+        self.lost_names.take_over(&carried.losses.names);
+        self.adopt_all(carried)
     }
 
-    fn adopt_all(&self, carried: &Carried, lost: &HashSet<Ino>) -> Result<(), FsError> {
-        self.note_known(carried, lost);
+    fn adopt_all(&self, carried: &Carried) -> Result<(), FsError> {
+        self.has_losses.store(!carried.losses.inodes.is_empty(), Ordering::Release);
+        self.note_known(carried);
         for CarriedInode { ino, lookups, flags } in &carried.inodes {
             // Beyond that it counts as known until the mount ends.
             let lookups = u64::from(*lookups).min(Remembered::MOST);
@@ -300,6 +355,37 @@ impl LocalFs {
         self.handles.restore(open.collect::<Result<_, FsError>>()?);
         self.reclaim_leftovers();
         Ok(())
+    }
+
+    /// Whether a process before has lost changes of this inode, and nobody was told.
+    pub(crate) fn has_lost(&self, ino: Ino, flag: u32) -> bool {
+        let has = |known: &Known| known.flags(ino) & flag != 0;
+        self.has_losses.load(Ordering::Acquire) && self.options.known.as_deref().is_some_and(has)
+    }
+
+    /// Somebody was told that changes of the inode are lost. The next process need not say so again,
+    /// unless a descriptor is open that was not told.
+    pub(crate) fn note_told(&self, inode: &Inode) {
+        if !self.has_lost(inode.ino, inode_flag::LOST) {
+            return;
+        }
+        let is_untold = |_, handle: &Handle| {
+            handle.inode.ino == inode.ino
+                && inode.file.errors.untold(&handle.error_cursor).is_some()
+        };
+        if let Some(known) = &self.options.known
+            && !self.handles.map(is_untold).contains(&true)
+        {
+            known.change_flags(inode.ino, inode_flag::LOST, 0);
+        }
+    }
+
+    /// The inode of a file that is about to be opened may have left memory since its changes were
+    /// lost.
+    pub(crate) fn recall_loss(&self, inode: &Inode) {
+        if inode.file.errors.is_empty() && self.has_lost(inode.ino, inode_flag::LOST) {
+            inode.file.errors.add(Errno(libc::EIO));
+        }
     }
 
     fn reopened(&self, file: &CarriedFile) -> Result<Handle, FsError> {

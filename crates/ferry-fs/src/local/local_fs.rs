@@ -193,6 +193,8 @@ pub struct LocalFs {
     pub(crate) snapshot_changes: Arc<Pool<LocalFs, SnapshotChange<LocalFs>>>,
     pub(crate) host: RwLock<Option<Arc<dyn Host>>>,
     pub(crate) lost_names: LostNames,
+    /// A process before has lost changes because it was killed.
+    pub(crate) has_losses: AtomicBool,
     /// What the kernel must forget when it can be told, because a process before was killed.
     pub(crate) stale: Mutex<Option<Vec<Ino>>>,
     /// Requests whose changes a process before has made that was killed: they are replayed.

@@ -154,7 +154,7 @@ impl LocalFs {
     /// What outlives the process says so, too. At a kill in between it may count too much.
     pub(crate) fn note_forgotten(&self, ino: Ino, count: u64) {
         if let Some(known) = &self.options.known {
-            known.uncount(ino, count);
+            known.uncount(ino, count, self.journal.durable().0);
         }
     }
 

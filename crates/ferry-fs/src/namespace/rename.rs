@@ -6,6 +6,7 @@ use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::inode::locked::Locked;
 use crate::keys::{self, Dentry, InodeRecord};
+use crate::known::inode_flag;
 use crate::local::local_fs::{LocalFs, change_entries, errno, put_inode};
 use crate::local::transaction::How;
 use crate::namespace::create::LINK_MAX;
@@ -128,6 +129,11 @@ impl LocalFs {
             Found::Present(cookie, _) => cookie,
             absent => absent.absent()?,
         };
+        // What replaces a file must be whole.
+        if victim.is_some() && !source_is_dir && self.has_lost(source.ino, inode_flag::LOST) {
+            self.note_told(source);
+            return Err(errno(libc::EIO));
+        }
         if let Some(victim) = victim {
             let kind = if source_is_dir { Kind::Directory } else { Kind::File };
             check_removable(locked.state(victim), kind)?;
@@ -343,6 +349,9 @@ impl LocalFs {
         self.committed(seq, changed);
         if directory {
             self.newest_dir_move.fetch_max(seq.0, Ordering::AcqRel);
+            if let Some(known) = &self.options.known {
+                known.moved(seq.0);
+            }
         }
     }
 }

@@ -57,6 +57,7 @@ impl LocalFs {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let bypass =
             self.bypass_alone(inode, flags, maker) || self.bypass_with_others(inode, writes);
+        self.recall_loss(inode);
         let error_cursor = inode.file.errors.sample();
         let bypassing = bypass && writes;
         let asks = flags & libc::O_DIRECT != 0;
@@ -152,6 +153,9 @@ impl LocalFs {
         handle.inode.file.errors.released(&handle.error_closed);
         handle.inode.bypassing.fetch_sub(u32::from(handle.bypassing), Ordering::SeqCst);
         handle.inode.opens.fetch_sub(1, Ordering::AcqRel);
+        if handle.inode.file.errors.is_told() {
+            self.note_told(&handle.inode);
+        }
         self.maybe_unknown(&handle.inode);
     }
 

@@ -3,10 +3,11 @@
 use crate::api::{Answer, Cx, Errno, Ino, Parked, Reply, Stop};
 use crate::error::FsError;
 use crate::inode::incore::Inode;
-use crate::known::{Known, inode_flag};
+use crate::known::inode_flag;
 use crate::local::handles::Handle;
 use crate::local::jobs::BlockingFsync;
 use crate::local::local_fs::{CacheMode, LocalFs};
+use crate::local::lost_names;
 use crate::local::pool::Work;
 use crate::local::transaction::await_context;
 use crate::store::data_store::{Busy, Dirty};
@@ -38,16 +39,6 @@ impl Work<LocalFs> for BlockingFsync<LocalFs> {
         }
         these.into_iter().for_each(|fsync| (fsync.then)(fs));
     }
-}
-
-/// The error that this handle was not told yet. If contents were lost, the next process need not
-/// say so again.
-fn tell_error(handle: &Handle, known: Option<&Known>) -> Option<Errno> {
-    let told = handle.inode.file.errors.tell(&handle.error_cursor);
-    if let (Some(_), Some(known)) = (told, known) {
-        known.change_flags(handle.inode.ino, inode_flag::LOST, 0);
-    }
-    told
 }
 
 impl LocalFs {
@@ -115,9 +106,12 @@ impl LocalFs {
 
     /// Answers once `seq` is durable, or with the handle's own error.
     fn force_for(&self, caller: Caller, handle: Arc<Handle>, seq: Seq, parked: Parked<()>) {
-        let known = self.options.known.clone();
+        let me = self.me.clone();
         let done = move |forced: Result<(), JournalError>| {
-            let pending = tell_error(&handle, known.as_deref());
+            let pending = handle.inode.file.errors.tell(&handle.error_cursor);
+            if let (Some(_), Some(fs)) = (pending, me.upgrade()) {
+                fs.note_told(&handle.inode);
+            }
             parked.complete(match (forced, pending) {
                 (_, Some(error)) => Err(error),
                 (Err(_), None) => Err(Errno(libc::EIO)),
@@ -136,8 +130,10 @@ impl LocalFs {
         }
     }
 
+    /// The error that this handle was not told yet.
     fn pending_error(&self, handle: &Handle) -> Option<Errno> {
-        tell_error(handle, self.options.known.as_deref())
+        let told = handle.inode.file.errors.tell(&handle.error_cursor);
+        told.inspect(|_| self.note_told(&handle.inode))
     }
 
     /// fsync(2) of a directory: its entries survive.
@@ -184,6 +180,10 @@ impl LocalFs {
         let inode = self.table.need(ino)?;
         if self.options.read_only {
             return Ok(Vec::new());
+        }
+        if self.has_lost(ino, inode_flag::LOST) || self.lost_names.tells(ino, cx.pid) {
+            self.note_told(&inode);
+            return Err(Errno(libc::EIO).into());
         }
         if !self.is_long(cx, [&inode]) {
             match self.commit_file(&inode, self.patience(cx)) {
@@ -258,6 +258,9 @@ impl LocalFs {
 
     /// Everything on the volume, for a request that may park.
     pub(crate) fn do_sync(&self, cx: &Cx, until: Until) -> Answer<Vec<u8>> {
+        if self.lost_names.tells(lost_names::VOLUME, cx.pid) {
+            return Err(Errno(libc::EIO).into());
+        }
         let patience = self.patience(cx);
         if patience == Busy::Wait || !self.data.would_wait_for_all() {
             match self.commit_everything(patience) {

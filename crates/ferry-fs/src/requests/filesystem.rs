@@ -5,6 +5,7 @@ use crate::api::*;
 use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::inprocess::FromReply;
+use crate::known::inode_flag;
 use crate::local::local_fs::{CacheMode, LocalFs, VALID};
 use crate::local::transaction::How;
 use crate::namespace::create::New;
@@ -286,6 +287,10 @@ impl Filesystem for LocalFs {
 
     fn keeps_pages(&self, ino: Ino, fh: u64) -> bool {
         self.is_mapped_past(ino, fh)
+    }
+
+    fn finds_end(&self, ino: Ino) -> bool {
+        self.has_lost(ino, inode_flag::RESIZED)
     }
 
     fn known_files(&self) -> Vec<Ino> {

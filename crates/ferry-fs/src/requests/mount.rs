@@ -149,12 +149,14 @@ impl LocalFs {
             snapshot_changes: Arc::default(),
             host: RwLock::new(None),
             lost_names: LostNames::default(),
+            has_losses: AtomicBool::new(false),
             stale: Mutex::new(None),
             made_before: OnceLock::new(),
             closed: Mutex::new(false),
             options,
         });
         if let Some(known) = &fs.options.known {
+            known.set_volume(fs.sb.number());
             // The kernel knows it as long as there is a mount.
             known.count(ROOT, 1);
         }

@@ -275,6 +275,10 @@ impl Filesystem for WithSnapshots {
         }
     }
 
+    fn finds_end(&self, ino: Ino) -> bool {
+        self.live.finds_end(ino)
+    }
+
     fn known_files(&self) -> Vec<Ino> {
         self.live.known_files()
     }

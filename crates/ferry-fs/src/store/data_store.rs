@@ -335,9 +335,10 @@ impl DataStore {
     pub(crate) fn note_unsaved(&self, inode: &Inode) {
         if let Some(known) = &self.options.known
             && !inode.has_flag(Inode::UNSAVED)
-            && !inode.set_flag(Inode::UNSAVED)
         {
+            // In this order: another writer that sees the flag may be answered at once.
             known.change_flags(inode.ino, 0, inode_flag::UNSAVED);
+            inode.set_flag(Inode::UNSAVED);
         }
     }
 

@@ -130,6 +130,12 @@ impl Superblock {
         }
     }
 
+    /// The volume id as two words.
+    pub(crate) fn number(&self) -> [u64; 2] {
+        let (words, _) = self.volume_id.as_chunks::<8>();
+        [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])]
+    }
+
     /// The volume id as people write it.
     pub fn id(&self) -> String {
         let hex: String = self.volume_id.iter().map(|b| format!("{b:02x}")).collect();

@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -191,6 +191,21 @@ impl QueueMemory {
         unsafe { &*self.at.as_ptr().add(COUNTS_AT + usize::from(queue) * 8).cast::<AtomicU64>() }
     }
 
+    /// Where the payload of a slot begins.
+    fn payload_at(&self, queue: u16, slot: usize) -> usize {
+        let payloads = PAGE + self.queues * (PAGE + SLOTS_MAX * HEADER);
+        payloads + slot_number(queue, slot) * IO_MAX
+    }
+
+    /// Nobody needs what the payload of this slot has: its memory goes back to the system.
+    pub(crate) fn empty_payload(&self, queue: u16, slot: usize) {
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let at = self.payload_at(queue, slot) as u64;
+        if let Err(error) = fallocate(&self.file, how, at, IO_MAX as u64) {
+            tracing::debug!(%error, "memory of a queue stays");
+        }
+    }
+
     /// The page of a queue. Only the queue's own thread asks, once.
     pub(crate) fn page(self: &Arc<Self>, queue: u16) -> QueuePage {
         assert!(usize::from(queue) < self.queues, "there is such a queue");
@@ -203,13 +218,10 @@ impl QueueMemory {
     pub(crate) fn slot(self: &Arc<Self>, queue: u16, slot: usize) -> RequestSlot {
         assert!(usize::from(queue) < self.queues && slot < SLOTS_MAX, "there is such a slot");
         self.count(queue).fetch_max(slot as u64 + 1, Ordering::AcqRel);
-        let number = slot_number(queue, slot);
-        let headers = PAGE + self.queues * PAGE;
-        let payloads = headers + self.queues * SLOTS_MAX * HEADER;
+        let headers = PAGE + self.queues * PAGE + slot_number(queue, slot) * HEADER;
         // SAFETY: both lie in the mapping, whose first byte is not at zero.
-        let (at, payload) = unsafe {
-            (self.at.add(headers + number * HEADER), self.at.add(payloads + number * IO_MAX))
-        };
+        let (at, payload) =
+            unsafe { (self.at.add(headers), self.at.add(self.payload_at(queue, slot))) };
         let slot = RequestSlot { at, payload, _memory: Arc::clone(self) };
         slot.set_parts();
         slot
@@ -344,6 +356,7 @@ impl QueuePage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
 
     const AGREED: Agreed = Agreed {
         setxattr_ext: true,
@@ -408,6 +421,24 @@ mod tests {
         drop(memory);
         let (after, _) = QueueMemory::of(other).expect("it is mapped");
         assert_eq!(Arc::new(after).page(0).next_probe(), next + 1, "numbers do not come again");
+    }
+
+    #[test]
+    fn an_emptied_payload_takes_no_memory() {
+        let memory = Arc::new(QueueMemory::new(2).expect("memory"));
+        let taken = || {
+            File::from(memory.file().expect("a descriptor"))
+                .metadata()
+                .expect("it is there")
+                .blocks()
+        };
+        let (mut slot, mut other, before) = (memory.slot(1, 3), memory.slot(1, 2), taken());
+        slot.buffers().1.fill(7);
+        other.buffers().1.fill(8);
+        assert!(taken() >= before + 2 * IO_MAX as u64 / 512);
+        memory.empty_payload(1, 3);
+        assert!(taken() < before + 2 * IO_MAX as u64 / 512);
+        assert_eq!((slot.buffers().1[IO_MAX - 1], other.buffers().1[IO_MAX - 1]), (0, 8));
     }
 
     #[test]

@@ -474,7 +474,10 @@ impl QueueRing {
             self.slots.push(self.from.memory.slot(self.from.queue.number, number));
             let unique = self.slots[number].unique();
             match self.slots[number].holds(unique) {
-                SlotHolds::Nothing => self.register(number)?,
+                SlotHolds::Nothing => {
+                    self.from.memory.empty_payload(self.from.queue.number, number);
+                    self.register(number)?;
+                }
                 _ => left.push(number),
             }
         }

@@ -365,3 +365,157 @@ fn a_change_that_was_durable_before_its_answer_was_noted_is_made_once() {
         }
     }
 }
+
+fn drop_lookup(world: &World, ino: Ino) {
+    world.fs.forget(ino, 1);
+    world.fs.table.trim(1 << 12);
+}
+
+#[test]
+fn what_the_kernel_has_forgotten_tells_of_its_losses_all_the_same() {
+    let (mut world, mut file) = mortal();
+    world.me.caller = std::process::id();
+    let dir = world.mkdir(ROOT, "dir").unwrap();
+    world.lookup(ROOT, "dir").unwrap();
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    world.write(ino, fh, 0, &[1; 50_000]).unwrap();
+    sync_all(&world);
+    // Closed and forgotten with contents that no context has; then opened and written again.
+    world.write(ino, fh, 0, &[2; 50_000]).unwrap();
+    world.release(ino, fh);
+    world.fs.forget(ino, 1);
+    world.lookup(ROOT, "file").unwrap();
+    let fh = world.open(ino).unwrap();
+    world.write(ino, fh, 0, &[3; 50_000]).unwrap();
+    world.create(dir, "lost").unwrap();
+    world.fs.forget(dir, 1);
+    killed(&mut world, &mut file);
+    assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
+    assert_eq!(code(world.me.call(|cx| world.fs.fsyncdir(cx, dir, 0, false))), libc::EIO);
+    // One that is not open: who opens it first is told, also behind another kill.
+    world.write(ino, fh, 0, &[4; 50_000]).unwrap();
+    world.release(ino, fh);
+    drop_lookup(&world, ino);
+    for _ in 0..3 {
+        killed(&mut world, &mut file);
+        world.lookup(ROOT, "file").unwrap();
+        drop_lookup(&world, ino);
+    }
+    world.lookup(ROOT, "file").unwrap();
+    let fh = world.open(ino).unwrap();
+    assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
+    fsync(&world, ino, fh).unwrap();
+    world.release(ino, fh);
+    killed(&mut world, &mut file);
+    let fh = world.open(ino).unwrap();
+    fsync(&world, ino, fh).unwrap();
+    world.check();
+}
+
+#[test]
+fn each_descriptor_is_told_of_a_loss_though_others_were_before_another_kill_or_change() {
+    for kills_again in [true, false] {
+        let (mut world, mut file) = mortal();
+        world.me.caller = std::process::id();
+        let (ino, first) = world.create(ROOT, "file").unwrap();
+        let second = world.open(ino).unwrap();
+        sync_all(&world);
+        world.write(ino, first, 0, &[2; 50_000]).unwrap();
+        world.create(ROOT, "lost").unwrap();
+        killed(&mut world, &mut file);
+        assert_eq!(code(fsync(&world, ino, first)), libc::EIO);
+        if kills_again {
+            killed(&mut world, &mut file);
+        } else {
+            go_on(&mut world);
+        }
+        assert_eq!(code(fsync(&world, ino, second)), libc::EIO);
+        fsync(&world, ino, second).unwrap();
+        assert_eq!(code(world.me.call(|cx| world.fs.fsyncdir(cx, ROOT, 0, false))), libc::EIO);
+        world.check();
+    }
+}
+
+#[test]
+fn a_sync_of_the_volume_says_once_to_each_older_program_that_something_is_lost() {
+    let (mut world, mut file) = mortal();
+    world.me.caller = std::process::id();
+    let sync = |world: &World| world.me.call(|cx| world.fs.ioctl(cx, ROOT, ioctl::SYNC, &[], 0));
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    sync(&world).unwrap();
+    killed(&mut world, &mut file);
+    sync(&world).unwrap();
+    world.write(ino, fh, 0, b"lost").unwrap();
+    killed(&mut world, &mut file);
+    assert_eq!(code(sync(&world)), libc::EIO);
+    sync(&world).unwrap();
+}
+
+#[test]
+fn a_file_that_has_lost_contents_replaces_no_other_before_that_is_told() {
+    let (mut world, mut file) = mortal();
+    let (ino, fh) = world.create(ROOT, "new").unwrap();
+    let (old, other) = world.create(ROOT, "old").unwrap();
+    world.write(old, other, 0, b"durable").unwrap();
+    sync_all(&world);
+    world.write(ino, fh, 0, b"lost").unwrap();
+    world.release(ino, fh);
+    killed(&mut world, &mut file);
+    assert_eq!(code(world.rename((ROOT, "new"), (ROOT, "old"))), libc::EIO);
+    assert_eq!(world.read(old, other, 100).unwrap(), b"durable");
+    world.rename((ROOT, "new"), (ROOT, "free")).unwrap();
+    world.rename((ROOT, "free"), (ROOT, "old")).unwrap();
+    world.check();
+}
+
+#[test]
+fn what_is_appended_to_a_file_that_has_become_shorter_goes_to_its_end() {
+    let (mut world, mut file) = mortal();
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    world.write(ino, fh, 0, b"durable").unwrap();
+    sync_all(&world);
+    world.write(ino, fh, 7, b"lost").unwrap();
+    assert!(!world.fs.finds_end(ino));
+    killed(&mut world, &mut file);
+    assert!(world.fs.finds_end(ino), "the kernel takes it for 11 bytes long");
+    go_on(&mut world);
+    assert!(world.fs.finds_end(ino));
+    assert!(!world.fs.finds_end(ROOT + 1000));
+}
+
+#[test]
+fn a_lost_move_of_a_directory_is_told_by_each_open_file() {
+    let (mut world, mut file) = mortal();
+    world.me.caller = std::process::id();
+    let dir = world.mkdir(ROOT, "dir").unwrap();
+    let (ino, fh) = world.create(dir, "file").unwrap();
+    let (parent, other) = (world.mkdir(ROOT, "a").unwrap(), world.mkdir(ROOT, "b").unwrap());
+    world.rename((ROOT, "dir"), (parent, "dir")).unwrap();
+    sync_all(&world);
+    killed(&mut world, &mut file);
+    fsync(&world, ino, fh).unwrap();
+    world.rename((parent, "dir"), (other, "dir")).unwrap();
+    killed(&mut world, &mut file);
+    assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
+    fsync(&world, ino, fh).unwrap();
+    assert_eq!(code(world.me.call(|cx| world.fs.fsyncdir(cx, dir, 0, false))), libc::EIO);
+    world.check();
+}
+
+#[test]
+fn only_the_volume_that_the_process_before_had_is_gone_on_with() {
+    let (world, file) = mortal();
+    let again = || file.try_clone().unwrap();
+    let (other, _) = mortal();
+    let known = Some(Arc::new(crate::Known::new().unwrap()));
+    let options = FsOptions { goes_on: true, known, ..world.options.clone() };
+    let carried = world.fs.carry();
+    let next = LocalFs::open(other.dev.clone(), options.clone(), Env::real()).unwrap();
+    assert_ne!(next.sb.volume_id, world.fs.sb.volume_id);
+    assert!(next.take_over_left(again()).is_err(), "another volume");
+    assert!(next.take_over(&carried).is_err());
+    // Somebody has used the volume meanwhile, and has closed it.
+    LocalFs::open(world.dev.clone(), FsOptions::default(), Env::real()).unwrap().close().unwrap();
+    let next = LocalFs::open(world.dev.clone(), options, Env::real()).unwrap();
+    assert!(next.take_over_left(again()).is_err());
+}

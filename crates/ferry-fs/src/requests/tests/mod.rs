@@ -211,6 +211,7 @@ impl Drop for World {
     }
 }
 
+#[track_caller]
 fn code<T: std::fmt::Debug>(result: Done<T>) -> i32 {
     result.expect_err("it should fail").0
 }
