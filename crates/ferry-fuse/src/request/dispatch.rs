@@ -359,8 +359,8 @@ impl Dispatcher {
         // If this kernel alone changes the file system, it has chosen the offset itself,
         // under the inode's lock; and the requests of one long asynchronous write may
         // arrive in any order. Only with other clients must the file system find the end of
-        // the file.
-        let append = append && self.remote;
+        // the file, and where the kernel takes it for longer than it is.
+        let append = append && (self.remote || fs.finds_end(ino));
         let write = |cx: &Cx<'_>| match from {
             WriteSource::Direct => {
                 let write = DirectWriteArgs { ino, fh, offset, append, kill_suidgid };

@@ -97,19 +97,29 @@ fn is_being_killed(pid: u32) -> bool {
     has_signal_but(pid, &["SigCgt:", "SigIgn:", "SigBlk:"])
 }
 
+/// Signals that do nothing unless they are handled. The kernel has them pending all the same, for
+/// all threads, while one thread has them blocked: as it starts a program, for example.
+const IGNORED: [i32; 4] = [libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH];
+
 /// Whether a signal is pending that the process handles, or that ends it.
 fn has_signal(pid: u32) -> bool {
     has_signal_but(pid, &["SigIgn:", "SigBlk:"])
 }
 
 fn has_signal_but(pid: u32, masks: &[&str]) -> bool {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+    status.map_or(true, |status| says_signal_but(&status, masks))
+}
+
+/// The same of what `/proc/PID/status` says.
+fn says_signal_but(status: &str, masks: &[&str]) -> bool {
     let mask = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
     };
-    let harmless = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
-    let harmless = harmless.iter().fold(0, |all, signal| all | 1_u64 << (signal - 1));
+    let bits = |all: &[i32]| all.iter().fold(0, |all, signal| all | 1_u64 << (signal - 1));
+    let stops = bits(&[libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU]);
+    let harmless = stops | bits(&IGNORED) & !mask("SigCgt:");
     let pending = mask("SigPnd:") | mask("ShdPnd:");
     pending & !masks.iter().fold(harmless, |all, name| all | mask(name)) != 0
 }

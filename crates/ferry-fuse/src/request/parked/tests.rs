@@ -215,3 +215,25 @@ fn the_end_of_the_mount_interrupts_ten_thousand_parked_requests() {
     assert_eq!(answers.len(), 10_000);
     assert!(answers.iter().all(|&(_, error)| error == -libc::EINTR));
 }
+
+/// The kernel has a signal pending for all threads that does nothing, while one of them has all
+/// signals blocked: a child ends while another one is started.
+#[test]
+fn a_signal_that_does_nothing_ends_no_wait() {
+    let bit = |signal: i32| 1_u64 << (signal - 1);
+    let status = |pending: u64, caught: u64| {
+        format!(
+            "SigPnd:\t0\nShdPnd:\t{pending:016x}\nSigBlk:\t0\nSigIgn:\t0\nSigCgt:\t{caught:016x}\n"
+        )
+    };
+    let handled_or_deadly = ["SigIgn:", "SigBlk:"];
+    for signal in [libc::SIGCHLD, libc::SIGCONT, libc::SIGWINCH, libc::SIGURG, libc::SIGSTOP] {
+        let pending = status(bit(signal), 0);
+        assert!(!says_signal_but(&pending, &["SigCgt:", "SigIgn:", "SigBlk:"]), "{signal}");
+        assert!(!says_signal_but(&pending, &handled_or_deadly), "{signal}");
+    }
+    let handled = status(bit(libc::SIGCHLD), bit(libc::SIGCHLD));
+    assert!(says_signal_but(&handled, &handled_or_deadly));
+    assert!(!says_signal_but(&handled, &["SigCgt:", "SigIgn:", "SigBlk:"]));
+    assert!(says_signal_but(&status(bit(libc::SIGTERM), 0), &["SigCgt:", "SigIgn:", "SigBlk:"]));
+}
