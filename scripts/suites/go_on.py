@@ -2,9 +2,9 @@
 """Real programs work on a mount while other processes go on with it again and again.
 
 usage: go_on.py FERRY DIR SECONDS [PAUSE [VOLUME]]
-       go_on.py FERRY DIR SECONDS PAUSE killed
+       go_on.py FERRY DIR SECONDS PAUSE killed [VOLUME]
 
-With `killed` the daemon is killed instead. Programs may then see EIO, ESTALE and ENOENT, and what they did not sync may
+With `killed` (VOLUME may be in a store) the daemon is killed instead. Programs may then see EIO, ESTALE and ENOENT, and what they did not sync may
 be lost. So the programs are others: some only make errors likely and are begun anew; what others have synced
 must be there, in files that are open all the time and in a database of sqlite3.
 
@@ -32,7 +32,8 @@ pause = float(sys.argv[4]) if len(sys.argv) > 4 else 0.5
 mount, log = base / "mnt", base / "log"
 where = sys.argv[5] if len(sys.argv) > 5 else None
 is_killed = where == "killed"
-where = None if is_killed else where
+if is_killed:
+    where = sys.argv[6] if len(sys.argv) > 6 else None
 is_served = where == "served"
 volume = where if where and not is_served else base / "volume.ferry"
 suites = pathlib.Path(__file__).resolve().parent

@@ -48,12 +48,15 @@ nothing_leaked() {
 open_descriptors() { find "/proc/$(daemon_of "$scratch/stress.ferry")/fd" -mindepth 1 | wc -l; }
 
 # mount_goes_on SECONDS [PAUSE [VOLUME]]: other processes go on with a mount while programs work there. VOLUME
-# may be `killed`: then the daemon is killed.
+# may be `killed`: then the daemon is killed. `killed-in-store`: that of a volume in a directory of objects.
 mount_goes_on() {
   local directory; directory=$(mktemp -d "$scratch/go-on.XXXXXX")
   # PostgreSQL has a user of its own.
   chmod 755 "$directory"
-  python3 "$repo/scripts/suites/go_on.py" "$ferry" "$directory" "$1" "${2:-0.5}" ${3:+"$3"}
+  case ${3:-} in
+    killed-in-store) set -- "$1" "$2" killed "dir://$directory/store" ;;
+  esac
+  python3 "$repo/scripts/suites/go_on.py" "$ferry" "$directory" "$1" "${2:-0.5}" "${@:3}"
 }
 
 # suite_stress SECONDS
@@ -69,4 +72,5 @@ suite_stress() {
   check "fio, git, sqlite3 and make while the mount goes on in other processes, $(($1 / 4)) s" $(($1 + 120)) mount_goes_on $(($1 / 4))
   check "the same of a mount of a server" $(($1 + 120)) mount_goes_on $(($1 / 4)) 0.5 served
   check "the same of a mount whose daemon is killed" $(($1 + 120)) mount_goes_on $(($1 / 4)) 1 killed
+  check "the same of a volume in a store" $(($1 + 120)) mount_goes_on $(($1 / 4)) 1 killed-in-store
 }

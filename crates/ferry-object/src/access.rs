@@ -125,6 +125,14 @@ pub(crate) struct Origin {
     pub codec: Codec,
 }
 
+/// The beginning of an object.
+pub(crate) struct Begun {
+    pub front: Front,
+    pub table: Vec<u8>,
+    /// All of a small object.
+    pub whole: Option<Arc<Vec<u8>>>,
+}
+
 impl Access {
     /// Access to a store, for one that makes or opens a volume.
     pub fn new(
@@ -331,6 +339,11 @@ impl Access {
 
     /// Front and table of an object.
     pub fn table(&self, name: &str) -> Result<(Front, Vec<u8>), ObjectError> {
+        self.read_table(name).map(|Begun { front, table, .. }| (front, table))
+    }
+
+    /// The same, and the whole object if it is small.
+    pub fn read_table(&self, name: &str) -> Result<Begun, ObjectError> {
         let mut bytes = self.get(name, Some(0..TABLE_READ))?;
         let front = Front::decode(&self.codec, name, &bytes)?;
         let end = front.table_end();
@@ -338,7 +351,9 @@ impl Access {
             bytes.extend(self.get(name, Some(TABLE_READ..end))?);
         }
         let table = front.table(&bytes)?;
-        Ok((front, table))
+        bytes.shrink_to_fit();
+        let whole = ((bytes.len() as u64) < TABLE_READ).then(|| Arc::new(bytes));
+        Ok(Begun { front, table, whole })
     }
 
     /// Whether the object exists.

@@ -55,7 +55,10 @@ pub(crate) struct Codec {
 }
 
 /// The key of a volume, in the form from which the keys of objects follow.
-pub(crate) struct VolumeKey(Prk);
+pub(crate) struct VolumeKey {
+    from: Prk,
+    secret: Zeroizing<[u8; KEY_LEN]>,
+}
 
 /// It shows nothing of the key.
 impl fmt::Debug for VolumeKey {
@@ -69,13 +72,19 @@ pub(crate) const KEY_LEN: usize = 32;
 
 impl VolumeKey {
     pub fn new(key: &Zeroizing<[u8; KEY_LEN]>, volume: &Id) -> Self {
-        Self(Salt::new(HKDF_SHA256, volume).extract(&key[..]))
+        let from = Salt::new(HKDF_SHA256, volume).extract(&key[..]);
+        Self { from, secret: key.clone() }
+    }
+
+    /// The key itself.
+    pub fn secret(&self) -> &[u8; KEY_LEN] {
+        &self.secret
     }
 
     /// The key of an object.
     pub fn object(&self, id: &Id) -> ObjectKey {
         let info = [&b"object"[..], id];
-        let expanded = self.0.expand(&info, &AES_256_GCM);
+        let expanded = self.from.expand(&info, &AES_256_GCM);
         ObjectKey(LessSafeKey::new(UnboundKey::from(
             expanded.expect("a key of AES-256 is shorter than what HKDF can give"),
         )))

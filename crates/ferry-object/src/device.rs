@@ -36,8 +36,8 @@ use crate::runs::Run;
 use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
 use crate::store::{Store, exists};
 use crate::volume::{
-    Chain, Claimant, Ownership, Shards, Volume, VolumeOptions, claim, identify, make, observe,
-    observe_snapshot, owner_of, read_pinned,
+    Chain, Claimant, LogRead, Ownership, Shards, Volume, VolumeOptions, claim, identify, make,
+    observe, observe_snapshot, owner_of, read_pinned,
 };
 use crate::warming::Warming;
 use ferry_device::{
@@ -54,6 +54,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 use std::time::Duration;
+use zeroize::Zeroizing;
 
 /// How a device uses the store.
 #[derive(Clone, Copy, Debug)]
@@ -185,6 +186,8 @@ pub struct ObjectDevice {
     /// Number of the next data object or shard of this owner.
     pub(crate) next_object: AtomicU64,
     pub(crate) fronts: Mutex<HashMap<ObjectRef, Arc<Front>>>,
+    /// What was read of the log when the volume was opened, until a root has it.
+    pub(crate) log_read: Mutex<LogRead>,
     /// For snapshots that are opened beside the volume, once there was one.
     beside: Mutex<Option<Arc<dyn Executor>>>,
     pub(crate) cache: OnceLock<Arc<DiskCache>>,
@@ -254,6 +257,11 @@ impl ObjectDevice {
         let (found, owns) = claim(&access, volume, claimant, limits.term, env)?;
         let locks = claimant.locks.clone();
         Ok(Self::opened(access, found, limits, Some(owns), locks, env))
+    }
+
+    /// The key of an encrypted volume, for [`Passphrase::of_key`].
+    pub fn key(&self) -> Option<Zeroizing<Vec<u8>>> {
+        self.access.codec.key.as_ref().map(|key| Zeroizing::new(key.secret().to_vec()))
     }
 
     /// Opens the volume as it is, for reading only. Nothing is claimed and nothing is written. If
@@ -423,6 +431,7 @@ impl ObjectDevice {
             inherited,
             next_object: AtomicU64::new(0),
             fronts: Mutex::default(),
+            log_read: Mutex::new(chain.read.unwrap_or_default()),
             beside: Mutex::default(),
             cache: OnceLock::new(),
             ahead: Ahead::new(limits.ahead_bytes_max),
@@ -938,6 +947,7 @@ impl BlockDevice for ObjectDevice {
         let read = match self.read_blocks(start, buf) {
             Err(ObjectError::NotFound(_) | ObjectError::Damaged { .. }) => {
                 self.fronts.lock().clear();
+                self.log_read.lock().clear();
                 self.read_blocks(start, buf)
             }
             other => other,

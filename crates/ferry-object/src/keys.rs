@@ -19,7 +19,15 @@ use zeroize::Zeroizing;
 
 /// What opens an encrypted volume. It is cleared from memory when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Passphrase(Zeroizing<Vec<u8>>);
+pub struct Passphrase(Opens);
+
+#[derive(Clone, PartialEq, Eq)]
+enum Opens {
+    /// The key is wrapped by it.
+    Words(Zeroizing<Vec<u8>>),
+    /// The key itself.
+    Key(Secret),
+}
 
 /// It shows nothing of the passphrase.
 impl fmt::Debug for Passphrase {
@@ -31,7 +39,18 @@ impl fmt::Debug for Passphrase {
 impl Passphrase {
     /// `None`: it is empty.
     pub fn new(bytes: Zeroizing<Vec<u8>>) -> Option<Self> {
-        (!bytes.is_empty()).then_some(Self(bytes))
+        (!bytes.is_empty()).then_some(Self(Opens::Words(bytes)))
+    }
+
+    /// The key that a process had got by a passphrase, and that another one uses: the passphrase
+    /// may have been changed since. It opens a volume, and nothing else can be done with it.
+    /// `None`: that is no key.
+    pub fn of_key(key: &[u8]) -> Option<Self> {
+        let mut secret = Secret::default();
+        (key.len() == KEY_LEN).then(|| {
+            secret.copy_from_slice(key);
+            Self(Opens::Key(secret))
+        })
     }
 }
 
@@ -55,12 +74,13 @@ pub(crate) type Secret = Zeroizing<[u8; KEY_LEN]>;
 
 /// The key that wraps, from a passphrase.
 fn wrapping(passphrase: &Passphrase, kdf: Kdf, salt: &[u8]) -> Result<LessSafeKey, ObjectError> {
+    let Opens::Words(words) = &passphrase.0 else { return Err(ObjectError::WrongPassphrase) };
     let mut key = Secret::default();
     let params = Params::new(kdf.memory_kib, kdf.passes, 1, Some(KEY_LEN));
     params
         .and_then(|params| {
             Argon2::new(Algorithm::Argon2id, Version::V0x13, params).hash_password_into(
-                &passphrase.0,
+                words,
                 salt,
                 &mut key[..],
             )
@@ -188,6 +208,9 @@ pub(crate) fn unlock(
     passphrase: Option<&Passphrase>,
 ) -> Result<Secret, ObjectError> {
     let passphrase = passphrase.ok_or(ObjectError::PassphraseWanted)?;
+    if let Opens::Key(key) = &passphrase.0 {
+        return Ok(key.clone());
+    }
     Ok(find(access, volume, passphrase)?.key)
 }
 

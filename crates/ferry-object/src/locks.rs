@@ -86,9 +86,13 @@ impl DirLocks {
         files.filter_map(|file| epoch(file.file_name().to_str()?)).collect()
     }
 
-    /// Removes the files of epochs before the one before `epoch`: nobody asks for them any more.
+    /// Removes the files of epochs before the one before `epoch`. An owner that lost the volume and
+    /// is alive keeps its own: a lock whose file is absent is free.
     fn clear(&self, epoch: u64) {
         for old in self.epochs().into_iter().filter(|old| old + 1 < epoch) {
+            if !matches!(FileLock::holder(&self.path(old)), Ok(None)) {
+                continue;
+            }
             if let Err(error) = fs::remove_file(self.path(old)) {
                 tracing::debug!(%error, "an old lock stays");
             }

@@ -11,13 +11,13 @@
 //! 4. a look for a newer claim, when the fences are in. A claimant may have slept for so long that
 //!    the fence, which it created now, took the name of a log object that a later owner deleted.
 
-use crate::access::{AT_ONCE, Access, Created, LIST_AGAIN, LISTS_MAX, Origin};
+use crate::access::{AT_ONCE, Access, Begun, Created, LIST_AGAIN, LISTS_MAX, Origin};
 use crate::beats::Beats;
 use crate::codec::{Codec, Compression, VolumeKey};
 use crate::error::ObjectError;
 use crate::format::{
-    self, CLAIMS, Claim, Entry, Front, Header, Id, Kind, Location, ObjectRef, Owner, Parent, ROOTS,
-    Root, RootState, SUPER, Super, claim_name, decode_entries, decode_shard, encode, encode_super,
+    self, CLAIMS, Claim, Entry, Header, Id, Kind, Location, ObjectRef, Owner, Parent, ROOTS, Root,
+    RootState, SUPER, Super, claim_name, decode_entries, decode_shard, encode, encode_super,
     log_name, new_header, number_of, random_id, root_name, shard_name,
 };
 use crate::keys::{Encryption, Of, Passphrase, make_key, unlock};
@@ -28,12 +28,17 @@ use ferry_device::Snapshot;
 use ferry_env::Env;
 use ferry_env::planted::{Bug, is_planted};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// W of a new volume: log objects that may be under way together.
 const WINDOW_DEFAULT: u32 = 64;
+/// So many owners that have not served are looked at, to find out whether all are dead.
+const LOOK_BACK_MAX: u64 = 64;
+/// Bytes of log objects that are in memory for recovery, at most.
+const LOG_READ_BYTES_MAX: usize = 16 << 20;
+
 /// What a new volume is to be.
 #[derive(Clone, Debug)]
 pub struct VolumeOptions {
@@ -369,12 +374,45 @@ pub(crate) struct Chain {
     /// The number of the next log object, and the id that comes before it.
     pub next: u64,
     pub last_id: Id,
+    /// Who recovers the volume reads the log again, and has it from here. `None`: nobody does.
+    pub read: Option<LogRead>,
+}
+
+/// Small log objects, which came as a whole when the log was followed.
+#[derive(Clone, Default)]
+pub(crate) struct LogRead {
+    objects: HashMap<u64, Arc<Vec<u8>>>,
+    len: usize,
+}
+
+impl LogRead {
+    fn add(&mut self, seq: u64, bytes: Arc<Vec<u8>>) {
+        if self.len + bytes.len() <= LOG_READ_BYTES_MAX {
+            self.len += bytes.len();
+            self.objects.insert(seq, bytes);
+        }
+    }
+
+    /// All bytes of a log object, if they are here.
+    pub fn of(&self, object: ObjectRef) -> Option<&Arc<Vec<u8>>> {
+        self.objects.get(&object.number).filter(|_| object.is_log())
+    }
+
+    /// Nothing here is read any more, or it was damaged on its way.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
 }
 
 impl Chain {
     pub fn new(root: FoundRoot) -> Self {
         let (next, last_id) = (root.root.first, root.root.last_id);
-        Self { root, links: Vec::new(), next, last_id }
+        Self { root, links: Vec::new(), next, last_id, read: None }
+    }
+
+    /// The same, for who recovers the volume.
+    fn to_recover(root: FoundRoot) -> Self {
+        Self { read: Some(LogRead::default()), ..Self::new(root) }
     }
 
     /// Goes on where an earlier chain ended, if that went past this one's end. What it has from
@@ -402,7 +440,11 @@ impl Chain {
         loop {
             let seq = self.next;
             let name = log_name(seq);
-            let Some((front, table)) = tables.take(access, seq)? else { return Ok(()) };
+            let Some(begun) = tables.take(access, seq)? else { return Ok(()) };
+            let Begun { front, table, whole } = begun;
+            if let (Some(read), Some(whole)) = (&mut self.read, whole) {
+                read.add(seq, whole);
+            }
             let header = front.header;
             if epoch_max.is_some_and(|most| header.epoch > most) {
                 return Err(ObjectError::ClaimLost { epoch: header.epoch });
@@ -477,7 +519,7 @@ impl Chain {
 
 /// Fronts and tables of log objects that are read before the chain comes to them.
 struct LogTables {
-    read: BTreeMap<u64, (Front, Vec<u8>)>,
+    read: BTreeMap<u64, Begun>,
     /// So many names are asked for next. As long as all exist, twice as many each time: behind the
     /// end of the log at most [`AT_ONCE`] - 1 names are asked for.
     ahead: u64,
@@ -492,7 +534,7 @@ impl Default for LogTables {
 impl LogTables {
     /// What the log has at `seq`; `None`: nothing, as the store said after the object before it was
     /// found.
-    fn take(&mut self, access: &Access, seq: u64) -> Result<Option<(Front, Vec<u8>)>, ObjectError> {
+    fn take(&mut self, access: &Access, seq: u64) -> Result<Option<Begun>, ObjectError> {
         // A fence goes past names.
         self.read = self.read.split_off(&seq);
         if let Some(found) = self.read.remove(&seq) {
@@ -505,7 +547,7 @@ impl LogTables {
         let asked = access.ask_all(names, move |access, name| {
             let access =
                 if name == seq { Cow::Borrowed(access) } else { Cow::Owned(access.once()) };
-            Ok((name, access.table(&log_name(name))))
+            Ok((name, access.read_table(&log_name(name))))
         });
         self.ahead = (AT_ONCE as u64).min(2 * self.ahead);
         for (name, table) in asked? {
@@ -687,13 +729,14 @@ pub(crate) fn claim(
     let beats = claimant.beats.then(|| Beats::start(Arc::clone(&access.store), volume.epoch));
     let beats = beats.transpose()?;
     let take_over = || {
-        let mut chain = Chain::new(take_over_root(access, &volume, env)?);
+        let mut chain = Chain::to_recover(take_over_root(access, &volume, env)?);
         chain.end(access, &volume, env)?;
         access.store.settle();
         let wait = match before {
             Before::Closed => false,
             Before::Dead { epoch } => {
-                !has_served(epoch, &found, &chain) && !is_planted(Bug::SkippedTerm)
+                !is_alone(access, &volume, claimant, epoch, &found, &chain)?
+                    && !is_planted(Bug::SkippedTerm)
             }
             Before::Unknown => true,
         };
@@ -764,12 +807,60 @@ enum Before {
     Unknown,
 }
 
-/// Whether an owner has waited until no older one answers reads: its log objects, and each root but
-/// the first, are written later.
-fn has_served(epoch: u64, found: &FoundRoot, chain: &Chain) -> bool {
-    let logged = |link: &Link| link.header.kind == Kind::Log && link.header.epoch == epoch;
-    let has_root = found.header.epoch == epoch && found.root.state != RootState::Takeover;
-    has_root || chain.links.iter().any(logged)
+/// Whether nobody who owned the volume before can answer reads, when the newest owner is dead. One
+/// that has served had waited until that held of all older ones. One that was killed before may not
+/// have, so each owner from the last that has served on must be dead, too.
+fn is_alone(
+    access: &Access,
+    volume: &Volume,
+    claimant: &Claimant,
+    newest: u64,
+    found: &FoundRoot,
+    chain: &Chain,
+) -> Result<bool, ObjectError> {
+    let first = first_in_doubt(access, volume, found, chain)?;
+    if newest.saturating_sub(first) > LOOK_BACK_MAX {
+        return Ok(false);
+    }
+    for epoch in first..newest {
+        let is_dead = match claim_of(access, volume, epoch) {
+            Err(ObjectError::NotFound(_)) => false,
+            claim => claimant.is_dead(epoch, &claim?)?,
+        };
+        if !is_dead {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The oldest epoch whose owner may still answer reads: that of the last one that has served, or
+/// the one behind it if it has closed the volume. The log objects of an owner, and each of its
+/// roots but the first, are written when it serves.
+fn first_in_doubt(
+    access: &Access,
+    volume: &Volume,
+    found: &FoundRoot,
+    chain: &Chain,
+) -> Result<u64, ObjectError> {
+    let logs = chain.links.iter().filter(|link| link.header.kind == Kind::Log);
+    let logged = logs.map(|link| link.header.epoch).max().unwrap_or(0);
+    let mut root = Cow::Borrowed(found);
+    // The newest two roots are there. An older one may be deleted.
+    for _ in 0..=LOOK_BACK_MAX {
+        if root.root.state != RootState::Takeover || root.header.epoch <= logged {
+            break;
+        }
+        match read_root(access, volume, root.header.number.saturating_sub(1)) {
+            Err(ObjectError::NotFound(_)) => break,
+            before => root = Cow::Owned(before?),
+        }
+    }
+    Ok(match root.root.state {
+        RootState::Closed => logged.max(root.header.epoch + 1),
+        RootState::Takeover if root.header.epoch > logged => volume.info.epoch_before() + 1,
+        _ => logged.max(root.header.epoch),
+    })
 }
 
 fn refuse_if_claimed(access: &Access, epoch: u64) -> Result<(), ObjectError> {
@@ -828,7 +919,7 @@ pub(crate) fn observe(
     if !claimant.take_over {
         claimant.hold(epoch + 1, false)?;
     }
-    let mut chain = Chain::new(root);
+    let mut chain = Chain::to_recover(root);
     chain.follow(access, &volume, None)?;
     Ok((volume, chain, shards))
 }

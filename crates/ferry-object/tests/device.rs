@@ -143,6 +143,26 @@ fn what_was_flushed_is_there_for_the_next_owner() {
 }
 
 #[test]
+fn what_the_log_has_is_read_once_to_recover_a_volume() {
+    let volume = Volume::new();
+    let limits = Limits { root_log_objects: 1000, root_delay: Duration::from_secs(60), ..small() };
+    let device = volume.open(false, limits).expect("it is free");
+    for block in 0..20 {
+        device.write(block * BLOCK, &filled(1, block as u8)).expect("write");
+        device.flush().expect("flush");
+    }
+    let next = volume.open(true, limits).expect("it can be taken over");
+    let opened = next.stats().gets;
+    next.write(100 * BLOCK, &filled(1, 1)).expect("write");
+    next.flush().expect("flush");
+    for block in 0..20 {
+        assert_eq!(read(&next, block, 1), *filled(1, block as u8));
+    }
+    let looked = next.stats().gets - opened;
+    assert!(looked < 10, "{looked} requests, where only looks for other owners are needed");
+}
+
+#[test]
 fn a_device_that_was_made_longer_or_shorter_is_so_long_for_the_next_owner() {
     let volume = Volume::new();
     let (made, longer) = (BLOCKS * BLOCK, 3 * BLOCKS * BLOCK);

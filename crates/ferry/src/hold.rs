@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -35,6 +35,7 @@ use rustix::net::{
 };
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pidfd_open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use zeroize::Zeroizing;
 
 use crate::error::CliError;
 use crate::waiting::timespec;
@@ -56,7 +57,7 @@ const STARTS: Duration = Duration::from_secs(60);
 const RECOVERS: Duration = Duration::from_secs(600);
 /// For how long it is tried again to open the volume of a mount that goes on.
 const TRIES: Duration = Duration::from_secs(600);
-/// The same for a mount whose process was killed: the volume is on a disk of this machine.
+/// The same for a mount whose process was killed, if the volume is on a disk of this machine.
 const TRIES_KILLED: Duration = Duration::from_secs(10);
 /// It may be a request that kills one process after the other. So deaths in a row count: one of a
 /// process that has served for less than `AT_ONCE` counts as [`AT_ONCE_DEATHS`], and each second
@@ -76,6 +77,12 @@ const CARRIED: &str = "carried";
 const MOUNTPOINT: &str = "mountpoint";
 /// What the process before had noted of the kernel when it was killed.
 const KNOWN: &str = "known";
+/// There if the volume was in a store, which may be away.
+const IN_STORE: &str = "in-store";
+/// The epoch of the newest of this holder's processes that has claimed a volume in a store.
+const EPOCH: &str = "epoch";
+/// The key of an encrypted volume.
+const KEY: &str = "key";
 
 /// What a process says to the other: a word, and what belongs to it.
 struct Message {
@@ -117,6 +124,23 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
     Ok((got > 0).then_some(Message { bytes, descriptor }))
 }
 
+/// Memory with these bytes, for the next process.
+fn memory(name: &str, bytes: &[u8]) -> Result<OwnedFd, CliError> {
+    let failed = |error: io::Error| CliError::Failed(format!("memory for the holder: {error}"));
+    let memory = memfd_create(name, MemfdFlags::CLOEXEC);
+    let mut memory = File::from(memory.map_err(|error| failed(error.into()))?);
+    memory.write_all(bytes).map_err(failed)?;
+    Ok(memory.into())
+}
+
+/// All bytes of such memory.
+fn read_all(memory: OwnedFd) -> io::Result<Vec<u8>> {
+    let (mut memory, mut bytes) = (File::from(memory), Vec::new());
+    memory.rewind()?;
+    memory.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 fn new_socket() -> io::Result<OwnedFd> {
     let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
     Ok(socket_with(kind.0, kind.1, kind.2, None)?)
@@ -133,6 +157,10 @@ pub struct Held {
     pub open: Open,
     /// Where it is mounted.
     pub mountpoint: PathBuf,
+    /// The epoch in which that process had a volume in a store, if it was killed.
+    pub epoch: Option<u64>,
+    /// The key of an encrypted volume, if that process was killed.
+    pub key: Option<Zeroizing<Vec<u8>>>,
 }
 
 /// What programs have open.
@@ -206,20 +234,32 @@ impl Holder {
         let mut take = |name: &str| all.remove(name.as_bytes()).unwrap_or_default();
         let incomplete = || CliError::Failed("the holder has not all of the mount".into());
         let (mountpoint, _) = take(MOUNTPOINT);
+        let epoch = String::from_utf8(take(EPOCH).0).ok().and_then(|epoch| epoch.parse().ok());
         let mut descriptor = |name: &str| take(name).1.ok_or_else(incomplete);
         let connection = Connection { device: descriptor(DEVICE)?, memory: descriptor(MEMORY)? };
         let open = match descriptor(KNOWN) {
             Ok(known) => Open::Known(known),
-            Err(_) => {
-                let mut carried = Vec::new();
-                let mut memory = File::from(descriptor(CARRIED)?);
-                io::Seek::rewind(&mut memory).map_err(failed)?;
-                memory.read_to_end(&mut carried).map_err(failed)?;
-                Open::Carried(carried)
-            }
+            Err(_) => Open::Carried(read_all(descriptor(CARRIED)?).map_err(failed)?),
         };
+        let key = descriptor(KEY).ok().map(read_all).transpose().map_err(failed)?;
         let mountpoint = PathBuf::from(OsStr::from_bytes(&mountpoint));
-        Ok(Some(Held { connection, open, mountpoint }))
+        Ok(Some(Held { connection, open, mountpoint, epoch, key: key.map(Zeroizing::new) }))
+    }
+
+    /// This process, which goes on with a mount, has the volume in this epoch. It may be killed
+    /// before [`Holder::keep`].
+    pub fn claimed(&self, epoch: u64) -> Result<(), CliError> {
+        self.say(&[b"hold", EPOCH.as_bytes(), epoch.to_string().as_bytes()], None)
+    }
+
+    /// Before [`Holder::keep`]: the volume is in a store, and encrypted if it has a `key`. If the
+    /// store is away when this process is killed, it is waited for.
+    pub fn keep_store(&self, epoch: u64, key: Option<&[u8]>) -> Result<(), CliError> {
+        self.say(&[b"keep", IN_STORE.as_bytes()], None)?;
+        self.say(&[b"keep", EPOCH.as_bytes(), epoch.to_string().as_bytes()], None)?;
+        key.map_or(Ok(()), |key| {
+            self.say(&[b"keep", KEY.as_bytes()], Some(&memory("ferry-key", key)?))
+        })
     }
 
     /// If this process is killed from now on, another one goes on with the mount.
@@ -252,16 +292,13 @@ impl Holder {
         mountpoint: &Path,
         program: &Path,
     ) -> Result<(), CliError> {
-        let failed = |error: io::Error| CliError::Failed(format!("memory for open files: {error}"));
-        let memory = memfd_create("ferry-carried", MemfdFlags::CLOEXEC);
-        let mut memory = File::from(memory.map_err(|error| failed(error.into()))?);
-        memory.write_all(carried).map_err(failed)?;
+        let carried = memory("ferry-carried", carried)?;
         let hold = |name: &str, descriptor: &OwnedFd| {
             self.say(&[b"hold", name.as_bytes()], Some(descriptor))
         };
         hold(DEVICE, &connection.device)?;
         hold(MEMORY, &connection.memory)?;
-        hold(CARRIED, &memory.into())?;
+        hold(CARRIED, &carried)?;
         self.say(&[b"hold", MOUNTPOINT.as_bytes(), mountpoint.as_os_str().as_bytes()], None)?;
         self.say(&[b"next", program.as_os_str().as_bytes()], None)
     }
@@ -337,7 +374,8 @@ pub fn run(daemon: bool, log: Option<&Path>) -> Result<ExitCode, CliError> {
         };
         let now = clock.monotonic();
         if served.as_ref().is_ok_and(|served| holding.was_killed(served, status, now)) {
-            (left, tries) = (now, TRIES_KILLED);
+            let in_store = holding.things.contains_key(IN_STORE.as_bytes());
+            (left, tries) = (now, if in_store { TRIES } else { TRIES_KILLED });
             if let (Ok(mut served), None) = (served, status) {
                 // It ends when the next one has answered what it waits for.
                 let reaping = std::thread::Builder::new().spawn(move || served.child.wait());

@@ -43,8 +43,7 @@ pub fn run(
     options: &MountOptions,
     log_level: Option<&str>,
 ) -> Result<ExitCode, CliError> {
-    let is_snapshot = options.snapshot.is_some() || args.volume.snapshot().is_some();
-    let goes_on = !is_snapshot && options.replica.is_none();
+    let goes_on = options.replica.is_none();
     start_log(args.foreground, args.daemon, options, log_level)?;
     if args.foreground && goes_on && !options.remount && Holder::get().is_none() {
         // It may have inherited the passphrase.
@@ -69,6 +68,9 @@ fn mount(
     log_level: Option<&str>,
     held: Option<Held>,
 ) -> Result<(), CliError> {
+    if let Some(key) = held.as_ref().and_then(|held| held.key.as_ref()) {
+        passphrase::use_key(key);
+    }
     if let Some(file) = &options.passphrase_file {
         passphrase::use_file(file);
     }
@@ -112,7 +114,8 @@ fn mount(
     // Who goes on with a mount takes nothing from anybody: the process before had the volume.
     let take_over = args.take_over && held.is_none();
     let how = How::new(&args.volume, options.read_only, take_over, args.force)?;
-    if args.create && mkfs::make_if_absent(&args.volume)? {
+    // What goes on is there, and may only be away.
+    if args.create && held.is_none() && mkfs::make_if_absent(&args.volume)? {
         eprintln!("ferry: made a new volume, {}", args.volume);
     }
     let source = source(&args.volume)?;
@@ -255,7 +258,13 @@ fn serve(
     let opened = open_on_disk_when_free(&volume, how, &on_disk, &env);
     let opened = opened.map_err(|e| explain(&volume, &e))?;
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{volume}: {e}"));
-    let known = if survives(&volume, options) { new_known() } else { None };
+    let had_others = match &held {
+        Some(held) => had_others(held, &opened)?,
+        None => false,
+    };
+    // With `writeback` the kernel would go on with the sizes that it has.
+    let survives = options.cache != CacheMode::Writeback;
+    let known = Holder::get().filter(|_| survives).and_then(|_| new_known());
     let fs_options =
         FsOptions { goes_on: held.is_some(), known: known.clone(), ..fs_options(options) };
     let listed = options.listed_words(fs_options.flush, fs_options.fast_flush);
@@ -266,7 +275,7 @@ fn serve(
         await_leases(&volume, &opened, &env);
     }
     let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
-    let before = held.as_ref().map(|held| take_over(&fs, &held.open)).transpose()?;
+    let before = held.as_ref().map(|held| take_over(&fs, &held.open, had_others)).transpose()?;
     if before.is_none() && !options.read_only {
         warn_of_small_host(&volume, &fs);
     }
@@ -284,6 +293,9 @@ fn serve(
         fs.sync().map_err(|error| format!("the volume cannot be synced: {error}"))
     };
     let settle: Settle = Arc::new(settle);
+    if let (Some(holder), Some(_), Some(store)) = (Holder::get(), &known, opened.store()) {
+        holder.keep_store(store.stats().epoch, store.key().as_ref().map(|key| &key[..]))?;
+    }
     let served = daemon::serve(
         match &with_snapshots {
             Some(with) => Arc::clone(with) as Arc<dyn Filesystem>,
@@ -364,14 +376,6 @@ fn await_leases(volume: &Location, opened: &Opened, env: &Env) {
     }
 }
 
-/// Whether the mount goes on if its process is killed. A store is not opened again at once after
-/// the death of its owner.
-fn survives(volume: &Location, options: &MountOptions) -> bool {
-    // With `writeback` the kernel would go on with the sizes that it has.
-    let kernel_sizes = options.cache == CacheMode::Writeback;
-    Holder::get().is_some() && volume.path().is_some() && !options.read_only && !kernel_sizes
-}
-
 /// Where what the kernel knows outlives this process. `None`: it ends with it.
 fn new_known() -> Option<Arc<Known>> {
     let known = Known::new().map(Arc::new);
@@ -380,8 +384,24 @@ fn new_known() -> Option<Arc<Known>> {
         .ok()
 }
 
+/// Whether a volume in a store had other owners since the process before had it, which was killed:
+/// another machine may have taken it while the store could not be reached from here.
+fn had_others(held: &Held, opened: &Opened) -> Result<bool, CliError> {
+    let (Some(before), Some(store), Some(holder)) = (held.epoch, opened.store(), Holder::get())
+    else {
+        return Ok(false);
+    };
+    let epoch = store.stats().epoch;
+    holder.claimed(epoch)?;
+    let had_others = epoch > before + 1;
+    if had_others {
+        tracing::warn!("others had the volume meanwhile: all that was changed before may be lost");
+    }
+    Ok(had_others)
+}
+
 /// Takes over what programs have open.
-fn take_over(fs: &LocalFs, open: &Open) -> Result<Carried, CliError> {
+fn take_over(fs: &LocalFs, open: &Open, had_others: bool) -> Result<Carried, CliError> {
     let failed = |error: FsError| CliError::Failed(format!("what programs have open: {error}"));
     match open {
         Open::Carried(bytes) => {
@@ -391,7 +411,7 @@ fn take_over(fs: &LocalFs, open: &Open) -> Result<Carried, CliError> {
         }
         Open::Known(file) => {
             let file = file.try_clone().map_err(|error| CliError::Failed(error.to_string()))?;
-            fs.take_over_left(file).map_err(failed)?.ok_or_else(hold::other_form)
+            fs.take_over_left(file, had_others).map_err(failed)?.ok_or_else(hold::other_form)
         }
     }
 }

@@ -23,6 +23,17 @@ const LEN_MAX: u64 = 64 << 10;
 /// The file that the user named; `None`: there is none.
 static FILE: OnceLock<PathBuf> = OnceLock::new();
 
+/// The key that the process before had.
+static KEY: OnceLock<Passphrase> = OnceLock::new();
+
+/// The volume is opened with this key, whatever has become of its passphrase.
+pub fn use_key(key: &[u8]) {
+    protect_memory();
+    if let Some(key) = Passphrase::of_key(key) {
+        KEY.get_or_init(|| key);
+    }
+}
+
 /// From now on passphrases come from this file.
 pub fn use_file(path: &Path) {
     // A later word does not overrule the first one: options of a mount come after those of the
@@ -85,11 +96,13 @@ fn ask(volume: &Location, is_new: bool) -> Result<Passphrase, CliError> {
         .ok_or_else(|| CliError::Failed("an empty passphrase protects nothing".into()))
 }
 
-/// The passphrase of a volume, from the file that the user named or from the terminal.
+/// What opens a volume: the key that the process before had, or the passphrase from the file that
+/// the user named or from the terminal.
 pub fn get(volume: &Location, is_new: bool) -> Result<Passphrase, CliError> {
-    match file() {
-        Some(path) => read(&path),
-        None => ask(volume, is_new),
+    match (KEY.get().filter(|_| !is_new), file()) {
+        (Some(key), _) => Ok(key.clone()),
+        (None, Some(path)) => read(&path),
+        (None, None) => ask(volume, is_new),
     }
 }
 

@@ -245,18 +245,22 @@ impl LocalFs {
     /// volume was opened with [`goes_on`](crate::FsOptions::goes_on), and no request was served
     /// yet. `None`: it is of another form, or not all of it had room.
     ///
-    /// An error: it is of another volume, or another process has had the volume since. What was not
-    /// durable is lost. Files that have lost changes say `EIO`, directories too.
-    /// Requests that name an inode or a file that is not there any more get `ESTALE`. The kernel
+    /// An error: it is of another volume. What was not durable is lost. Files that have lost changes
+    /// say `EIO`, directories too. Requests that name an inode or a file that is not there any more get `ESTALE`. The kernel
     /// is told to forget all that it has cached, when it can be.
-    pub fn take_over_left(&self, file: OwnedFd) -> Result<Option<Carried>, FsError> {
-        let Some(left) = Known::left(file, self.recovered.last.0) else { return Ok(None) };
-        self.must_be(left.volume)?;
+    ///
+    /// `had_others`: somebody else had the volume since. The numbers of contexts that were lost may
+    /// be those of others now, so each inode that was changed counts as one that has lost changes.
+    pub fn take_over_left(
+        &self,
+        file: OwnedFd,
+        had_others: bool,
+    ) -> Result<Option<Carried>, FsError> {
         // A process that is killed has left something to be recovered: it has opened the volume.
-        if !self.recovered.unclean {
-            tracing::error!(volume = self.name, "another process has had the volume since");
-            return Err(FsError::Errno(Errno(libc::ESTALE)));
-        }
+        let had_others = had_others || !self.options.read_only && !self.recovered.unclean;
+        let recovered = if had_others { 0 } else { self.recovered.last.0 };
+        let Some(left) = Known::left(file, recovered) else { return Ok(None) };
+        self.must_be(left.volume)?;
         let nameless = self.reclaimer.queue.lock().leftovers.clone();
         let mut carried = Carried::default();
         // The kernel knows the root without a lookup.

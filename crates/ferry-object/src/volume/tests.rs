@@ -5,6 +5,7 @@ use crate::access::Patience;
 use crate::dir::DirStore;
 use crate::executor::{Executor, Job};
 use crate::format::{BLOCK, encode_shard};
+use crate::locks::DirLocks;
 use crate::store::Store;
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -15,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 struct Rounds {
     jobs: Mutex<Vec<Job>>,
     rounds: AtomicU64,
+    pauses: AtomicU64,
 }
 
 impl Executor for Rounds {
@@ -30,7 +32,9 @@ impl Executor for Rounds {
         jobs.into_iter().rev().for_each(|job| (job.run)()());
         true
     }
-    fn pause(&self, _time: Duration) {}
+    fn pause(&self, _time: Duration) {
+        self.pauses.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// A directory in which one object appears after the first request for it.
@@ -114,9 +118,46 @@ impl World {
         Ok(chain.next - 1)
     }
 
+    /// A process of one machine claims the volume, which has its lock until that is dropped.
+    /// Returns whether it has waited.
+    fn claim(&self, take_over: bool) -> (Arc<dyn Locks>, bool) {
+        let locks = DirLocks::new(self._directory.path().join("lock"));
+        let locks: Arc<dyn Locks> = Arc::new(locks);
+        let owner = Owner { machine: "here".into(), ..Owner::default() };
+        let locked = Some(Arc::clone(&locks));
+        let claimant = Claimant { owner, take_over, locks: locked, ..Claimant::default() };
+        let before = self.executor.pauses.load(Ordering::Relaxed);
+        let term = Duration::from_secs(3);
+        claim(&self.access, self.volume.clone(), &claimant, term, &self.env)
+            .expect("it is claimed");
+        (locks, self.executor.pauses.load(Ordering::Relaxed) > before)
+    }
+
     fn rounds(&self) -> u64 {
         self.executor.rounds.load(Ordering::Relaxed)
     }
+}
+
+#[test]
+fn a_new_owner_waits_only_if_an_older_one_may_still_answer_reads() {
+    let world = World::new();
+    for _ in 0..5 {
+        let (killed, waited) = world.claim(false);
+        assert!(!waited, "all before it are dead, and none has served");
+        drop(killed);
+    }
+    let (hung, _) = world.claim(false);
+    let (killed, waited) = world.claim(true);
+    assert!(waited, "the volume is taken from an owner that is alive");
+    drop(killed);
+    for _ in 0..4 {
+        let (killed, waited) = world.claim(false);
+        assert!(waited, "those that were killed since may not have waited");
+        drop(killed);
+    }
+    drop(hung);
+    let (_, waited) = world.claim(false);
+    assert!(!waited, "now that one is dead, too");
 }
 
 #[test]

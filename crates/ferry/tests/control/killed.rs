@@ -73,10 +73,8 @@ fn wait_a_while() {
     }
 }
 
-#[test]
-fn a_mount_survives_its_daemon() {
-    let fixture = TestVolume::new();
-    fixture.mount();
+/// Kills the daemon of a new mount of `volume` again and again, while programs work there.
+fn kill_again_and_again(fixture: &TestVolume, volume: &str) {
     let (mnt, enough) = (fixture.mnt(), AtomicBool::new(false));
     let open = File::options().create_new(true).read(true).write(true).open(mnt.join("open"));
     let open = open.expect("creates");
@@ -126,7 +124,174 @@ fn a_mount_survives_its_daemon() {
     assert!(longest < Duration::from_secs(10), "{longest:?}");
     drop((open, removed));
     ok(&ferry(&["umount", path(&mnt)]));
-    ok(&ferry(&["fsck", path(&fixture.volume())]));
+    ok(&ferry(&["fsck", volume]));
+}
+
+#[test]
+fn a_mount_survives_its_daemon() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    kill_again_and_again(&fixture, path(&fixture.volume()));
+}
+
+/// Mounts a new volume in a store.
+fn mount_store(fixture: &TestVolume, options: &str) -> String {
+    let store = format!("dir://{}", fixture.0.path().join("store").display());
+    ok(&ferry(&["mkfs", &store, "--size", "256M"]));
+    let options = format!("{},{options}", fixture.log());
+    ok(&ferry(&["mount", &store, path(&fixture.mnt()), "-o", &options]));
+    store
+}
+
+#[test]
+fn a_mount_of_a_volume_in_a_store_survives_its_daemon() {
+    let fixture = TestVolume::new();
+    let store = mount_store(&fixture, "rw");
+    kill_again_and_again(&fixture, &store);
+    let said = fixture.daemon_log();
+    assert!(!said.contains("waits 4.5 s"), "all owners are of this machine, and dead: {said}");
+}
+
+#[test]
+fn what_only_a_local_log_has_is_there_after_a_kill() {
+    let fixture = TestVolume::new();
+    let beside = |name: &str| fixture.0.path().join(name).display().to_string();
+    let (log, cache) = (beside("local-log"), beside("cache"));
+    let store = mount_store(&fixture, &format!("durability=local,local_log={log},cache={cache}"));
+    kill_again_and_again(&fixture, &store);
+}
+
+#[test]
+fn snapshots_that_programs_look_into_stay_when_the_daemon_is_killed() {
+    let fixture = TestVolume::new();
+    let (mnt, store) = (fixture.mnt(), mount_store(&fixture, "rw"));
+    fs::write(mnt.join("file"), "before").expect("writes");
+    ok(&ferry(&["snapshot", "create", path(&mnt), "one"]));
+    fs::write(mnt.join("file"), "after").expect("writes");
+    let seen = mnt.join(".snapshots/one/file");
+    let open = File::open(&seen).expect("opens");
+    for _ in 0..3 {
+        wait_a_while();
+        kill_process(fixture.daemon(), Signal::KILL).expect("it is ours");
+        let mut contents = [0; 6];
+        open.read_exact_at(&mut contents, 0).expect("reads");
+        assert_eq!(&contents, b"before");
+        assert_eq!(fs::read(&seen).expect("reads"), b"before");
+    }
+    drop(open);
+    ok(&ferry(&["umount", path(&mnt)]));
+    ok(&ferry(&["fsck", &store]));
+}
+
+/// Kills the daemon of a mount that only reads, and has another program go on with it in order.
+fn kill_and_upgrade(fixture: &TestVolume) {
+    let mnt = fixture.mnt();
+    let open = File::open(mnt.join("file")).expect("opens");
+    for turn in 0..4 {
+        wait_a_while();
+        let daemon = fixture.daemon();
+        if turn == 2 {
+            ok(&ferry(&["upgrade-mount", path(&mnt)]));
+        } else {
+            kill_process(daemon, Signal::KILL).expect("it is ours");
+        }
+        let mut contents = [0; 6];
+        open.read_exact_at(&mut contents, 0).expect("reads");
+        assert_eq!(&contents, b"before");
+        assert_eq!(fs::read(mnt.join("file")).expect("reads"), b"before");
+        assert_ne!(fixture.daemon(), daemon);
+        let refused = fs::write(mnt.join("other"), "").expect_err("it is only read");
+        assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    }
+    drop(open);
+    ok(&ferry(&["umount", path(&mnt)]));
+}
+
+#[test]
+fn a_mount_that_only_reads_survives_its_daemon() {
+    let fixture = TestVolume::new();
+    let (mnt, store) = (fixture.mnt(), mount_store(&fixture, "rw"));
+    fs::write(mnt.join("file"), "before").expect("writes");
+    ok(&ferry(&["snapshot", "create", path(&mnt), "one"]));
+    ok(&ferry(&["umount", path(&mnt)]));
+    fixture.mount();
+    fs::write(mnt.join("file"), "before").expect("writes");
+    ok(&ferry(&["umount", path(&mnt)]));
+    for volume in [path(&fixture.volume()), &store, &format!("{store}@one")] {
+        ok(&ferry(&["mount", volume, path(&mnt), "-o", "ro", "-o", &fixture.log()]));
+        kill_and_upgrade(&fixture);
+    }
+}
+
+#[test]
+fn programs_wait_if_the_store_is_away_when_the_daemon_is_killed() {
+    let fixture = TestVolume::new();
+    let (mnt, store) = (fixture.mnt(), mount_store(&fixture, "rw"));
+    fs::write(mnt.join("file"), "before").expect("writes");
+    ok(&ferry(&["sync", path(&mnt)]));
+    let (here, away) = (fixture.0.path().join("store"), fixture.0.path().join("away"));
+    let daemon = fixture.daemon();
+    stop(daemon);
+    fs::rename(&here, &away).expect("it goes away");
+    kill_process(daemon, Signal::KILL).expect("it is ours");
+    std::thread::scope(|scope| {
+        let reads = scope.spawn(|| fs::read(mnt.join("file")));
+        // Longer than a volume on a disk of this machine is waited for.
+        while fixture.daemon_log().matches("it is tried again").count() < 13 {
+            std::thread::park_timeout(A_WHILE);
+        }
+        fs::rename(&away, &here).expect("it comes back");
+        assert_eq!(reads.join().expect("it ends").expect("reads"), b"before");
+    });
+    ok(&ferry(&["umount", path(&mnt)]));
+    ok(&ferry(&["fsck", &store]));
+}
+
+#[test]
+fn what_others_have_done_to_a_volume_after_a_kill_is_there_and_open_files_are_told() {
+    let fixture = TestVolume::new();
+    let (mnt, _store) = (fixture.mnt(), mount_store(&fixture, "rw"));
+    let open = File::options().create_new(true).read(true).write(true).open(mnt.join("open"));
+    let open = open.expect("creates");
+    open.write_all_at(b"before", 0).expect("writes");
+    open.sync_all().expect("syncs");
+    let (here, away) = (fixture.0.path().join("store"), fixture.0.path().join("away"));
+    let other = fixture.0.path().join("other");
+    fs::create_dir(&other).expect("mkdir");
+    let daemon = fixture.daemon();
+    stop(daemon);
+    fs::rename(&here, &away).expect("it goes away");
+    kill_process(daemon, Signal::KILL).expect("it is ours");
+    ok(&ferry(&["mount", &format!("dir://{}", away.display()), path(&other)]));
+    fs::write(other.join("file"), "another's").expect("writes");
+    ok(&ferry(&["umount", path(&other)]));
+    fs::rename(&away, &here).expect("it comes back");
+    assert_eq!(fs::read(mnt.join("file")).expect("reads"), b"another's");
+    let told = open.sync_all().expect_err("nobody knows whether all of it is there");
+    assert_eq!(told.raw_os_error(), Some(libc::EIO));
+    open.sync_all().expect("it is told once");
+    drop(open);
+    ok(&ferry(&["umount", path(&mnt)]));
+}
+
+#[test]
+fn an_encrypted_volume_is_opened_after_a_kill_without_its_passphrase() {
+    let fixture = TestVolume::new();
+    let (mnt, file) = (fixture.mnt(), fixture.0.path().join("passphrase"));
+    fs::write(&file, "correct horse").expect("writes");
+    let store = format!("dir://{}", fixture.0.path().join("store").display());
+    ok(&ferry(&["mkfs", &store, "--size", "256M", "--encrypt", "--passphrase-file", path(&file)]));
+    let named = format!("passphrase_file={}", path(&file));
+    ok(&ferry(&["mount", &store, path(&mnt), "-o", &named, "-o", &fixture.log()]));
+    fs::write(mnt.join("file"), "before").expect("writes");
+    ok(&ferry(&["sync", path(&mnt)]));
+    fs::remove_file(&file).expect("removes");
+    for _ in 0..2 {
+        wait_a_while();
+        kill_process(fixture.daemon(), Signal::KILL).expect("it is ours");
+        assert_eq!(fs::read(mnt.join("file")).expect("reads"), b"before");
+    }
+    ok(&ferry(&["umount", path(&mnt)]));
 }
 
 #[test]

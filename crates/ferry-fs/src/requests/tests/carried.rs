@@ -167,7 +167,7 @@ fn killed(world: &mut World, file: &mut std::os::fd::OwnedFd) {
     );
     std::mem::forget(before);
     let left = std::mem::replace(file, next);
-    world.fs.take_over_left(left).unwrap().expect("the same form");
+    world.fs.take_over_left(left, false).unwrap().expect("the same form");
 }
 
 fn sync_all(world: &World) {
@@ -512,10 +512,24 @@ fn only_the_volume_that_the_process_before_had_is_gone_on_with() {
     let carried = world.fs.carry();
     let next = LocalFs::open(other.dev.clone(), options.clone(), Env::real()).unwrap();
     assert_ne!(next.sb.volume_id, world.fs.sb.volume_id);
-    assert!(next.take_over_left(again()).is_err(), "another volume");
+    assert!(next.take_over_left(again(), false).is_err(), "another volume");
     assert!(next.take_over(&carried).is_err());
-    // Somebody has used the volume meanwhile, and has closed it.
-    LocalFs::open(world.dev.clone(), FsOptions::default(), Env::real()).unwrap().close().unwrap();
-    let next = LocalFs::open(world.dev.clone(), options, Env::real()).unwrap();
-    assert!(next.take_over_left(again()).is_err());
+}
+
+#[test]
+fn what_was_changed_is_lost_if_somebody_else_has_had_the_volume_meanwhile() {
+    let (mut world, mut file) = mortal();
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    let (other, unchanged) = world.create(ROOT, "other").unwrap();
+    sync_all(&world);
+    killed(&mut world, &mut file);
+    world.write(ino, fh, 0, b"durable").unwrap();
+    fsync(&world, ino, fh).unwrap();
+    let options = FsOptions { background: false, ..FsOptions::default() };
+    LocalFs::open(world.dev.clone(), options, Env::real()).unwrap().close().unwrap();
+    killed(&mut world, &mut file);
+    assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
+    fsync(&world, ino, fh).unwrap();
+    fsync(&world, other, unchanged).unwrap();
+    world.check();
 }
