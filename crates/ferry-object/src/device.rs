@@ -36,7 +36,7 @@ use crate::runs::Run;
 use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
 use crate::store::{Store, exists};
 use crate::volume::{
-    Chain, Claimant, LogRead, Ownership, Shards, Volume, VolumeOptions, claim, identify, make,
+    Chain, Claimant, Ownership, Shards, SmallObjects, Volume, VolumeOptions, claim, identify, make,
     observe, observe_snapshot, owner_of, read_pinned,
 };
 use crate::warming::Warming;
@@ -186,8 +186,8 @@ pub struct ObjectDevice {
     /// Number of the next data object or shard of this owner.
     pub(crate) next_object: AtomicU64,
     pub(crate) fronts: Mutex<HashMap<ObjectRef, Arc<Front>>>,
-    /// What was read of the log when the volume was opened, until a root has it.
-    pub(crate) log_read: Mutex<LogRead>,
+    /// Small objects that were read since the volume was opened, until a root is written.
+    pub(crate) small: Mutex<SmallObjects>,
     /// For snapshots that are opened beside the volume, once there was one.
     beside: Mutex<Option<Arc<dyn Executor>>>,
     pub(crate) cache: OnceLock<Arc<DiskCache>>,
@@ -431,7 +431,7 @@ impl ObjectDevice {
             inherited,
             next_object: AtomicU64::new(0),
             fronts: Mutex::default(),
-            log_read: Mutex::new(chain.read.unwrap_or_default()),
+            small: Mutex::new(chain.read.unwrap_or_default()),
             beside: Mutex::default(),
             cache: OnceLock::new(),
             ahead: Ahead::new(limits.ahead_bytes_max),
@@ -947,7 +947,7 @@ impl BlockDevice for ObjectDevice {
         let read = match self.read_blocks(start, buf) {
             Err(ObjectError::NotFound(_) | ObjectError::Damaged { .. }) => {
                 self.fronts.lock().clear();
-                self.log_read.lock().clear();
+                self.small.lock().clear();
                 self.read_blocks(start, buf)
             }
             other => other,

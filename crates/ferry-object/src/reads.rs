@@ -86,7 +86,7 @@ impl ObjectDevice {
         range: Range<u64>,
         mut verify: impl FnMut(&[u8]) -> Result<T, ObjectError>,
     ) -> Result<T, ObjectError> {
-        let whole = self.log_read.lock().of(object).cloned();
+        let whole = self.small.lock().of(object).cloned();
         if let Some(bytes) = whole {
             let at = |offset: u64| bytes.len().min(offset as usize);
             return verify(&bytes[at(range.start)..at(range.end)]);
@@ -127,6 +127,10 @@ impl ObjectDevice {
         let verified = verify(&bytes[at(range.start)..at(range.end)])?;
         match cache {
             Some(cache) => cache.add(object, wide.start, &bytes),
+            // There is no more of it.
+            None if wide.start == 0 && (bytes.len() as u64) < wide.end => {
+                self.small.lock().add(object, Arc::new(bytes));
+            }
             None if is_wide => {
                 self.ahead.insert(object, wide.start, bytes, self.env.clock.monotonic());
             }
@@ -168,7 +172,7 @@ impl ObjectDevice {
     /// Has contents of an object fetched that will be read soon. Where they are in the object its
     /// front tells. If that is not here, what begins with the front is fetched first.
     fn read_object_ahead(&self, object: ObjectRef, contents: Range<u64>) {
-        if self.log_read.lock().of(object).is_some() {
+        if self.small.lock().of(object).is_some() {
             return;
         }
         let front = self.fronts.lock().get(&object).cloned();

@@ -142,7 +142,7 @@ impl ObjectDevice {
         };
         let roots = &mut state.roots;
         (roots.log_bytes, roots.log_objects, roots.died) = (0, 0, None);
-        self.log_read.lock().clear();
+        self.small.lock().clear();
         roots.writing = Some(Writing { root, shards, left: changed.len(), dead });
         let me = self.me();
         let run = move || -> Answer {

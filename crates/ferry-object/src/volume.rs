@@ -36,8 +36,8 @@ use std::time::Duration;
 const WINDOW_DEFAULT: u32 = 64;
 /// So many owners that have not served are looked at, to find out whether all are dead.
 const LOOK_BACK_MAX: u64 = 64;
-/// Bytes of log objects that are in memory for recovery, at most.
-const LOG_READ_BYTES_MAX: usize = 16 << 20;
+/// Bytes of small objects in memory, at most.
+const SMALL_BYTES_MAX: usize = 16 << 20;
 
 /// What a new volume is to be.
 #[derive(Clone, Debug)]
@@ -375,27 +375,32 @@ pub(crate) struct Chain {
     pub next: u64,
     pub last_id: Id,
     /// Who recovers the volume reads the log again, and has it from here. `None`: nobody does.
-    pub read: Option<LogRead>,
+    pub read: Option<SmallObjects>,
 }
 
-/// Small log objects, which came as a whole when the log was followed.
+/// Small objects, of which a request for the beginning brought all bytes. The log of the file
+/// system has one for each flush.
 #[derive(Clone, Default)]
-pub(crate) struct LogRead {
-    objects: HashMap<u64, Arc<Vec<u8>>>,
+pub(crate) struct SmallObjects {
+    objects: HashMap<ObjectRef, Arc<Vec<u8>>>,
     len: usize,
 }
 
-impl LogRead {
-    fn add(&mut self, seq: u64, bytes: Arc<Vec<u8>>) {
-        if self.len + bytes.len() <= LOG_READ_BYTES_MAX {
-            self.len += bytes.len();
-            self.objects.insert(seq, bytes);
+impl SmallObjects {
+    /// Adds all bytes of an object, as long as there is room.
+    pub fn add(&mut self, object: ObjectRef, bytes: Arc<Vec<u8>>) {
+        if self.len + bytes.len() > SMALL_BYTES_MAX {
+            return;
+        }
+        self.len += bytes.len();
+        if let Some(before) = self.objects.insert(object, bytes) {
+            self.len -= before.len();
         }
     }
 
-    /// All bytes of a log object, if they are here.
+    /// All bytes of an object, if they are here.
     pub fn of(&self, object: ObjectRef) -> Option<&Arc<Vec<u8>>> {
-        self.objects.get(&object.number).filter(|_| object.is_log())
+        self.objects.get(&object)
     }
 
     /// Nothing here is read any more, or it was damaged on its way.
@@ -412,7 +417,7 @@ impl Chain {
 
     /// The same, for who recovers the volume.
     fn to_recover(root: FoundRoot) -> Self {
-        Self { read: Some(LogRead::default()), ..Self::new(root) }
+        Self { read: Some(SmallObjects::default()), ..Self::new(root) }
     }
 
     /// Goes on where an earlier chain ended, if that went past this one's end. What it has from
@@ -443,7 +448,7 @@ impl Chain {
             let Some(begun) = tables.take(access, seq)? else { return Ok(()) };
             let Begun { front, table, whole } = begun;
             if let (Some(read), Some(whole)) = (&mut self.read, whole) {
-                read.add(seq, whole);
+                read.add(ObjectRef::log(seq), whole);
             }
             let header = front.header;
             if epoch_max.is_some_and(|most| header.epoch > most) {
