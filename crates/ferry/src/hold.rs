@@ -39,7 +39,7 @@ use zeroize::Zeroizing;
 
 use crate::error::CliError;
 use crate::waiting::timespec;
-use crate::{logging, starter};
+use crate::{logging, passphrase, starter};
 
 /// The environment variable with the name of the holder's socket.
 const SOCKET: &str = "FERRY_HOLDER";
@@ -339,6 +339,8 @@ struct Holding {
     daemon: bool,
     /// Where its messages go then.
     log: Option<PathBuf>,
+    /// The file with the passphrase that the user has typed.
+    passphrase: Option<PathBuf>,
     signals: UnixStream,
     /// A signal has asked for the end.
     is_to_end: bool,
@@ -355,11 +357,15 @@ struct Holding {
 }
 
 /// Runs as the holder: starts this program again with the same arguments, and its successors.
-/// Returns when the mount has ended.
-pub fn run(daemon: bool, log: Option<&Path>) -> Result<ExitCode, CliError> {
+/// Returns when the mount has ended. `passphrase`: a file for who serves.
+pub fn run(
+    daemon: bool,
+    log: Option<&Path>,
+    passphrase: Option<&Path>,
+) -> Result<ExitCode, CliError> {
     starter::prepare(daemon);
     let failed = |error: io::Error| CliError::Failed(format!("cannot hold a mount: {error}"));
-    let mut holding = Holding::new(daemon, log).map_err(failed)?;
+    let mut holding = Holding::new(daemon, log, passphrase).map_err(failed)?;
     let mut program = PathBuf::from(OWN);
     let clock = Arc::clone(&holding.clock);
     // When the mount was left last, and for how long it is tried to go on with it.
@@ -429,7 +435,7 @@ fn code(status: Option<ExitStatus>) -> ExitCode {
 }
 
 impl Holding {
-    fn new(daemon: bool, log: Option<&Path>) -> io::Result<Self> {
+    fn new(daemon: bool, log: Option<&Path>, passphrase: Option<&Path>) -> io::Result<Self> {
         let (signals, sender) = UnixStream::pair()?;
         for signal in [SIGTERM, SIGINT] {
             signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?;
@@ -441,7 +447,7 @@ impl Holding {
         let name = format!("ferry-holder-{own}-{:016x}", Env::real().entropy.next_u64());
         bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         listen(&listener, 1)?;
-        let log = log.map(Path::to_owned);
+        let [log, passphrase] = [log, passphrase].map(|path| path.map(Path::to_owned));
         let [things, saying, if_killed] = Default::default();
         let (is_to_end, deaths) = (false, 0);
         let clock = Env::real().clock;
@@ -450,6 +456,7 @@ impl Holding {
             name,
             daemon,
             log,
+            passphrase,
             signals,
             is_to_end,
             things,
@@ -463,6 +470,9 @@ impl Holding {
     fn start(&self, program: &Path) -> io::Result<Served> {
         let mut command = Command::new(program);
         command.arg0("ferry").args(std::env::args_os().skip(1)).env(SOCKET, &self.name);
+        if let Some(path) = &self.passphrase {
+            command.env(passphrase::VARIABLE, path);
+        }
         // Ctrl-C reaches the holder, which passes it on: the other one would take it for two.
         let child = command.process_group(0).spawn()?;
         Ok(Served {

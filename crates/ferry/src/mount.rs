@@ -26,6 +26,7 @@ use crate::hold::{self, Held, Holder, Open};
 use crate::location::{Location, resolve};
 use crate::open::{How, Opened, explain, on_disk, open_on_disk_when_free};
 use crate::options::MountOptions;
+use crate::passphrase::Handed;
 use crate::size::format_bytes;
 use crate::spaced::Walks;
 use crate::waiting::pause;
@@ -48,7 +49,9 @@ pub fn run(
     if args.foreground && goes_on && !options.remount && Holder::get().is_none() {
         // It may have inherited the passphrase.
         passphrase::protect_memory();
-        return hold::run(args.daemon, options.log.as_deref());
+        let handed = if args.daemon { None } else { handed_passphrase(args, options)? };
+        let handed = handed.as_ref().map(|handed| handed.path.as_path());
+        return hold::run(args.daemon, options.log.as_deref(), handed);
     }
     let held = Holder::get().map(Holder::held).transpose()?.flatten();
     let goes_on = held.is_some();
@@ -174,16 +177,22 @@ fn in_background(
     }
     command.push("--stop-timeout".into());
     command.push(format!("{}ms", args.stop_timeout.as_millis()).into());
-    let handed = match args.volume.store() {
-        Some(url) => passphrase::for_daemon(&args.volume, || {
-            is_encrypted(url, &Env::real()).map_err(|error| explain(&args.volume, &error.into()))
-        })?,
-        None => None,
-    };
-    if let Some(file) = &handed {
+    if let Some(file) = &handed_passphrase(args, options)? {
         command.extend(["--passphrase-file".into(), file.path.clone().into()]);
     }
     starter::spawn(&daemon_args(command, options, log_level), options.log.as_deref())
+}
+
+/// The file from which the process that serves reads the passphrase, if that process does not find
+/// it by itself: it has no terminal, or must not read from it.
+fn handed_passphrase(args: &MountArgs, options: &MountOptions) -> Result<Option<Handed>, CliError> {
+    if let Some(file) = &options.passphrase_file {
+        passphrase::use_file(file);
+    }
+    let Some(url) = args.volume.store() else { return Ok(None) };
+    passphrase::for_daemon(&args.volume, || {
+        is_encrypted(url, &Env::real()).map_err(|error| explain(&args.volume, &error.into()))
+    })
 }
 
 /// A mount of a file system that needs no volume.

@@ -295,6 +295,39 @@ fn an_encrypted_volume_is_opened_after_a_kill_without_its_passphrase() {
 }
 
 #[test]
+fn a_passphrase_that_was_typed_is_typed_once() {
+    let fixture = TestVolume::new();
+    let (mnt, file) = (fixture.mnt(), fixture.0.path().join("passphrase"));
+    fs::write(&file, "correct horse").expect("writes");
+    let store = format!("dir://{}", fixture.0.path().join("store").display());
+    ok(&ferry(&["mkfs", &store, "--size", "256M", "--encrypt", "--passphrase-file", path(&file)]));
+    let mount = format!("{FERRY} mount -f {store} {}", path(&mnt));
+    let mut terminal = Command::new("script")
+        .args(["-qec", &mount, "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("util-linux has it");
+    let mut typed = terminal.stdin.take().expect("it is a pipe");
+    typed.write_all(b"correct horse\n").expect("types");
+    let is_mounted = || {
+        let mounts = fs::read_to_string("/proc/self/mounts").expect("the table of mounts");
+        mounts.contains(path(&mnt))
+    };
+    let (clock, begun) = now();
+    while !is_mounted() && clock.monotonic() - begun < Duration::from_secs(60) {
+        std::thread::park_timeout(A_WHILE);
+    }
+    fs::write(mnt.join("file"), "before").expect("writes");
+    ok(&ferry(&["sync", path(&mnt)]));
+    wait_a_while();
+    kill_process(fixture.daemon(), Signal::KILL).expect("it is ours");
+    assert_eq!(fs::read(mnt.join("file")).expect("reads"), b"before");
+    ok(&ferry(&["umount", path(&mnt)]));
+    assert!(terminal.wait().expect("it ends").success());
+}
+
+#[test]
 fn a_daemon_that_is_killed_whenever_it_serves_ends_the_mount() {
     let fixture = TestVolume::new();
     fixture.mount();
