@@ -57,10 +57,12 @@ mounts_below() {
 holder_of() { awk '/^PPid:/ { print $2 }' "/proc/$1/status"; }
 
 # Ends the mount of a volume as a crash of the machine does: its holder is killed, and with it the daemon.
-kill_mount() {
-  local daemon; daemon=$(daemon_of "$1")
-  kill -9 "$(holder_of "$daemon")"
-  timeout 60 tail --pid="$daemon" -f /dev/null
+kill_mount() { kill_mount_of "$(daemon_of "$1")"; }
+
+# The same of the mount that a process serves.
+kill_mount_of() {
+  kill -9 "$(holder_of "$1")"
+  timeout 60 tail --pid="$1" -f /dev/null
 }
 
 # The process that has a volume open.

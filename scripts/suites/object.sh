@@ -6,7 +6,7 @@ object_killed() {
   mount_volume "$1" "$scratch/mnt"
   cp -r "$repo/crates" "$scratch/mnt/tree"
   "$ferry" sync "$scratch/mnt"
-  kill -9 "$(stat_of "$scratch/mnt" fuse daemon)"
+  kill_mount_of "$(stat_of "$scratch/mnt" fuse daemon)"
   mount_volume "$1" "$scratch/mnt"
   diff -r "$repo/crates" "$scratch/mnt/tree"
   object_clean "$1"
@@ -184,7 +184,7 @@ object_cloned() {
   diff -r "$repo/docs" "$second/cloned/then"
   cp -r "$repo/docs" "$second/cloned/more"
   "$ferry" snapshot create "$second" more
-  kill -9 "$(stat_of "$mount" fuse daemon)"
+  kill_mount_of "$(stat_of "$mount" fuse daemon)"
   mount_volume "$1" "$mount"
   diff -r "$repo/scripts" "$mount/cloned/now"
   [ "$(ls "$mount/cloned")" = now ]
@@ -331,7 +331,7 @@ object_snapshots_killed() {
     maker=$! failed_to_make=
     # Sooner or later, while it works.
     sleep "0.$((RANDOM % 4))$((RANDOM % 10))"
-    kill -9 "$owner"
+    kill_mount_of "$owner"
     wait "$maker" || failed_to_make=1
     mount_volume "$1" "$mount"
     if "$ferry" snapshot list "$1" | grep -q "killed-$round\$"; then

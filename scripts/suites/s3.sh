@@ -82,7 +82,7 @@ s3_away() {
 s3_back() {
   until [ -e "$scratch/s3-synced" ]; do sleep 0.2; done
   [ "$(cat "$scratch/s3-synced")" = 0 ]
-  kill -9 "$(stat_of "$scratch/mnt" fuse daemon)"
+  kill_mount_of "$(stat_of "$scratch/mnt" fuse daemon)"
   mount_volume "$1" "$scratch/mnt"
   diff -r "$repo/docs" "$scratch/mnt/away/second"
   object_clean "$1"
@@ -107,7 +107,7 @@ s3_postgres() {
     postgres "$bin/psql" -XqAt -v ON_ERROR_STOP=1 postgres >"$scratch/acknowledged" 2>/dev/null &
   until [ "$(acknowledged)" -ge 200 ]; do sleep 0.1; done
   daemon=$(stat_of "$scratch/mnt" fuse daemon) server=$(head -n 1 "$data/postmaster.pid")
-  kill -9 "$daemon"
+  kill_mount_of "$daemon"
   # Each is killed by its own number; the children first lose their parent.
   kill -9 "$server" $(pgrep -P "$server") || true
   wait "$client" || true
@@ -222,7 +222,7 @@ s3_local() {
   "$ferry" umount "$scratch/mnt" --timeout 2s 2>"$scratch/said" && return 1
   grep 'still mounted: after 2 s .* objects, .*, are not in its store yet' "$scratch/said"
   daemon=$(stat_of "$scratch/mnt" fuse daemon)
-  kill -9 "$daemon"
+  kill_mount_of "$daemon"
   run_s3_store "$2" "$3"
   s3_elsewhere timeout 60 "$ferry" mount "$1" "$scratch/other" --take-over 2>"$scratch/said" && return 1
   grep -e '--take-over --force' "$scratch/said"
@@ -243,7 +243,7 @@ s3_local_lost() {
   stop_s3_store
   echo lost >"$scratch/mnt/lost"
   timeout 20 sync "$scratch/mnt/lost"
-  kill -9 "$(stat_of "$scratch/mnt" fuse daemon)"
+  kill_mount_of "$(stat_of "$scratch/mnt" fuse daemon)"
   run_s3_store "$2" "$3"
   s3_elsewhere sh -c 'timeout 60 "$1" mount "$2" "$3" --take-over --force && timeout 60 "$1" umount "$3"' \
     take "$ferry" "$1" "$scratch/other"
@@ -283,7 +283,7 @@ s3_outage() {
   until [ "$(acknowledged)" -ge $((before + 100)) ]; do kill -0 "$writer"; sleep 0.05; done
   touch "$scratch/outage-ends"
   wait "$writer"
-  kill -9 "$daemon"
+  kill_mount_of "$daemon"
   mount_volume "$1" "$mount"
   python3 "$repo/scripts/suites/outage.py" check "$mount/outage" "$scratch/acknowledged"
   rm -r "$mount/outage"

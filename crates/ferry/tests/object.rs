@@ -11,6 +11,8 @@ mod copy;
 mod diff;
 #[path = "object/far.rs"]
 mod far;
+#[path = "shared/holder.rs"]
+mod holder;
 #[path = "object/replica.rs"]
 mod replica;
 #[path = "object/resize.rs"]
@@ -27,6 +29,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use ferry_env::Env;
+use holder::holder_of;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -100,6 +103,15 @@ impl Store {
         let pid = self.stats(mount)["fuse"]["daemon"].as_i64();
         let pid = pid.and_then(|pid| i32::try_from(pid).ok());
         pid.and_then(Pid::from_raw).expect("the daemon's number")
+    }
+
+    /// Kills a mount as a loss of power does: with its holder.
+    fn kill(&self, mount: &str) {
+        let daemon = self.daemon(mount);
+        kill_process(holder_of(daemon), Signal::KILL).expect("it is ours");
+        while Path::new(&format!("/proc/{daemon}/exe")).exists() {
+            std::thread::yield_now();
+        }
     }
 
     /// All files of the store and their lengths, except the locks.
@@ -177,7 +189,7 @@ fn what_was_synced_survives_a_killed_daemon_and_the_next_mount_waits_for_nobody(
     store.mount("first");
     write_files(&store.at("first"), 0..3000);
     ok(&store.ferry(&["sync", "first"]));
-    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    store.kill("first");
     store.mount("first");
     check_files(&store.at("first"), 0..3000);
     assert!(!store.log("first").contains("waits"), "{}", store.log("first"));
@@ -297,7 +309,7 @@ fn a_snapshot_is_read_beside_its_volume_and_stays_as_it_was() {
     fs::write(store.at("first/more"), "x").expect("nobody fenced it off");
     ok(&store.ferry(&["sync", "first"]));
 
-    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    store.kill("first");
     ok(&store.ferry(&["mount", &before, "second"]));
     check_files(&store.at("second"), 0..400);
     ok(&store.ferry(&["umount", "second"]));
@@ -415,7 +427,7 @@ fn a_rollback_brings_the_files_of_a_snapshot_back_and_loses_none() {
     assert_eq!(fs::read(store.at("second/new")).expect("it is there"), b"new");
     assert!(!store.at("second/000").exists(), "it was removed");
     ok(&store.ferry(&["umount", "second"]));
-    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    store.kill("first");
     store.ferry(&["umount", "first"]);
 
     let done = store.ferry(&["rollback", &format!("{url}@before-rollback"), "--discard"]);
@@ -479,7 +491,7 @@ fn an_encrypted_volume_shows_nothing_and_opens_with_its_passphrase_alone() {
     ok(&store.ferry(&[&change[..], &["old"]].concat()));
     fs::write(store.at("first").join("later"), "x").expect("a file");
     ok(&store.ferry(&["sync", "first"]));
-    kill_process(store.daemon("first"), Signal::KILL).expect("the daemon is there");
+    store.kill("first");
     store.ferry(&["umount", "first"]);
     let old = store.try_mount("first", &["--passphrase-file", "old"]);
     fails(&old, 1, &["not the passphrase of the volume"]);
@@ -736,7 +748,7 @@ fn a_volume_opens_with_few_requests_after_many_fsyncs() {
     }
     drop(file);
     let gets = || store.stats("first")["store"]["gets"].as_u64().expect("a number");
-    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    store.kill("first");
     store.mount("first");
     // Each sync was an object: it says what it has, and then the journal reads its part of that.
     assert!((300..750).contains(&gets()), "{} requests after a crash", gets());
@@ -977,7 +989,7 @@ fn puts_of_fsyncs(option: &str, threads: usize, rounds: usize) -> (u64, Duration
         }
     });
     let found = (puts() - before, clock.monotonic() - begun);
-    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    store.kill("first");
     store.mount("second");
     for thread in 0..threads {
         let found = fs::read_to_string(store.at(&format!("second/{thread}"))).expect("a file");

@@ -58,7 +58,7 @@ fn a_clone_is_written_beside_its_volume_and_each_has_its_own_files() {
     ok(&store.ferry(&["snapshot", "delete", "first", "before"]));
     let refused = ["the clone \"copy\" needs this snapshot", "remove that volume first"];
     fails(&store.ferry(&["snapshot", "delete", "first", &pin]), 1, &refused);
-    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    store.kill("first");
     store.ferry(&["umount", "first"]);
     fails(&store.ferry(&["snapshot", "delete", &url, &pin]), 1, &refused);
     ok(&store.ferry(&["snapshot", "create", "second", "of the clone"]));

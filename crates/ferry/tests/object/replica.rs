@@ -167,7 +167,7 @@ fn a_replica_follows_the_next_owner_of_a_killed_one() {
     let open = File::open(second.join("000/7")).expect("it is there");
     for round in 1..4 {
         let epoch = caught_up(&store)["epoch"].as_u64();
-        kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+        store.kill("first");
         check_files(&second, 0..100 * round);
         store.mount("first");
         write_files(&first, 100 * round..100 * (round + 1));

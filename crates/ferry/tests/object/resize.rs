@@ -63,7 +63,7 @@ fn a_volume_in_a_store_gets_another_size_while_it_is_mounted_and_a_replica_follo
     ok(&resize(&store.url(), "128M"));
     let at = total(&first);
     assert!((90..128).contains(&at), "{at}");
-    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    store.kill("first");
     store.mount("first");
     assert_eq!(total(&first), at);
     check_large(&first, 0..full);
