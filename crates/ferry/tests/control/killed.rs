@@ -66,6 +66,12 @@ fn now() -> (std::sync::Arc<dyn ferry_env::Clock>, Duration) {
     (clock, begun)
 }
 
+/// Unmounts. If something is lost, the first who makes everything durable hears of it.
+fn unmount(fixture: &TestVolume) {
+    let _told = ferry(&["sync", path(&fixture.mnt())]);
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
+}
+
 fn wait_a_while() {
     let (clock, begun) = now();
     while clock.monotonic() - begun < A_WHILE {
@@ -123,7 +129,7 @@ fn kill_again_and_again(fixture: &TestVolume, volume: &str) {
     assert_eq!(contents, (0..TIMES as u8).collect::<Vec<_>>());
     assert!(longest < Duration::from_secs(10), "{longest:?}");
     drop((open, removed));
-    ok(&ferry(&["umount", path(&mnt)]));
+    unmount(fixture);
     ok(&ferry(&["fsck", volume]));
 }
 
@@ -179,7 +185,7 @@ fn snapshots_that_programs_look_into_stay_when_the_daemon_is_killed() {
         assert_eq!(fs::read(&seen).expect("reads"), b"before");
     }
     drop(open);
-    ok(&ferry(&["umount", path(&mnt)]));
+    unmount(&fixture);
     ok(&ferry(&["fsck", &store]));
 }
 
@@ -204,7 +210,7 @@ fn kill_and_upgrade(fixture: &TestVolume) {
         assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
     }
     drop(open);
-    ok(&ferry(&["umount", path(&mnt)]));
+    unmount(fixture);
 }
 
 #[test]
@@ -243,7 +249,7 @@ fn programs_wait_if_the_store_is_away_when_the_daemon_is_killed() {
         fs::rename(&away, &here).expect("it comes back");
         assert_eq!(reads.join().expect("it ends").expect("reads"), b"before");
     });
-    ok(&ferry(&["umount", path(&mnt)]));
+    unmount(&fixture);
     ok(&ferry(&["fsck", &store]));
 }
 
@@ -271,7 +277,7 @@ fn what_others_have_done_to_a_volume_after_a_kill_is_there_and_open_files_are_to
     assert_eq!(told.raw_os_error(), Some(libc::EIO));
     open.sync_all().expect("it is told once");
     drop(open);
-    ok(&ferry(&["umount", path(&mnt)]));
+    unmount(&fixture);
 }
 
 #[test]
@@ -291,7 +297,7 @@ fn an_encrypted_volume_is_opened_after_a_kill_without_its_passphrase() {
         kill_process(fixture.daemon(), Signal::KILL).expect("it is ours");
         assert_eq!(fs::read(mnt.join("file")).expect("reads"), b"before");
     }
-    ok(&ferry(&["umount", path(&mnt)]));
+    unmount(&fixture);
 }
 
 #[test]
@@ -323,7 +329,7 @@ fn a_passphrase_that_was_typed_is_typed_once() {
     wait_a_while();
     kill_process(fixture.daemon(), Signal::KILL).expect("it is ours");
     assert_eq!(fs::read(mnt.join("file")).expect("reads"), b"before");
-    ok(&ferry(&["umount", path(&mnt)]));
+    unmount(&fixture);
     assert!(terminal.wait().expect("it ends").success());
 }
 
