@@ -7,7 +7,7 @@ mod common;
 use common::{Volume, credits, device_len, force, geometry, options, put};
 use ferry_device::{AlignedBuf, FileDevice, HookedDevice, MemDevice};
 use ferry_env::Env;
-use ferry_journal::{DataExtent, Geometry, LogOptions, Wake};
+use ferry_journal::{DataExtent, Geometry, JournalOptions, LogOptions, Wake};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -175,4 +175,22 @@ fn space_is_given_back_once_for_many_log_writes() {
     let after = journal.stats();
     assert_eq!((after.tail_moves, after.log_used_bytes), (full.tail_moves + 1, 0));
     journal.close().unwrap();
+}
+
+#[test]
+fn a_change_is_durable_in_time_though_the_thread_would_rest_for_longer() {
+    let interval = Duration::from_secs(2);
+    let volume = Volume::new(1 << 20);
+    let (journal, _, _) =
+        volume.open_owned(JournalOptions { commit_interval: interval, ..options(true) }).unwrap();
+    force(&journal, put(&journal, b"forced", b"value")).unwrap();
+    // It has written a durable point, and would look again for a checkpoint in some seconds.
+    std::thread::sleep(interval * 3 / 2);
+    let clock = Env::real().clock;
+    let (seq, begun) = (put(&journal, b"later", b"value"), clock.monotonic());
+    while journal.durable() < seq {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let took = clock.monotonic() - begun;
+    assert!(took < interval * 5 / 2, "{took:?}");
 }

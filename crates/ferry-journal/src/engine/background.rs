@@ -24,12 +24,14 @@ impl Core {
         loop {
             let doing = activity::begin(Operation::Journal);
             let seen = self.durable();
-            let due = self.work();
+            let (seals, due) = self.work();
             let look = self.look_at_waiters(&mut looked);
             let time = due.into_iter().chain(look).min();
-            if time.is_none() {
+            if !seals {
+                // The first transaction of a context wakes it, however long it would sleep.
                 self.signal.asleep.store(true, Ordering::SeqCst);
-                if self.moved_on(seen) {
+                let has_begun = || !self.head.read().is_empty();
+                if if time.is_none() { self.moved_on(seen) } else { has_begun() } {
                     self.signal.kick();
                 }
             }
@@ -74,17 +76,21 @@ impl Core {
         }
     }
 
-    /// Does what is due. Returns the time until more may be due; `None`: only a kick brings more.
-    fn work(self: &Arc<Self>) -> Option<Duration> {
+    /// Does what is due. Returns the time until more may be due (`None`: only a kick brings more),
+    /// and whether the open context is to be sealed then.
+    fn work(self: &Arc<Self>) -> (bool, Option<Duration>) {
         if self.failure().is_some() {
-            return None;
+            return (false, None);
         }
         self.merge_layers(false);
         if self.fills_up() {
             // The error has been reported already: by `failed`, or by `fail_waiters`.
             let _ = self.empty_log();
         }
-        self.seal_in_time().or_else(|| self.idle())
+        match self.seal_in_time() {
+            None => (false, self.idle()),
+            seals => (true, seals),
+        }
     }
 
     /// Empties the log as far as that is possible without waiting: checkpoints what is durable, and

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct Signal {
     state: Mutex<SignalState>,
     wake: Condvar,
-    /// Whether the thread sleeps without a deadline.
+    /// Whether the thread sleeps, and no context is to be sealed when it wakes.
     pub asleep: AtomicBool,
 }
 
