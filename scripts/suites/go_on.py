@@ -2,11 +2,12 @@
 """Real programs work on a mount while other processes go on with it again and again.
 
 usage: go_on.py FERRY DIR SECONDS [PAUSE [VOLUME]]
-       go_on.py FERRY DIR SECONDS PAUSE killed [VOLUME]
+       go_on.py FERRY DIR SECONDS PAUSE killed [VOLUME|served]
 
 With `killed` (VOLUME may be in a store) the daemon is killed instead. Programs may then see EIO, ESTALE and ENOENT, and what they did not sync may
 be lost. So the programs are others: some only make errors likely and are begun anew; what others have synced
-must be there, in files that are open all the time and in a database of sqlite3.
+must be there, in files that are open all the time and in a database of sqlite3. A mount of a server (`killed served`)
+loses nothing, and no program may see an error: the programs are those of a planned change.
 
 fio with verification, git, sqlite3 with a WAL, make, and programs that sync work in a mount below DIR; so do
 fsx, pjdfstest, PostgreSQL and cargo if they are there and SECONDS are 60 or more. VOLUME is made; it may be in a
@@ -35,6 +36,8 @@ is_killed = where == "killed"
 if is_killed:
     where = sys.argv[6] if len(sys.argv) > 6 else None
 is_served = where == "served"
+# What was not synced may be lost.
+may_lose = is_killed and not is_served
 volume = where if where and not is_served else base / "volume.ferry"
 suites = pathlib.Path(__file__).resolve().parent
 tools = pathlib.Path(os.environ.get("FERRY_TOOLS", suites.parent.parent / "target/tools")) / "bin"
@@ -75,13 +78,13 @@ def again(name, once):
         try:
             once(work)
         except Exception as error:
-            if is_killed and is_lost(error):
+            if may_lose and is_lost(error):
                 lost[name] = lost.get(name, 0) + 1
                 count += 1
                 continue
             failures.append(f"{name}: {error}")
             return
-        shutil.rmtree(work, ignore_errors=is_killed)
+        shutil.rmtree(work, ignore_errors=may_lose)
         count += 1
         rounds[name] = count
 
@@ -135,7 +138,7 @@ def mapped(work):
     path = work / "mapped"
     with open(path, "wb", buffering=0) as file:
         file.write(bytes(1 << 20))
-        if is_killed:
+        if may_lose:
             os.fsync(file.fileno())
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 1 << 20) as memory:
         for number in range(200):
@@ -409,7 +412,7 @@ def looks():
             path.write_text("x")
             path.unlink()
         except OSError as error:
-            if not is_killed or not is_lost(error):
+            if not may_lose or not is_lost(error):
                 failures.append(f"a small operation: {error}")
         worst = max(worst, time.monotonic() - begun)
         if changed.is_set():
@@ -444,9 +447,11 @@ if seconds >= 60:
     works += [cargo] if shutil.which("cargo") else []
 alone = [keeps_open, looks]
 checked = [synced, synced_lines, database] + ([committed] if postgres_programs() and seconds >= 60 else [])
-if is_killed:
+if may_lose:
     works = [tree, mapped] + [work for work in works if work in (git, fio, make, cargo) and seconds >= 60]
     alone = [*checked, made_once, looks]
+elif is_killed:
+    works += [tree]
 threads = [threading.Thread(target=again, args=(work.__name__, work)) for work in works]
 threads += [threading.Thread(target=work) for work in alone]
 for thread in threads:
@@ -469,7 +474,7 @@ def kill_daemon():
     return 1000 * (time.monotonic() - begun)
 
 
-if is_killed and not all(prepared.acquire(timeout=60) for _ in checked):
+if may_lose and not all(prepared.acquire(timeout=60) for _ in checked):
     failures.append("the programs have not begun")
 while is_killed and time.monotonic() < end - 1 and not failures:
     try:
@@ -490,10 +495,10 @@ for thread in threads:
     thread.join(300)
     if thread.is_alive():
         failures.append("a program hangs")
-print(json.dumps(rounds), f"lost: {json.dumps(lost)}" if is_killed else "")
+print(json.dumps(rounds), f"lost: {json.dumps(lost)}" if may_lose else "")
 if not failures:
     # The first sync says that something is lost.
-    if is_killed:
+    if may_lose:
         run(ferry, "sync", mount)
     must(ferry, "umount", mount)
     if server:

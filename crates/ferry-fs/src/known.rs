@@ -34,7 +34,7 @@
 //! that of a block's shard, then that of the free pages.
 
 use crate::api::Ino;
-use ferry_device::SharedWords;
+pub use ferry_device::SharedWords;
 use ferry_journal::RequestId;
 use parking_lot::Mutex;
 use std::collections::HashMap;

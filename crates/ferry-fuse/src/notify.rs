@@ -24,6 +24,7 @@ use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -51,7 +52,9 @@ const REPEAT_INTERVAL: Duration = Duration::from_millis(1);
 
 enum Notice {
     /// All names.
-    Names,
+    Names {
+        done: Box<dyn FnOnce() + Send>,
+    },
     Contents {
         ino: Ino,
     },
@@ -77,7 +80,7 @@ enum Notice {
 impl fmt::Debug for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Names => write!(f, "Names"),
+            Self::Names { .. } => write!(f, "Names"),
             Self::Contents { ino } => write!(f, "Contents({ino})"),
             Self::Attributes { ino } => write!(f, "Attributes({ino})"),
             Self::Forget { what, .. } => write!(f, "Forget({what:?})"),
@@ -93,7 +96,10 @@ impl Notice {
     fn is_awaited(&self) -> bool {
         matches!(
             self,
-            Self::Names | Self::Attributes { .. } | Self::Pages { .. } | Self::WriteBack { .. }
+            Self::Names { .. }
+                | Self::Attributes { .. }
+                | Self::Pages { .. }
+                | Self::WriteBack { .. }
         )
     }
 }
@@ -286,8 +292,9 @@ impl Notifier {
         let device = &Outlet::of(device, !matches!(kind, NoticeKind::Attributes));
         while let Some(notice) = self.queue(kind).next() {
             match notice {
-                Notice::Names => {
+                Notice::Names { done } => {
                     let _known = send(device, abi::NOTIFY_INC_EPOCH, &[]);
+                    done();
                 }
                 Notice::Contents { ino } => invalidate_inode(device, ino, 0, 0),
                 Notice::Attributes { ino } => {
@@ -436,13 +443,18 @@ impl Host for Notifier {
         self.write_back(files, done);
     }
 
-    fn forget_all(&self, known: Vec<Ino>) {
-        self.queue(NoticeKind::Names).push(Notice::Names);
+    fn forget_all(&self, known: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
         for ino in &known {
             self.queue(NoticeKind::Contents).push(Notice::Contents { ino: *ino });
         }
+        let (tell, are_attributes_forgotten) = channel::<()>();
+        let done = move || {
+            let _dropped = are_attributes_forgotten.recv();
+            done();
+        };
+        self.queue(NoticeKind::Names).push(Notice::Names { done: Box::new(done) });
         let what = ToForget { inodes: known, ..ToForget::default() };
-        self.forget(what, Box::new(|| ()));
+        self.forget(what, Box::new(move || drop(tell)));
     }
 
     fn forgets_names(&self) -> bool {

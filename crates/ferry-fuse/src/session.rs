@@ -218,6 +218,8 @@ impl Running {
             let queues =
                 UringQueues::start(device, &self.dispatcher, &self.counters, &self.memory)?;
             *self.queues.lock() = Some(queues);
+            // Each queue has taken back what it found in its slots.
+            self.dispatcher.fs.goes_on();
             let realtime = Arc::clone(&self.dispatcher.realtime);
             self.dispatcher.parked.start_sweep(move || realtime.watch())?;
         }

@@ -33,7 +33,7 @@ pub(crate) use transport::{address, tls};
 pub(crate) use wire::{codec, frame, lanes, message, protocol};
 
 pub use address::{Address, Host};
-pub use client::{Carried, ClientOptions, RemoteFs};
+pub use client::{Carried, ClientOptions, Noted, Notes, RemoteFs};
 pub use error::NetError;
 pub use frame::Stream;
 pub use limits::{Export, IdSet, Limits, Terms};

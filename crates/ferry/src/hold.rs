@@ -50,7 +50,7 @@ const MESSAGE_MAX: usize = 8192;
 /// Bytes of a control message with a descriptor.
 const RIGHTS: usize = rustix::cmsg_space!(ScmRights(1));
 
-/// A process may take so long to go on with a mount. The volume was closed in order, so there is
+/// A process may take so long to go on with a mount. A volume was closed in order, so there is
 /// nothing to recover.
 const STARTS: Duration = Duration::from_secs(60);
 /// One that has to recover the volume may take so long.
@@ -174,17 +174,6 @@ pub enum Open {
 /// The open files have another form.
 pub fn other_form() -> CliError {
     CliError::Failed("the open files of the mount have another form in this version".into())
-}
-
-impl Held {
-    /// What programs have open there, of which `decode` knows the form.
-    pub fn carried<T>(&self, decode: impl FnOnce(&[u8]) -> Option<T>) -> Result<T, CliError> {
-        let carried = match &self.open {
-            Open::Carried(bytes) => decode(bytes),
-            Open::Known(_) => None,
-        };
-        carried.ok_or_else(other_form)
-    }
 }
 
 static HOLDER: OnceLock<Option<Holder>> = OnceLock::new();

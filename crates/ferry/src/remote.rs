@@ -1,5 +1,6 @@
 //! `ferry mount ferry://…`: mounts a server's volume.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +8,8 @@ use std::time::Duration;
 use ferry_env::Env;
 use ferry_fs::{CacheMode, Filesystem};
 use ferry_net::{
-    Address, Carried, ClientOptions, ClientTls, RemoteFs, TcpConnector, ends_soon, renewal,
+    Address, Carried, ClientOptions, ClientTls, Noted, Notes, RemoteFs, TcpConnector, ends_soon,
+    renewal,
 };
 use serde_json::Value;
 
@@ -15,7 +17,7 @@ use crate::asked::{self, Answers, Asked};
 use crate::cli::MountArgs;
 use crate::daemon::{self, Served, Service, Settle};
 use crate::error::CliError;
-use crate::hold::{Held, Holder};
+use crate::hold::{self, Held, Holder, Open};
 use crate::mounts::{self, Mount};
 use crate::options::{MountOptions, async_word};
 use crate::socket::object;
@@ -89,6 +91,7 @@ pub fn serve(
         eprintln!("ferry: warning: this client's certificate {ending}: {renewal}");
         tracing::warn!("this client's certificate {ending}: {renewal}");
     }
+    let notes = if Holder::get().is_some() { new_notes() } else { None };
     let client = ClientOptions {
         server: address.to_string(),
         path: address.path.clone().into_bytes(),
@@ -96,11 +99,21 @@ pub fn serve(
         timeout: options.timeout.unwrap_or(TIMEOUT),
         asynchronous: !options.async_off,
         noatime: options.noatime,
+        notes: notes.clone(),
     };
     let connector = Arc::new(TcpConnector::new(address.clone(), tls));
     let fs = match &held {
         None => RemoteFs::connect(connector, client, &env),
-        Some(held) => RemoteFs::go_on(connector, client, &held.carried(Carried::decode)?, &env),
+        Some(Held { open: Open::Carried(bytes), .. }) => {
+            let carried = Carried::decode(bytes).ok_or_else(hold::other_form)?;
+            RemoteFs::go_on(connector, client, &carried, &env)
+        }
+        Some(Held { open: Open::Known(file), .. }) => {
+            let noted = left(file)?;
+            let (open, known) = noted.counts();
+            tracing::warn!(open, known, "a process was killed: this one goes on with its session");
+            RemoteFs::go_on_left(connector, client, noted, &env)
+        }
     };
     let fs = fs.map_err(failed)?;
     let mut fuse = options.for_kernel(address.to_string(), true);
@@ -118,7 +131,7 @@ pub fn serve(
         Arc::clone(&fs) as Arc<dyn Filesystem>,
         &mut Service {
             before: held.map(|held| held.connection),
-            known: None,
+            known: notes.as_deref().map(Notes::file).transpose().map_err(no_memory)?,
             settle: Holder::get().map(|_| settle),
             mountpoint,
             options: fuse,
@@ -134,6 +147,23 @@ pub fn serve(
     let served = served.and_then(|served| leave(&fs, mountpoint, served));
     asked.ended(&served);
     served
+}
+
+/// Where what another process needs outlives this one. `None`: the mount ends with it.
+fn new_notes() -> Option<Arc<Notes>> {
+    let notes = Notes::new();
+    notes
+        .inspect_err(|error| tracing::warn!(%error, "the mount ends if its process is killed"))
+        .ok()
+}
+
+fn no_memory(error: std::io::Error) -> CliError {
+    CliError::Failed(format!("the memory that outlives this process: {error}"))
+}
+
+/// What a process has left that was killed.
+fn left(file: &OwnedFd) -> Result<Noted, CliError> {
+    Notes::left(file.try_clone().map_err(no_memory)?).ok_or_else(hold::other_form)
 }
 
 /// Leaves the mount to another process, if it is to go on there.

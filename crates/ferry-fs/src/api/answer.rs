@@ -215,7 +215,7 @@ impl Cx<'_> {
     }
 
     /// The number of the request, if it may be replayed.
-    pub(crate) fn request(&self) -> Option<RequestId> {
+    pub fn request(&self) -> Option<RequestId> {
         self.park.request()
     }
 }

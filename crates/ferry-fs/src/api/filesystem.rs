@@ -21,8 +21,9 @@ pub trait Host: Send + Sync {
     /// ends before.
     fn forget_contents(&self, files: Vec<Ino>, done: Box<dyn FnOnce() + Send>);
     /// The kernel must forget all that it has cached of these inodes, and look up every name again:
-    /// a process that has served it was killed. Returns at once.
-    fn forget_all(&self, _known: Vec<Ino>) {}
+    /// a process that has served it was killed. Returns at once. `done` is called, by another
+    /// thread, when it looks up names and attributes again.
+    fn forget_all(&self, known: Vec<Ino>, done: Box<dyn FnOnce() + Send>);
     /// Whether [`Host::forget`] can be done for names.
     fn forgets_names(&self) -> bool;
     /// The transport's counters, for `stats`.
@@ -66,6 +67,9 @@ pub type CachedName = (Ino, Ino, Box<[u8]>);
 pub trait Filesystem: Send + Sync + 'static {
     /// Called once, before the first request.
     fn attach(&self, host: Arc<dyn Host>);
+    /// Each request that the process before has left was begun. Called once, behind
+    /// [`Filesystem::attach`]; other requests may have come since.
+    fn goes_on(&self) {}
     /// The mount is gone: nothing is open, no inode is known to the kernel any more.
     fn detach(&self);
 

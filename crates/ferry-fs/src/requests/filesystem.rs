@@ -93,7 +93,7 @@ impl LocalFs {
 impl Filesystem for LocalFs {
     fn attach(&self, host: Arc<dyn Host>) {
         if let Some(known) = self.stale.lock().take() {
-            host.forget_all(known);
+            host.forget_all(known, Box::new(|| ()));
         }
         *self.host.write() = Some(host);
     }

@@ -7,7 +7,7 @@
 //! all that says so. The request does not distinguish the two; an additional FSYNC finds everything
 //! durable.
 
-use ferry_fs::{Answer, Complete, Cx, Errno, Interrupt, Park, Reply, Stop};
+use ferry_fs::{Answer, Complete, Cx, Errno, Interrupt, Park, Reply, RequestId, Stop};
 use parking_lot::Mutex;
 
 /// Runs `first`, then `second`, and answers what `first` returned.
@@ -32,7 +32,8 @@ pub(crate) fn behind<T: Into<Reply>>(
     begin: impl FnOnce(Box<dyn FnOnce() + Send>),
     step: impl FnOnce(&Cx<'_>) -> Answer<T> + Send + 'static,
 ) -> Answer<T> {
-    let open = OpenRequest { complete: Mutex::new(Some(cx.park.park(None))) };
+    let request = cx.request();
+    let open = OpenRequest { complete: Mutex::new(Some(cx.park.park(None))), request };
     let (uid, gid, pid, umask) = (cx.uid, cx.gid, cx.pid, cx.umask);
     begin(Box::new(move || open.run(|park| step(&Cx { uid, gid, pid, umask, park }))));
     Err(Stop::Parked)
@@ -54,13 +55,18 @@ impl<S: Fn(&Cx<'_>) -> Answer<()> + Clone + Send + 'static> Park for FirstStep<'
         let (uid, gid, pid, umask) = (self.cx.uid, self.cx.gid, self.cx.pid, self.cx.umask);
         Box::new(move |first| {
             let Ok(answer) = first else { return complete(first) };
-            let open = OpenRequest { complete: Mutex::new(Some(answering(complete, answer))) };
+            let complete = Mutex::new(Some(answering(complete, answer)));
+            let open = OpenRequest { complete, request: None };
             open.run(|park| second(&Cx { uid, gid, pid, umask, park }));
         })
     }
 
     fn may_wait(&self) -> bool {
         self.cx.park.may_wait()
+    }
+
+    fn request(&self) -> Option<RequestId> {
+        self.cx.request()
     }
 }
 
@@ -83,6 +89,7 @@ impl<T: Into<Reply> + Copy> Park for SecondStep<'_, T> {
 /// Parks a step of a request that is in the table already.
 struct OpenRequest {
     complete: Mutex<Option<Complete>>,
+    request: Option<RequestId>,
 }
 
 impl OpenRequest {
@@ -105,6 +112,10 @@ impl OpenRequest {
 impl Park for OpenRequest {
     fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
         self.complete.lock().take().expect("a request parks once")
+    }
+
+    fn request(&self) -> Option<RequestId> {
+        self.request
     }
 }
 

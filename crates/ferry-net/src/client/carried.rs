@@ -243,6 +243,7 @@ impl Carried {
                 cookie: *cookie,
                 names: VecDeque::from(names.0.clone()),
                 whole: whole.as_ref().map(|List(names)| Arc::from(names.as_slice())),
+                left: None,
             };
             tables.dirs.insert(*fh, dir);
         }

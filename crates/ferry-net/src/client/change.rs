@@ -121,6 +121,11 @@ pub(super) struct Pending {
     pub(super) borrowed: Vec<Ino>,
     /// How often the server has found no space for it.
     pub(super) refusals: u32,
+    /// The transport's number of the request that waits for it, or that it was acknowledged to; 0:
+    /// none.
+    pub(super) request: u64,
+    /// What the program was told, if it was acknowledged.
+    pub(super) outcome: Option<Outcome>,
 }
 
 impl Pending {
@@ -136,6 +141,8 @@ impl Pending {
             touched: Vec::new(),
             borrowed: Vec::new(),
             refusals: 0,
+            request: 0,
+            outcome: None,
         }
     }
 
@@ -229,12 +236,14 @@ pub(super) struct Change {
     pub(super) since: Duration,
     /// The inode that the answer has named, if a program waited for that answer.
     pub(super) named: Option<Claim>,
+    /// Where it is noted for the next process (`notes`).
+    pub(super) noted_at: u64,
 }
 
 impl Change {
     pub(super) fn new(pending: Pending) -> Self {
         let (seq, stage, since) = (0, Stage::Decided, Duration::ZERO);
-        Self { seq, pending, stage, epoch: 0, since, named: None }
+        Self { seq, pending, stage, epoch: 0, since, named: None, noted_at: 0 }
     }
 
     pub(super) fn stage(&self) -> Stage {
@@ -273,13 +282,22 @@ impl Change {
     pub(super) fn placeholder(&self) -> Self {
         let pending = Pending::unattended(Op::Nothing {});
         let Self { seq, stage, epoch, since, .. } = *self;
-        Self { seq, pending, stage, epoch, since, named: None }
+        Self { seq, pending, stage, epoch, since, named: None, noted_at: 0 }
     }
 
     /// The connection is closed: what was sent on it has to be sent again.
     pub(super) fn disconnect(&mut self) {
         if matches!(self.stage, Stage::Sent { .. }) {
             self.advance(Stage::Unconfirmed);
+        }
+    }
+
+    /// It was left by a process that may have sent it.
+    pub(super) fn was_left(&mut self, is_fatal: bool) {
+        self.advance(Stage::Sent { units: 0 });
+        self.disconnect();
+        if is_fatal {
+            self.advance(Stage::Fatal);
         }
     }
 

@@ -11,8 +11,10 @@ use ferry_fs::Errno;
 use super::cache::Cache;
 use super::carried::Carried;
 use super::kernel::Kernel;
+use super::left::Left;
 use super::link::Link;
 use super::link::connection::Greeted;
+use super::notes::Notes;
 use super::remote::RemoteFs;
 use super::restorer::Restorer;
 use super::tables::Tables;
@@ -39,6 +41,9 @@ pub struct ClientOptions {
     pub asynchronous: bool,
     /// Reads move no access time.
     pub noatime: bool,
+    /// Where it is noted what another process needs to go on if this one is killed. `None`: the
+    /// mount ends with it.
+    pub notes: Option<Arc<Notes>>,
 }
 
 impl RemoteFs {
@@ -48,7 +53,9 @@ impl RemoteFs {
         options: ClientOptions,
         env: &Env,
     ) -> Result<Arc<Self>, NetError> {
-        let fs = Self::new(connector, &options, env, Tables::default())?;
+        let mut tables = Tables::default();
+        options.notes.iter().for_each(|notes| tables.note_in(notes));
+        let fs = Self::new(connector, &options, env, tables)?;
         match fs.greet_first(options.server) {
             Ok(first) => fs.run(Some(first)),
             Err(error) => {
@@ -91,7 +98,9 @@ impl RemoteFs {
         carried: &Carried,
         env: &Env,
     ) -> Result<Arc<Self>, NetError> {
-        let fs = Self::new(connector, &options, env, carried.tables())?;
+        let mut tables = carried.tables();
+        options.notes.iter().for_each(|notes| tables.note_in(notes));
+        let fs = Self::new(connector, &options, env, tables)?;
         fs.link.resume(&carried.session, carried.to_forget.clone());
         fs.is_left.store(true, Ordering::SeqCst);
         let _granted = fs.set_asynchronous(options.asynchronous);
@@ -99,7 +108,7 @@ impl RemoteFs {
     }
 
     /// Not connected yet.
-    fn new(
+    pub(super) fn new(
         connector: Arc<dyn Connector>,
         options: &ClientOptions,
         env: &Env,
@@ -119,7 +128,14 @@ impl RemoteFs {
         let some_mapped = tables.nodes.values().any(|node| node.is_mapped);
         Ok(Arc::new_cyclic(|this| Self {
             this: this.clone(),
-            link: Link::new(connector, clock, names, options.timeout, shared),
+            link: Link::new(
+                connector,
+                clock,
+                names,
+                options.timeout,
+                shared,
+                options.notes.clone(),
+            ),
             cache,
             tables: Mutex::new(tables),
             forgotten: Mutex::default(),
@@ -134,6 +150,7 @@ impl RemoteFs {
             some_mapped: AtomicBool::new(some_mapped),
             abandoned: AtomicBool::new(false),
             is_left: AtomicBool::new(false),
+            left: Left::default(),
             runtime: Mutex::new(Some(runtime)),
         }))
     }
@@ -202,6 +219,14 @@ impl RemoteFs {
                 let _elapsed = crate::rt::time::timeout(FAREWELL_TIME_MAX, told).await;
             });
             runtime.shutdown_background();
+        }
+    }
+
+    /// Its process is killed: nothing of it goes on.
+    #[cfg(test)]
+    pub(crate) fn kill(&self) {
+        if let Some(runtime) = self.runtime.lock().take() {
+            runtime.shutdown_timeout(FAREWELL_TIME_MAX);
         }
     }
 

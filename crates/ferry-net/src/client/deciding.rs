@@ -11,13 +11,16 @@ use ferry_fs::inprocess::FromReply;
 use ferry_fs::{Answer, Cx, Errno, Ino, ROOT, Stop};
 
 use super::cache::CacheVersion;
-use super::change::{Nobody, Pending, Waiter};
+use super::change::{Key, Nobody, Pending, Waiter};
+use super::left::Came;
 use super::model::{Made, Not};
 use super::names::Name;
-use super::remote::{RemoteFs, caller};
+use super::remote::{RemoteFs, caller, number};
 use super::waiting::Finish;
 use crate::codec::List;
-use crate::message::{Acknowledged, BATCH_MAX, Effect, Info, LEASED_FOUND, Op, Outcome, Use};
+use crate::message::{
+    Acknowledged, BATCH_MAX, Caller, Effect, Info, LEASED_FOUND, Op, Outcome, Use,
+};
 
 /// A change asks for what it lacks so often, then the server decides it.
 const QUESTIONS_MAX: u32 = 4;
@@ -36,11 +39,20 @@ enum Decision {
 impl RemoteFs {
     /// A change that is decided here if it can be.
     pub(super) fn change<T: FromReply>(&self, cx: &Cx<'_>, op: Op, finish: Finish) -> Answer<T> {
+        let unfit = Stop::Errno(Errno(libc::EPROTO));
+        match self.left.take(number(cx)) {
+            None => {}
+            Some(Came::To(outcome)) => return T::from_reply(finish(self, outcome)?).ok_or(unfit),
+            Some(Came::Waits(seq)) => {
+                let parked = self.park(cx, Op::Nothing {}, (finish, None), None);
+                self.link.wait_for(seq, Arc::clone(&parked.waiter));
+                parked.waiter.moved(Key::Change(seq));
+                return Err(Stop::Parked);
+            }
+        }
         let mut op = op;
         match self.decide(cx, &mut op) {
-            Decision::Made(outcome, false) => {
-                T::from_reply(finish(self, outcome)?).ok_or(Stop::Errno(Errno(libc::EPROTO)))
-            }
+            Decision::Made(outcome, false) => T::from_reply(finish(self, outcome)?).ok_or(unfit),
             Decision::Made(outcome, true) => {
                 let parked = self.park(cx, Op::Nothing {}, (finish, None), None);
                 self.link.hold(parked.waiter, outcome);
@@ -57,10 +69,11 @@ impl RemoteFs {
     }
 
     fn decide(&self, cx: &Cx<'_>, op: &mut Op) -> Decision {
-        self.decide_as(&caller(cx), op)
+        self.decide_as((&caller(cx), number(cx)), op)
     }
 
-    fn decide_as(&self, caller: &crate::message::Caller, op: &mut Op) -> Decision {
+    /// Of a caller, and the transport's number of the request.
+    fn decide_as(&self, (caller, request): (&Caller, u64), op: &mut Op) -> Decision {
         // They stay what they are, whatever is filled in below.
         let Info { is_early, cost, effect, .. } = op.info();
         if !is_early {
@@ -129,7 +142,9 @@ impl RemoteFs {
         let ino = number.filter(|_| fresh).unwrap_or(0);
         let op = std::mem::replace(op, Op::Nothing {});
         let pending = Pending::acknowledged(*caller, op, waiter, Acknowledged { at, ino });
-        let full = early_acks.acknowledge(Pending { touched, files, ..pending });
+        let told = Some(outcome.clone());
+        let full =
+            early_acks.acknowledge(Pending { touched, files, request, outcome: told, ..pending });
         let (wants, surplus) = (cache.reservation.wants(now), cache.model.surplus());
         drop(early_acks);
         drop(cache);
@@ -175,8 +190,8 @@ impl RemoteFs {
             return;
         }
         let mut parked = parked;
-        let caller = parked.caller;
-        match self.decide_as(&caller, &mut parked.op) {
+        let asker = (parked.caller, parked.request);
+        match self.decide_as((&asker.0, asker.1), &mut parked.op) {
             Decision::Made(outcome, true) => self.link.hold(parked.waiter, outcome),
             Decision::Made(outcome, false) => parked.waiter.answer(outcome, 0),
             Decision::Fails(errno) => parked.waiter.fail(errno),
@@ -246,9 +261,9 @@ impl RemoteFs {
 }
 
 /// The answer to an early-acknowledged change will name an inode.
-struct Named {
-    fs: Weak<RemoteFs>,
-    ino: Ino,
+pub(super) struct Named {
+    pub(super) fs: Weak<RemoteFs>,
+    pub(super) ino: Ino,
 }
 
 impl Waiter for Named {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::rt::runtime::Handle;
 use crate::rt::{Mutex, RwLock};
-use ferry_fs::{Host, ToForget};
+use ferry_fs::{Host, Ino, ToForget};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -36,6 +36,8 @@ pub(super) struct Kernel {
     host: RwLock<Option<(Arc<dyn Host>, Handle)>>,
     /// What it was to forget and has not, when another process is to go on.
     left: Mutex<ToForget>,
+    /// It is to forget all that it was told by a process that was killed.
+    forgetting: Mutex<Option<oneshot::Receiver<()>>>,
 }
 
 impl Kernel {
@@ -55,6 +57,21 @@ impl Kernel {
     /// All of that.
     pub(super) fn take_left(&self) -> ToForget {
         std::mem::take(&mut *self.left.lock())
+    }
+
+    /// It is to forget all: a process was killed that knew that it knows these.
+    pub(super) fn forget_all(&self, host: &dyn Host, known: Vec<Ino>) {
+        let (tell, told) = oneshot::channel();
+        *self.forgetting.lock() = Some(told);
+        host.forget_all(known, Box::new(move || drop(tell)));
+    }
+
+    /// It has forgotten all, if it was to.
+    pub(super) async fn all_forgotten(&self) {
+        let forgetting = self.forgetting.lock().take();
+        if let Some(forgetting) = forgetting {
+            let _elapsed = crate::rt::time::timeout(NAMES_OVER, forgetting).await;
+        }
     }
 
     /// The transport's counters.

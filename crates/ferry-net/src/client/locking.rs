@@ -43,13 +43,16 @@ impl RemoteFs {
             }
             done(outcome)
         });
-        self.change(cx, Op::Unlock { ino, lock }, finish)
+        let answer = self.change(cx, Op::Unlock { ino, lock }, finish);
+        self.tables.lock().note_locks(ino);
+        answer
     }
 
     /// The same, and nobody waits for it.
     pub(super) fn give_back_lock(&self, ino: Ino, lock: FileLock) {
         self.tables.lock().remove_lock(ino, &lock);
         self.tell(Op::Unlock { ino, lock });
+        self.tables.lock().note_locks(ino);
     }
 
     pub(super) fn lock(
@@ -112,6 +115,7 @@ impl Unsettled for Asked {
                 fs.reclaim(ino, lock);
             }
         }
+        fs.tables.lock().note_locks(ino);
         parked.into_iter().filter(|p| !p.waiter.is_interrupted()).for_each(|p| fs.send_parked(p));
     }
 }

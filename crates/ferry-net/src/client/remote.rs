@@ -12,6 +12,7 @@ use super::cache::Cache;
 use super::change::Pending;
 use super::clock_reading::ClockReading;
 use super::kernel::Kernel;
+use super::left::Left;
 use super::link::Link;
 use super::losses::{Loss, Report};
 use super::tables::{Node, Tables};
@@ -48,6 +49,8 @@ pub struct RemoteFs {
     pub(super) abandoned: AtomicBool,
     /// Another process has left the mount, and this one has not connected yet.
     pub(super) is_left: AtomicBool,
+    /// It was killed: what its requests have come to that are begun again.
+    pub(super) left: Left,
 }
 
 impl RemoteFs {
@@ -125,6 +128,8 @@ impl RemoteFs {
             capability.is_none_or(|capability| self.link.remember(Claim { ino, capability }));
         if known {
             self.forgotten(Forgotten { ino, stamp });
+        } else {
+            self.tables.lock().told_forgotten([ino].into_iter());
         }
     }
 
@@ -180,17 +185,29 @@ impl RemoteFs {
         if batch.is_empty() {
             return;
         }
-        self.link.give_back(&batch.iter().map(|one| one.ino).collect::<Vec<_>>());
+        let inos: Vec<Ino> = batch.iter().map(|one| one.ino).collect();
+        self.link.give_back(&inos);
         self.tell(Op::Forget { inodes: List(batch) });
+        self.tables.lock().told_forgotten(inos.into_iter());
     }
 
     pub(super) fn release_handle(&self, fh: u64) {
         let ended = self.tables.lock().remove_handle(fh);
+        let locked = ended.as_ref().map(|(ino, _)| *ino);
         if let Some((ino, locks)) = ended {
             locks.into_iter().for_each(|lock| self.tell(Op::Unlock { ino, lock }));
         }
         self.tell(Op::Release { fh });
+        let mut tables = self.tables.lock();
+        tables.told_closed(fh);
+        locked.into_iter().for_each(|ino| tables.note_locks(ino));
     }
+}
+
+/// The kernel's number of a request: a process that goes on finds it again under the same number. 0:
+/// nobody goes on.
+pub(super) fn number(cx: &Cx<'_>) -> u64 {
+    cx.request().map_or(0, |request| request.unique)
 }
 
 /// The program of a request.

@@ -288,8 +288,9 @@ pub(super) fn pending(fs: &Weak<RemoteFs>, pending: Pending, is_unanswered: bool
         tolerant: pending.role == Role::Replayed { tolerant: true },
         expected: is_unanswered,
     };
-    let Pending { caller, op, decided, touched, role, .. } = pending;
-    Pending { files, decided, touched, role, ..Pending::new(caller, op, Arc::new(waiter)) }
+    let Pending { caller, op, decided, touched, role, request, outcome, .. } = pending;
+    let pending = Pending::new(caller, op, Arc::new(waiter));
+    Pending { files, decided, touched, role, request, outcome, ..pending }
 }
 
 /// Hears whether a change could be replayed.

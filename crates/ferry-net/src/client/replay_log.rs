@@ -117,6 +117,11 @@ impl ReplayLog {
         }
     }
 
+    /// A process was killed: nobody knows which of its changes up to this one are not durable.
+    pub(super) fn was_left(&mut self, answered: u64) {
+        self.overflow = (answered > 0).then_some(answered);
+    }
+
     /// The server has applied an early-acknowledged change.
     pub(super) fn keep(&mut self, mut change: Change, now: Duration) {
         if matters(&change.pending.op) && change.seq > self.durable {

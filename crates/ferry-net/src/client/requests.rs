@@ -11,10 +11,11 @@ use super::answers::{
     NOT_CACHED, attributes, count, created, cut_off, data, dir_entry, done, entry, is_dir,
     kernel_cached, listing, made, opened, unfit,
 };
-use super::change::Pending;
+use super::change::{Key, Pending};
 use super::moving::Moving;
 use super::names;
-use super::remote::{RemoteFs, caller};
+use super::notes::NotedDir;
+use super::remote::{RemoteFs, caller, number};
 use super::tables::Tables;
 use super::waiting::{Finish, Keep, Waiting};
 use crate::message::{Caller, IO_MAX, LEASED, LEASED_FOUND, Op, Outcome, Purpose};
@@ -33,6 +34,15 @@ impl RemoteFs {
     /// What an open file was opened with, if it can be used.
     pub(super) fn usable(&self, fh: u64) -> Result<i32, Errno> {
         self.tables.lock().usable(fh)
+    }
+
+    /// The number of a file that a request opens: the one that a process before has chosen, which
+    /// was killed, or a new one.
+    fn open_fh(&self, cx: &Cx<'_>) -> Result<u64, Errno> {
+        match self.left.opens(number(cx)) {
+            Some(fh) => Ok(fh),
+            None => self.tables.lock().open_fh(),
+        }
     }
 
     /// Nothing is changed on top of what was lost before the program was told.
@@ -136,7 +146,11 @@ impl RemoteFs {
                 dir.whole = all;
             }
             let Some(all) = &dir.whole else { return false };
-            Arc::clone(all)
+            let all = Arc::clone(all);
+            if cookie == 0 {
+                tables.note_dir(&NotedDir { fh, ino, names: all.len() as u64 });
+            }
+            all
         };
         let rest =
             usize::try_from(cookie).ok().and_then(|cookie| all.get(cookie..)).unwrap_or_default();
@@ -167,8 +181,17 @@ impl RemoteFs {
 impl Filesystem for RemoteFs {
     fn attach(&self, host: Arc<dyn Host>) {
         if let Some(runtime) = &*self.runtime.lock() {
-            self.kernel.attach(host, runtime.handle().clone());
+            self.kernel.attach(Arc::clone(&host), runtime.handle().clone());
         }
+        if self.left.is_there() {
+            self.kernel.forget_all(&*host, self.left.take_known());
+        } else {
+            self.begin();
+        }
+    }
+
+    fn goes_on(&self) {
+        self.left.end().into_iter().for_each(|seq| self.link.abandon(Key::Change(seq)));
         self.begin();
     }
 
@@ -338,7 +361,7 @@ impl Filesystem for RemoteFs {
 
     fn open(&self, cx: &Cx, ino: Ino, flags: i32, kill_suidgid: bool) -> Answer<Opened> {
         let flags = flags | self.open_flags;
-        let fh = self.tables.lock().open_fh()?;
+        let fh = self.open_fh(cx)?;
         let finish: Finish = Box::new(move |fs, outcome| {
             done(outcome)?;
             fs.tables.lock().add_handle(fh, ino, flags);
@@ -356,14 +379,14 @@ impl Filesystem for RemoteFs {
         flags: i32,
     ) -> Answer<(Entry, Opened)> {
         let flags = flags | self.open_flags;
-        let fh = self.tables.lock().open_fh()?;
+        let fh = self.open_fh(cx)?;
         let op = Op::Create { parent, name: name.into(), mode, flags, fh };
         self.change(cx, op, created(Some((parent, name.into())), fh, flags))
     }
 
     fn tmpfile(&self, cx: &Cx, parent: Ino, mode: Mode, flags: i32) -> Answer<(Entry, Opened)> {
         let flags = flags | self.open_flags;
-        let fh = self.tables.lock().open_fh()?;
+        let fh = self.open_fh(cx)?;
         self.change(cx, Op::Tmpfile { parent, mode, flags, fh }, created(None, fh, flags))
     }
 
@@ -539,6 +562,7 @@ impl Filesystem for RemoteFs {
         _plus: bool,
         sink: &mut dyn FnMut(&DirEntry) -> bool,
     ) -> Answer<()> {
+        let Some(cookie) = self.tables.lock().listing_goes_on(fh, cookie) else { return Ok(()) };
         if self.list_whole(cx, (ino, fh), cookie, sink) || self.list_received(fh, cookie, sink) {
             return Ok(());
         }

@@ -28,10 +28,12 @@ pub(super) struct Restorer(pub(super) Weak<RemoteFs>);
 impl Restore for Restorer {
     fn restore(&self, before: Before) -> Restored {
         let Some(fs) = self.0.upgrade() else { return Restored::default() };
-        fs.forgotten.lock().clear();
+        let forgotten = std::mem::take(&mut *fs.forgotten.lock());
         let mut tables = fs.tables.lock();
+        tables.told_forgotten(forgotten.into_iter().map(|one| one.ino));
         for ino in tables.ahead(None) {
             let _of_the_old_session = tables.forget(ino, 1);
+            tables.told_forgotten([ino].into_iter());
         }
         let mut plan = match before {
             Before::Clean => None,
@@ -69,8 +71,8 @@ impl Restore for Restorer {
         needed.extend(tables.locks.keys());
         needed.extend(plan.iter().flat_map(|plan| plan.needed.iter()));
         let (mut claims, mut rest) = (Vec::new(), Vec::with_capacity(tables.nodes.len()));
-        for (ino, node) in &mut tables.nodes {
-            node.stamp = 0;
+        tables.begin_stamps();
+        for (ino, node) in &tables.nodes {
             let list = if needed.contains(ino) { &mut claims } else { &mut rest };
             list.extend(node.capability.map(|capability| Claim { ino: *ino, capability }));
         }
@@ -122,6 +124,7 @@ impl Restore for Restorer {
             Op::Claim { inodes } => {
                 for claim in &inodes.0 {
                     tables.nodes.entry(claim.ino).and_modify(|node| node.capability = None);
+                    tables.note_node(claim.ino);
                 }
             }
             Op::Open { ino, .. } | Op::Reclaim { ino, .. } => drop(tables.lose(*ino)),
@@ -135,7 +138,9 @@ impl Restore for Restorer {
             let mut tables = fs.tables.lock();
             let known = |claim: &&Claim| {
                 let node = tables.nodes.get_mut(&claim.ino);
-                node.map(|node| node.stamp = node.stamp.max(stamp)).is_none()
+                let is_forgotten = node.map(|node| node.stamp = node.stamp.max(stamp)).is_none();
+                tables.note_node(claim.ino);
+                is_forgotten
             };
             inos.iter().filter(known).map(|claim| claim.ino).collect()
         };
@@ -147,6 +152,12 @@ impl Restore for Restorer {
         if let Some(fs) = self.0.upgrade() {
             let mut tables = fs.tables.lock();
             changes.iter().for_each(|change| tables.lost(&change.op, &change.touched));
+        }
+    }
+
+    fn is_losing(&self, change: &Pending) {
+        if let Some(fs) = self.0.upgrade() {
+            fs.tables.lock().note_loss(&change.touched);
         }
     }
 
@@ -220,9 +231,9 @@ impl Restore for Restorer {
 }
 
 /// Inodes that were made without an answer are known in a new session.
-struct Numbered {
-    fs: Weak<RemoteFs>,
-    made: Vec<Ino>,
+pub(super) struct Numbered {
+    pub(super) fs: Weak<RemoteFs>,
+    pub(super) made: Vec<Ino>,
 }
 
 impl Waiter for Numbered {
@@ -241,9 +252,9 @@ impl Waiter for Numbered {
 }
 
 /// An open file or a lock is there again in a new session, or is lost.
-struct Regained {
-    fs: Weak<RemoteFs>,
-    ino: Ino,
+pub(super) struct Regained {
+    pub(super) fs: Weak<RemoteFs>,
+    pub(super) ino: Ino,
 }
 
 impl Waiter for Regained {

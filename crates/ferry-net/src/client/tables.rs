@@ -8,6 +8,7 @@ use ferry_fs::{Errno, ErrorCursor, ErrorSequence, FileLock, Ino, ROOT};
 
 use super::cache::rename_all;
 use super::change::Pending;
+use super::notes::{NotedDir, NotedFile, NotedNode, Notes, TableNotes};
 use crate::lock_range::set_range;
 use crate::message::{Effect, Forgotten, Known, Makes, Name, OPEN_MAX, Op, WINDOW_OPS};
 
@@ -56,6 +57,8 @@ pub(super) struct Dir {
     pub(super) names: VecDeque<Name>,
     /// The listing began with all names, as they were then.
     pub(super) whole: Option<Arc<[Name]>>,
+    /// The process before was killed while it gave the kernel names out of one list, of so many.
+    pub(super) left: Option<u64>,
 }
 
 /// The owner of locks on a file.
@@ -100,9 +103,107 @@ pub(super) struct Tables {
     /// Files of which something is lost, and which nobody has tried to rename since.
     pub(super) broken: HashSet<Ino>,
     pub(super) next_fh: u64,
+    /// Where all this is noted for the next process, if one may go on.
+    notes: Option<TableNotes>,
 }
 
 impl Tables {
+    /// From now on all is noted there.
+    pub(super) fn note_in(&mut self, notes: &Arc<Notes>) {
+        self.notes = Some(TableNotes::new(Arc::clone(notes)));
+        notes.begin_numbers(self.next_fh);
+        let inos: Vec<Ino> = self.nodes.keys().copied().collect();
+        inos.into_iter().for_each(|ino| self.note_node(ino));
+        let files: Vec<u64> = self.handles.keys().copied().collect();
+        files.into_iter().for_each(|fh| self.note_file(fh));
+        let locked: Vec<Ino> = self.locks.keys().copied().collect();
+        locked.into_iter().for_each(|ino| self.note_locks(ino));
+        let whole = self.dirs.iter().filter_map(|(fh, dir)| {
+            let names = dir.left.or_else(|| dir.whole.as_ref().map(|all| all.len() as u64))?;
+            Some(NotedDir { fh: *fh, ino: dir.ino, names })
+        });
+        let whole: Vec<NotedDir> = whole.collect();
+        whole.iter().for_each(|dir| self.note_dir(dir));
+        self.note_any_loss();
+    }
+
+    fn noted_node(&self, ino: Ino, node: &Node) -> NotedNode {
+        let Node { lookups, stamp, capability, is_mapped, .. } = *node;
+        let (is_ahead, has_lost) = (self.ahead.contains(&ino), self.losses.contains_key(&ino));
+        NotedNode { ino, lookups, stamp, capability, is_mapped, is_ahead, has_lost }
+    }
+
+    /// What is known of an inode has changed.
+    pub(super) fn note_node(&mut self, ino: Ino) {
+        if self.notes.is_none() {
+            return;
+        }
+        let node = self.nodes.get(&ino).map(|node| self.noted_node(ino, node));
+        if let (Some(notes), Some(node)) = (&mut self.notes, node) {
+            notes.node(&node);
+        }
+    }
+
+    /// The server was told that the kernel has forgotten these, or never knew that it did.
+    pub(super) fn told_forgotten(&mut self, inos: impl Iterator<Item = Ino>) {
+        let Some(notes) = &mut self.notes else { return };
+        inos.filter(|ino| !self.nodes.contains_key(ino)).for_each(|ino| notes.remove_node(ino));
+    }
+
+    /// The server is to be told of these.
+    pub(super) fn note_forgotten(&mut self, node: &NotedNode) {
+        if let Some(notes) = &mut self.notes {
+            notes.node(&NotedNode { lookups: 0, ..*node });
+        }
+    }
+
+    fn note_file(&mut self, fh: u64) {
+        if let (Some(notes), Some(handle)) = (&mut self.notes, self.handles.get(&fh)) {
+            let Handle { ino, flags, lost, .. } = *handle;
+            notes.file(&NotedFile { fh, ino, flags, lost });
+        }
+    }
+
+    /// The kernel is given names out of one list.
+    pub(super) fn note_dir(&mut self, dir: &NotedDir) {
+        if let Some(notes) = &mut self.notes {
+            notes.dir(dir);
+        }
+    }
+
+    /// The server was told that an open file or directory is closed, or its number means nothing.
+    pub(super) fn told_closed(&mut self, fh: u64) {
+        if let Some(notes) = &mut self.notes {
+            notes.remove_file(fh);
+        }
+    }
+
+    /// The locks of a file are these, and the server was told.
+    pub(super) fn note_locks(&mut self, ino: Ino) {
+        let Some(notes) = &mut self.notes else { return };
+        let through = self.locks.get(&ino).into_iter().flatten();
+        notes.locks(ino, through.flat_map(|(fh, locks)| locks.iter().map(|lock| (*fh, *lock))));
+    }
+
+    fn note_any_loss(&self) {
+        if let Some(notes) = &self.notes {
+            notes.any_loss(self.any_loss.untold(&self.told_of_any).is_some());
+        }
+    }
+
+    /// An early-acknowledged change is about to be lost: a process that is killed now has not told
+    /// anybody.
+    pub(super) fn note_loss(&mut self, touched: &[Ino]) {
+        let lost: Vec<NotedNode> = touched
+            .iter()
+            .filter_map(|ino| Some(self.noted_node(*ino, self.nodes.get(ino)?)))
+            .collect();
+        if let Some(notes) = &mut self.notes {
+            lost.iter().for_each(|node| notes.node(&NotedNode { has_lost: true, ..*node }));
+            notes.any_loss(true);
+        }
+    }
+
     /// A new number for an open file or directory.
     pub(super) fn fresh_fh(&mut self) -> u64 {
         self.next_fh += 1;
@@ -130,6 +231,7 @@ impl Tables {
         node.lookups += 1 - counted;
         node.capability = Some(known.capability);
         node.stamp = node.stamp.max(known.stamp);
+        self.note_node(known.attr.ino);
     }
 
     /// A walk has named an inode; `kept`: it is cached, so the kernel may hear of it without
@@ -149,6 +251,7 @@ impl Tables {
         });
         node.capability = Some(known.capability);
         node.stamp = node.stamp.max(known.stamp);
+        self.note_node(ino);
         None
     }
 
@@ -194,6 +297,7 @@ impl Tables {
         let node = self.nodes.entry(ino).or_default();
         node.lookups += 1;
         node.expected += 1;
+        self.note_node(ino);
     }
 
     /// The answer has come, or never will (`None`). Gives what was known of the inode if the kernel
@@ -213,6 +317,7 @@ impl Tables {
     pub(super) fn relearn(&mut self, ino: Ino) -> bool {
         let Some(node) = self.nodes.get_mut(&ino) else { return false };
         node.lookups += u64::from(!self.ahead.remove(&ino));
+        self.note_node(ino);
         true
     }
 
@@ -221,18 +326,36 @@ impl Tables {
         let node = self.nodes.get_mut(&ino)?;
         node.lookups = node.lookups.saturating_sub(count);
         if node.lookups > 0 || node.expected > 0 {
+            self.note_node(ino);
             return None;
         }
         self.names.remove(&ino);
         self.broken.remove(&ino);
-        self.nodes.remove(&ino)
+        let node = self.nodes.remove(&ino)?;
+        let noted = self.noted_node(ino, &node);
+        if let Some(notes) = &mut self.notes {
+            notes.forgotten(&noted);
+        }
+        Some(node)
+    }
+
+    /// A new session has named nothing yet.
+    pub(super) fn begin_stamps(&mut self) {
+        self.nodes.values_mut().for_each(|node| node.stamp = 0);
+        if self.notes.is_some() {
+            let inos: Vec<Ino> = self.nodes.keys().copied().collect();
+            inos.into_iter().for_each(|ino| self.note_node(ino));
+        }
     }
 
     /// An inode was replayed in a new session; whether the kernel knows it.
     pub(super) fn known_again(&mut self, ino: Ino, known: &Known) -> bool {
         let node = self.nodes.get_mut(&ino);
-        node.map(|node| (node.capability, node.stamp) = (Some(known.capability), known.stamp))
-            .is_some()
+        let is_known = node
+            .map(|node| (node.capability, node.stamp) = (Some(known.capability), known.stamp))
+            .is_some();
+        self.note_node(ino);
+        is_known
     }
 
     /// An inode that was created without an answer exists, with this capability and stamp, or does
@@ -255,6 +378,7 @@ impl Tables {
             fh,
             Handle { ino, flags, lost: false, told, closed: ErrorCursor::default(), opened },
         );
+        self.note_file(fh);
     }
 
     /// The file is closed. Gives the locks that end with it.
@@ -283,6 +407,21 @@ impl Tables {
         if let Some(dir) = self.dirs.remove(&fh) {
             self.forget_losses(dir.ino);
         }
+        self.told_closed(fh);
+    }
+
+    /// Where a listing goes on; `None`: it has ended. If a process was killed that gave the
+    /// kernel names out of one list, nobody knows that list any more: it begins anew.
+    pub(super) fn listing_goes_on(&mut self, fh: u64, cookie: u64) -> Option<u64> {
+        let Some(names) = self.dirs.get_mut(&fh).and_then(|dir| dir.left.take()) else {
+            return Some(cookie);
+        };
+        if cookie != 0 && cookie >= names {
+            self.dirs.entry(fh).and_modify(|dir| dir.left = Some(names));
+            return None;
+        }
+        self.told_closed(fh);
+        Some(0)
     }
 
     /// What was told, and nobody has open any more, need not be remembered.
@@ -293,6 +432,7 @@ impl Tables {
         };
         if self.losses.get(&ino).is_some_and(ErrorSequence::is_told) && !is_open(self) {
             self.losses.remove(&ino);
+            self.note_node(ino);
         }
     }
 
@@ -300,6 +440,18 @@ impl Tables {
     pub(super) fn damage(&mut self, inos: impl IntoIterator<Item = Ino>) {
         for ino in inos {
             self.losses.entry(ino).or_default().add(Errno(libc::EIO));
+            self.any_loss.add(Errno(libc::EIO));
+            self.note_node(ino);
+        }
+        self.note_any_loss();
+    }
+
+    /// A process that was killed has lost changes of these, and not everybody was told.
+    pub(super) fn was_lost(&mut self, inos: Vec<Ino>, any_loss: bool) {
+        for ino in inos {
+            self.losses.entry(ino).or_default().add(Errno(libc::EIO));
+        }
+        if any_loss {
             self.any_loss.add(Errno(libc::EIO));
         }
     }
@@ -335,7 +487,9 @@ impl Tables {
 
     /// The same of any changes at all, for a program that syncs the mount.
     pub(super) fn tell_of_any_loss(&self) -> Result<(), Errno> {
-        self.any_loss.tell(&self.told_of_any).map_or(Ok(()), Err)
+        let told = self.any_loss.tell(&self.told_of_any).map_or(Ok(()), Err);
+        self.note_any_loss();
+        told
     }
 
     /// What a descriptor was opened with, if it can be used.
@@ -370,6 +524,7 @@ impl Tables {
         let open: HashSet<Ino> = self.handles.values().map(|handle| handle.ino).collect();
         self.damage(open);
         self.any_loss.add(Errno(libc::EIO));
+        self.note_any_loss();
     }
 
     /// An early-acknowledged change is not applied.
@@ -378,6 +533,7 @@ impl Tables {
         if let Some(handle) = info.opens.and_then(|fh| self.handles.get_mut(&fh)) {
             handle.lost = true;
         }
+        info.opens.into_iter().for_each(|fh| self.note_file(fh));
         if info.effect == Effect::Nothing {
             return;
         }
@@ -437,6 +593,7 @@ impl Tables {
         });
         set_range(&mut own, lock);
         through.entry(fh).or_default().append(&mut own);
+        self.note_locks(ino);
     }
 
     /// A lock was returned, through whatever open file it was taken.
@@ -520,8 +677,15 @@ impl Tables {
 
     /// Open files of this inode can be used no more. Gives the locks on it, which are lost, too.
     pub(super) fn lose(&mut self, ino: Ino) -> Vec<FileLock> {
-        self.handles.values_mut().filter(|h| h.ino == ino).for_each(|h| h.lost = true);
-        self.locks.remove(&ino).unwrap_or_default().into_values().flatten().collect()
+        let files: Vec<u64> =
+            self.handles.iter().filter(|(_, h)| h.ino == ino).map(|(fh, _)| *fh).collect();
+        for fh in files {
+            self.handles.entry(fh).and_modify(|handle| handle.lost = true);
+            self.note_file(fh);
+        }
+        let lost = self.locks.remove(&ino).unwrap_or_default().into_values().flatten().collect();
+        self.note_locks(ino);
+        lost
     }
 
     /// The session has ended at a server that goes on: others may have had its locks since. Gives

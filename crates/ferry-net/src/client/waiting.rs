@@ -11,7 +11,7 @@ use ferry_env::activity::{self, Layer};
 use ferry_fs::{Answer, Complete, Cx, Errno, Ino, Reply, Stop};
 
 use super::change::{Key, Pending, Waiter};
-use super::remote::{RemoteFs, caller};
+use super::remote::{RemoteFs, caller, number};
 use crate::message::{Op, Outcome};
 
 /// Turns the server's answer into the kernel's.
@@ -200,7 +200,8 @@ impl RemoteFs {
         let _inside = activity::enter(Layer::Server);
         waiting.set_complete(cx.park.park(Some(interrupt)));
         let files = self.files_of(&op);
-        Pending { files, ..Pending::new(caller(cx), op, waiting) }
+        let request = number(cx);
+        Pending { files, request, ..Pending::new(caller(cx), op, waiting) }
     }
 
     /// Sends a request that is parked.

@@ -278,6 +278,13 @@ pub(crate) mod runtime {
             }
         }
 
+        /// Waits until nothing runs there any more.
+        pub(crate) fn shutdown_timeout(mut self, timeout: std::time::Duration) {
+            if let Some(real) = self.real.take() {
+                real.shutdown_timeout(timeout);
+            }
+        }
+
         pub(crate) fn shutdown_background(mut self) {
             if let Some(real) = self.real.take() {
                 real.shutdown_background();

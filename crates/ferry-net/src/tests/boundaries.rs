@@ -351,6 +351,7 @@ fn a_client_without_a_valid_certificate_is_refused() {
             timeout: Duration::from_secs(5),
             asynchronous: true,
             noatime: false,
+            notes: None,
         };
         RemoteFs::connect(Arc::new(TcpConnector::new(address, tls)), options, &Env::real())
     };

@@ -15,6 +15,7 @@ mod exports;
 mod fuzz;
 mod go_on;
 mod hostile;
+mod killed;
 mod leases;
 mod locks;
 mod losses;
@@ -324,6 +325,9 @@ impl Host for Forgets {
     fn forget_contents(&self, _files: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
         done();
     }
+    fn forget_all(&self, _known: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
     fn forgets_names(&self) -> bool {
         true
     }
@@ -432,6 +436,7 @@ impl World {
             timeout: Duration::from_secs(20),
             asynchronous: true,
             noatime: false,
+            notes: None,
         }
     }
 

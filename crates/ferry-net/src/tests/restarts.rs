@@ -224,6 +224,7 @@ fn operations_wait_for_a_dead_server_and_then_fail() {
         timeout: Duration::from_millis(300),
         asynchronous: true,
         noatime: false,
+        notes: None,
     };
     let fs = RemoteFs::connect(world.net.clone(), options, &Env::real()).unwrap();
     let client = Client { fs, me: InProcess::default() };

@@ -269,6 +269,7 @@ fn mount(way: &Arc<Way>, id: u64, asynchronous: bool, env: &Env) -> Client {
             timeout: Duration::from_secs(60),
             asynchronous,
             noatime: false,
+            notes: None,
         };
         match RemoteFs::connect(way.clone(), options, env) {
             Ok(fs) => break Client { fs, me: InProcess::default() },

@@ -333,6 +333,94 @@ fn a_passphrase_that_was_typed_is_typed_once() {
     assert!(terminal.wait().expect("it ends").success());
 }
 
+/// Makes, moves, reads and removes files until `enough`: nothing of that may fail or be lost.
+/// Returns the names that are there.
+fn change_files(dir: &Path, enough: &AtomicBool) -> Vec<String> {
+    let (mut names, mut number) = (Vec::new(), 0);
+    fs::create_dir(dir).expect("mkdir");
+    while !enough.load(Ordering::Relaxed) {
+        number += 1;
+        let (path, moved) = (dir.join(format!("{number}")), dir.join(format!("moved-{number}")));
+        let bytes = vec![number as u8; 1 + number * 97 % 9000];
+        let mut file = File::create_new(&path).expect("it is made once");
+        file.write_all(&bytes).expect("writes");
+        if number % 5 == 0 {
+            file.sync_all().expect("syncs");
+        }
+        drop(file);
+        fs::rename(&path, &moved).expect("it is moved once");
+        assert!(fs::read(&moved).expect("it is there") == bytes);
+        if number % 3 > 0 {
+            fs::remove_file(&moved).expect("it is removed once");
+        } else {
+            names.push(format!("moved-{number}"));
+        }
+    }
+    names.sort();
+    names
+}
+
+#[test]
+fn a_mount_of_a_server_survives_its_daemon_and_nothing_is_lost() {
+    let fixture = TestVolume::new();
+    let server = Served::new(&fixture.volume());
+    let options = format!("insecure,{}", fixture.log());
+    let source = format!("ferry://{}/", server.1);
+    ok(&ferry(&["mount", &source, path(&fixture.mnt()), "-o", &options]));
+    let (mnt, enough) = (fixture.mnt(), AtomicBool::new(false));
+    let open = File::options().create_new(true).read(true).write(true).open(mnt.join("open"));
+    let open = open.expect("creates");
+    open.lock().expect("nobody has it");
+    let removed = File::options().create_new(true).read(true).write(true).open(mnt.join("removed"));
+    let removed = removed.expect("creates");
+    removed.write_all_at(b"contents", 0).expect("writes");
+    fs::remove_file(mnt.join("removed")).expect("removes");
+    let mut longest = Duration::ZERO;
+    std::thread::scope(|scope| {
+        let enough = &enough;
+        let changing = ["a", "b", "c"].map(|name| {
+            let dir = mnt.join(name);
+            (name, scope.spawn(move || change_files(&dir, enough)))
+        });
+        for turn in 0..TIMES {
+            wait_a_while();
+            let daemon = fixture.daemon();
+            let (clock, begun) = now();
+            // It has not arrived at the server.
+            open.write_all_at(&[turn as u8], turn as u64).expect("writes");
+            kill_process(daemon, Signal::KILL).expect("it is ours");
+            open.write_all_at(&[turn as u8], (TIMES + turn) as u64).expect("writes");
+            longest = longest.max(clock.monotonic() - begun);
+            open.sync_all().expect("nothing is lost");
+            assert_ne!(fixture.daemon(), daemon);
+            let other = File::open(mnt.join("open")).expect("opens");
+            assert!(other.try_lock().is_err(), "it is held");
+            let mut contents = [0; 8];
+            removed.read_exact_at(&mut contents, 0).expect("reads");
+            assert_eq!(&contents, b"contents");
+        }
+        enough.store(true, Ordering::Relaxed);
+        for (name, changing) in changing {
+            let expected = changing.join().expect("no error");
+            let found = fs::read_dir(mnt.join(name)).expect("lists");
+            let mut found: Vec<String> = found
+                .map(|entry| entry.expect("lists").file_name().into_string().expect("text"))
+                .collect();
+            found.sort();
+            assert!(expected.len() > TIMES / 3 && found == expected, "{name}");
+        }
+    });
+    let mut contents = vec![0; 2 * TIMES];
+    open.read_exact_at(&mut contents, 0).expect("reads");
+    let turns = 0..TIMES as u8;
+    assert_eq!(contents, turns.clone().chain(turns).collect::<Vec<_>>());
+    assert!(longest < Duration::from_secs(10), "{longest:?}");
+    drop((open, removed));
+    ok(&ferry(&["umount", path(&mnt)]));
+    drop(server);
+    ok(&ferry(&["fsck", path(&fixture.volume())]));
+}
+
 #[test]
 fn a_daemon_that_is_killed_whenever_it_serves_ends_the_mount() {
     let fixture = TestVolume::new();

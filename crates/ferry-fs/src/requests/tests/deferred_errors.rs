@@ -16,6 +16,9 @@ impl Host for Told {
     fn forget_contents(&self, _files: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
         done();
     }
+    fn forget_all(&self, _known: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
     fn forgets_names(&self) -> bool {
         false
     }

@@ -17,6 +17,7 @@ use super::restore::{Ended, Restore};
 use super::state::Request;
 use super::window::Line;
 use crate::client::change::{Stage, Waiter};
+use crate::client::notes::flag;
 use crate::codec;
 use crate::frame::{self, Frames, Stream};
 use crate::lanes;
@@ -78,6 +79,7 @@ impl Link {
             self.cache.drop_all();
             let inherited = std::mem::take(&mut *self.inherited.lock());
             self.kernel.forgotten(inherited).await;
+            self.kernel.all_forgotten().await;
             let to_forget = self.cache.lock().take_to_forget();
             self.kernel.forgotten(to_forget).await;
             let (session, newest) = {
@@ -361,6 +363,9 @@ impl Link {
             }
             (state.session, state.boot, state.read_only) = (session, welcomed.boot, read_only);
             state.reconnects += u64::from(!first);
+            state.note_flag(flag::READ_ONLY, read_only);
+            state.note_unclaimed();
+            state.commit_notes();
             state.connect(line.clone());
             state.claim_more();
             state.pump();
@@ -466,7 +471,9 @@ impl Link {
             if change.may_be_applied() && change.stage() != Stage::Fatal {
                 change.advance(Stage::Fatal);
             }
-            change.pending.role.restores().then(|| change.pending.op.clone())
+            let restores = change.pending.role.restores().then(|| change.pending.op.clone());
+            state.changes.note_fatal(seq);
+            restores
         };
         tracing::error!(
             "the server ends because of a change of this client: the change is not sent again"

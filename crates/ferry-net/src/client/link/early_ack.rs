@@ -33,6 +33,7 @@ use super::restore::{Ended, Restore};
 use super::state::State;
 use crate::client::cache::{self, PendingEffect};
 use crate::client::change::{Change, Pending, Role, Stage, Waiter};
+use crate::client::notes::flag;
 use crate::client::replay_log;
 use crate::frame;
 use crate::message::{Caller, Made, Op, Outcome};
@@ -241,11 +242,20 @@ impl Link {
             if seq != state.changes.answered() + 1 {
                 return Err(frame::malformed());
             }
-            let change = state.changes.answer(seq).ok_or_else(frame::malformed)?;
+            let not_made = matches!(outcome, Outcome::Failed { .. } | Outcome::Dropped {});
+            if not_made
+                && let Some(change) = state.changes.get_mut(seq)
+                && change.pending.role.is_acknowledged()
+            {
+                restore.is_losing(&change.pending);
+                state.note_flag(flag::LOSSY, true);
+            }
+            let change = state.changes.answer(seq, &outcome).ok_or_else(frame::malformed)?;
             state.window.give(change.units());
             let claims = matches!(change.pending.op, Op::Claim { .. });
             if claims {
                 state.unclaimed.answered();
+                state.note_unclaimed();
             }
             state.see_restored();
             let lazy = claims || !state.unclaimed.is_empty();

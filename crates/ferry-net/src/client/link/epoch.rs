@@ -82,6 +82,7 @@ pub(super) fn begin_epoch(
     }
     (requests.after, requests.remaining) = (behind(requests.after), requests.remaining.min(newest));
     state.see_restored();
+    state.commit_notes();
     // Changes that are sent again are applied under the leases.
     (ended, if why == End::Refused { newest } else { sent })
 }

@@ -39,11 +39,13 @@ use serde_json::Value;
 use tokio::sync::Notify;
 
 use self::restore::Restore;
+pub(super) use self::state::LeftChange;
 use self::state::State;
 use super::cache::Cache;
 use super::carried::Session;
-use super::change::{Key, Pending};
+use super::change::{Key, Pending, Role, Waiter};
 use super::kernel::Kernel;
+use super::notes::{Noted, Notes, flag};
 use super::replay_log;
 use crate::message::{Claim, Numbers, Op, ToServer};
 use crate::transport::Connector;
@@ -90,8 +92,9 @@ impl Link {
         (path, name): (Vec<u8>, Vec<u8>),
         timeout: Duration,
         (cache, kernel): (Arc<Cache>, Arc<Kernel>),
+        notes: Option<Arc<Notes>>,
     ) -> Arc<Self> {
-        let state = State::new(Arc::clone(&clock));
+        let state = State::new(Arc::clone(&clock), notes);
         Arc::new_cyclic(|this| Self {
             connector,
             clock,
@@ -116,6 +119,30 @@ impl Link {
         self.state.lock().resume(session);
         *self.inherited.lock() = to_forget;
         self.set_early_acks(session.early_acks);
+    }
+
+    /// Goes on with the session of a process that was killed.
+    pub(super) fn resume_left(&self, of: &Noted, left: Vec<LeftChange>, claims: Vec<Claim>) {
+        {
+            let mut cache = self.cache.lock();
+            let mut left = left;
+            for LeftChange { pending, .. } in &mut left {
+                // Those that were acknowledged say what they touch.
+                if pending.role == Role::Awaited {
+                    pending.effect =
+                        self.cache.begin(&mut cache, &pending.op, |fh| pending.file(fh));
+                }
+            }
+            self.state.lock().resume_left(of, left, claims);
+        }
+        self.set_early_acks(of.flags & flag::EARLY_ACKS != 0);
+    }
+
+    /// This request waits for a change that was left.
+    pub(super) fn wait_for(&self, seq: u64, waiter: Arc<dyn Waiter>) {
+        if let Some(change) = self.state.lock().changes.get_mut(seq) {
+            change.pending.waiter = waiter;
+        }
     }
 
     /// The session, for the process that comes next.
@@ -245,6 +272,7 @@ impl Link {
     /// Whether this mount may acknowledge changes early, as long as it lives.
     pub(super) fn set_early_acks(&self, may: bool) {
         self.has_early_acks.store(may, Ordering::Relaxed);
+        self.state.lock().note_flag(flag::EARLY_ACKS, may);
     }
 
     /// Whether the server lets this client acknowledge changes early.

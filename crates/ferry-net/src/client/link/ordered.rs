@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use ferry_fs::Ino;
 
-use crate::client::change::{Change, Stage};
+use crate::client::change::{Change, Role, Stage};
+use crate::client::notes::Ring;
 use crate::frame;
-use crate::message::{Op, WINDOW_OPS};
+use crate::message::{Op, Outcome, WINDOW_OPS};
 
 pub(super) struct Ordered {
     changes: BTreeMap<u64, Box<Change>>,
@@ -26,6 +27,8 @@ pub(super) struct Ordered {
     newest_early: u64,
     /// Bytes of memory that the data of all changes occupies.
     bytes: usize,
+    /// Where they are noted for the next process, if one may go on.
+    notes: Option<Ring>,
 }
 
 impl Ordered {
@@ -41,6 +44,26 @@ impl Ordered {
             early: 0,
             newest_early: 0,
             bytes: 0,
+            notes: None,
+        }
+    }
+
+    /// The same; from now on the changes are noted there.
+    pub(super) fn note_in(&mut self, notes: Ring) {
+        self.notes = Some(notes);
+    }
+
+    /// The session is noted, and all changes with their numbers in it.
+    pub(super) fn commit_notes(&mut self, session: u128, boot: u128) {
+        if let Some(notes) = &mut self.notes {
+            notes.commit((session, boot), (self.epoch, self.answered));
+        }
+    }
+
+    /// The server has ended because of this change.
+    pub(super) fn note_fatal(&mut self, seq: u64) {
+        if let (Some(notes), Some(change)) = (&self.notes, self.changes.get(&seq)) {
+            notes.set_fatal(change.noted_at);
         }
     }
 
@@ -108,6 +131,9 @@ impl Ordered {
         let seq = self.next;
         self.next += 1;
         change.queue(seq, self.epoch, now);
+        if let Some(notes) = &mut self.notes {
+            change.noted_at = notes.put((seq, self.epoch), &mut change.pending);
+        }
         for ino in &change.pending.touched {
             self.newest.insert(*ino, seq);
         }
@@ -147,10 +173,28 @@ impl Ordered {
         Some((frame, !change.is_patient()))
     }
 
+    /// A change that a process has left, in its epoch.
+    pub(super) fn push_left(&mut self, change: Change, epoch: u32, is_fatal: bool, now: Duration) {
+        let of_session = std::mem::replace(&mut self.epoch, epoch);
+        let seq = self.push(change, now).seq;
+        self.epoch = of_session;
+        if let Some(change) = self.changes.get_mut(&seq) {
+            change.was_left(is_fatal);
+        }
+        if is_fatal {
+            self.note_fatal(seq);
+        }
+    }
+
     /// Takes out the change that is answered: the oldest.
-    pub(super) fn answer(&mut self, seq: u64) -> Option<Change> {
+    pub(super) fn answer(&mut self, seq: u64, outcome: &Outcome) -> Option<Change> {
         debug_assert_eq!(seq, self.answered + 1);
         let change = *self.changes.remove(&seq)?;
+        if let Some(notes) = &mut self.notes {
+            note_answer(notes, &change, outcome);
+            let first = self.changes.first_key_value().map(|(_, first)| first.noted_at);
+            notes.answered(seq, first);
+        }
         self.answered = seq;
         self.sent = self.sent.max(seq);
         for ino in &change.pending.touched {
@@ -173,8 +217,15 @@ impl Ordered {
     /// has those changes, or gets `Nothing` in their place.
     pub(super) fn begin_epoch(&mut self, epoch: u32, last: u64) -> Vec<Change> {
         let changes = self.take_all();
+        if let Some(notes) = &mut self.notes {
+            notes.begin();
+        }
         for change in changes.iter().filter(|change| change.seq <= last) {
-            self.changes.insert(change.seq, Box::new(change.placeholder()));
+            let mut nothing = change.placeholder();
+            if let Some(notes) = &mut self.notes {
+                nothing.noted_at = notes.put((nothing.seq, nothing.epoch), &mut nothing.pending);
+            }
+            self.changes.insert(nothing.seq, Box::new(nothing));
         }
         (self.epoch, self.next) = (epoch, last + 1);
         changes
@@ -183,6 +234,9 @@ impl Ordered {
     /// A session begins behind the change `applied`.
     pub(super) fn begin_session(&mut self, epoch: u32, applied: u64) {
         debug_assert!(self.changes.is_empty(), "they belong to the session before");
+        if let Some(notes) = &mut self.notes {
+            notes.begin();
+        }
         (self.epoch, self.answered, self.sent, self.next) = (epoch, applied, applied, applied + 1);
     }
 
@@ -191,5 +245,23 @@ impl Ordered {
         self.newest.clear();
         (self.early, self.newest_early, self.bytes) = (0, 0, 0);
         std::mem::take(&mut self.changes).into_values().map(|change| *change).collect()
+    }
+}
+
+/// Notes what the program of a change is told, unless that is not decided yet.
+fn note_answer(notes: &Ring, change: &Change, outcome: &Outcome) {
+    let pending = &change.pending;
+    let is_tried_again = match outcome {
+        Outcome::Busy {} | Outcome::Dropped {} => true,
+        Outcome::Failed { errno } => *errno == libc::ENOSPC && pending.role == Role::Awaited,
+        _ => false,
+    };
+    let told = match &pending.outcome {
+        Some(told) => told,
+        None if is_tried_again => return,
+        None => outcome,
+    };
+    if pending.request != 0 {
+        notes.notes().answered(pending.request, pending.op.info().opens, told);
     }
 }

@@ -20,6 +20,9 @@ pub(in crate::client) trait Restore: Send + Sync {
     fn has_locks(&self) -> bool {
         false
     }
+    /// This early-acknowledged change is about to be lost, or an epoch with it. Called with the
+    /// link's lock held.
+    fn is_losing(&self, _change: &Pending) {}
     /// These early-acknowledged changes are lost: nothing is changed on top of them before programs
     /// are told. Called with the link's lock held.
     fn damaged(&self, _changes: &[&Pending]) {}

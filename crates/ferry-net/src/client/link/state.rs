@@ -16,6 +16,7 @@ use super::unclaimed::Unclaimed;
 use super::window::{FOR_REQUESTS, Outbox, Window};
 use crate::client::carried::Session;
 use crate::client::change::{Change, HeldAnswer, Pending};
+use crate::client::notes::{Noted, Notes, Ring, flag};
 use crate::client::replay_log::ReplayLog;
 use crate::codec::List;
 use crate::frame;
@@ -40,6 +41,14 @@ pub(super) struct Request {
     pub(super) covers: u64,
     pub(super) units: usize,
     pub(super) cancelled: bool,
+}
+
+/// A change that a process has left that was killed.
+pub(in crate::client) struct LeftChange {
+    pub(in crate::client) pending: Pending,
+    pub(in crate::client) epoch: u32,
+    /// The server has ended because of it.
+    pub(in crate::client) is_fatal: bool,
 }
 
 /// Requests without answers.
@@ -78,12 +87,14 @@ pub(super) struct State {
     /// Early-acknowledged changes were lost, once at least.
     pub(super) lossy: bool,
     clock: Arc<dyn Clock>,
+    /// Where all this is noted for the next process, if one may go on.
+    notes: Option<Arc<Notes>>,
 }
 
 impl State {
-    pub(super) fn new(clock: Arc<dyn Clock>) -> Self {
+    pub(super) fn new(clock: Arc<dyn Clock>, notes: Option<Arc<Notes>>) -> Self {
         let (by_id, delayed) = (BTreeMap::new(), Vec::new());
-        Self {
+        let mut this = Self {
             session: 0,
             boot: 0,
             read_only: false,
@@ -100,7 +111,35 @@ impl State {
             reconnects: 0,
             lossy: false,
             clock,
+            notes,
+        };
+        this.note_changes();
+        this
+    }
+
+    /// From now on changes are noted, if a process may go on.
+    fn note_changes(&mut self) {
+        if let Some(notes) = &self.notes {
+            self.changes.note_in(Ring::new(Arc::clone(notes)));
         }
+    }
+
+    /// One of the facts of [`flag`] is so, or not.
+    pub(super) fn note_flag(&self, flag: u64, on: bool) {
+        if let Some(notes) = &self.notes {
+            notes.set_flag(flag, on);
+        }
+    }
+
+    /// The same of whether all was claimed.
+    pub(super) fn note_unclaimed(&self) {
+        let is_unclaimed = !self.unclaimed.is_empty() || self.unclaimed.in_flight() > 0;
+        self.note_flag(flag::UNCLAIMED, is_unclaimed);
+    }
+
+    /// The session is noted, with the numbers that its changes have now.
+    pub(super) fn commit_notes(&mut self) {
+        self.changes.commit_notes(self.session, self.boot);
     }
 
     /// The session that the process before had at rest.
@@ -108,11 +147,49 @@ impl State {
         (self.session, self.boot) = (of.id, of.boot);
         (self.read_only, self.lossy) = (of.read_only, of.lossy);
         self.changes = Ordered::behind(of.newest, of.epoch);
+        self.note_changes();
         self.log.advance(of.newest);
         self.requests.next = of.next_request;
+        self.note_flag(flag::READ_ONLY, of.read_only);
+        self.note_flag(flag::LOSSY, of.lossy);
+        self.note_flag(flag::RESERVED, of.has_reserved);
         if of.has_reserved {
             self.say_what_is_left(Op::Remaining { bytes: 0, inodes: 0 });
         }
+        self.commit_notes();
+    }
+
+    /// The session of a process that was killed, with what it had not heard of.
+    pub(super) fn resume_left(&mut self, of: &Noted, left: Vec<LeftChange>, claims: Vec<Claim>) {
+        let is_set = |flag: u64| of.flags & flag != 0;
+        (self.session, self.boot) = (of.base.session, of.base.boot);
+        (self.read_only, self.lossy) = (is_set(flag::READ_ONLY), is_set(flag::LOSSY));
+        self.changes = Ordered::behind(of.base.answered, of.base.epoch);
+        self.note_changes();
+        self.requests.next = of.next_number();
+        let mut claims_in_flight = 0;
+        for LeftChange { pending, epoch, is_fatal } in left {
+            claims_in_flight += usize::from(matches!(pending.op, Op::Claim { .. }));
+            let (restores, is_acknowledged) =
+                (pending.role.restores(), pending.role.is_acknowledged());
+            if is_acknowledged {
+                self.log.acknowledged(self.changes.last() + 1, &pending);
+            }
+            self.changes.push_left(Change::new(pending), epoch, is_fatal, self.clock.monotonic());
+            if restores {
+                self.requests.after = self.changes.last();
+            }
+        }
+        self.log.was_left(of.base.answered);
+        self.unclaimed = Unclaimed::new(claims, claims_in_flight);
+        for flag in [flag::READ_ONLY, flag::LOSSY, flag::RESERVED] {
+            self.note_flag(flag, is_set(flag));
+        }
+        self.note_unclaimed();
+        if is_set(flag::RESERVED) {
+            self.say_what_is_left(Op::Remaining { bytes: 0, inodes: 0 });
+        }
+        self.commit_notes();
     }
 
     /// The same for the process that comes next.
@@ -165,6 +242,7 @@ impl State {
         let lost: Vec<&Pending> = ended.lost().map(|change| &change.pending).collect();
         if !lost.is_empty() {
             self.lossy = true;
+            self.note_flag(flag::LOSSY, true);
             restore.damaged(&lost);
         }
     }
@@ -225,6 +303,9 @@ impl State {
     pub(super) fn ask(&mut self, pending: Pending) -> u64 {
         let id = self.requests.next;
         self.requests.next += 1;
+        if matches!(pending.op, Op::Reserve { .. } | Op::Numbers {}) {
+            self.note_flag(flag::RESERVED, true);
+        }
         self.claim_for(&pending.op);
         let after = self.after_of(&pending).max(self.requests.after);
         let covers = self.changes.last();

@@ -102,7 +102,7 @@ fn link() -> Arc<Link> {
 fn link_by(clock: Arc<dyn Clock>) -> Arc<Link> {
     let names = (b"/".to_vec(), b"test".to_vec());
     let caches = (Arc::new(Cache::new(Arc::clone(&clock))), Arc::default());
-    Link::new(Arc::new(Nowhere), clock, names, Duration::ZERO, caches)
+    Link::new(Arc::new(Nowhere), clock, names, Duration::ZERO, caches, None)
 }
 
 fn pong(epoch: u32) -> ToClient {
@@ -478,6 +478,9 @@ impl ferry_fs::Host for SlowKernel {
         self.0.lock().push((what.inodes, done));
     }
     fn forget_contents(&self, _files: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
+    fn forget_all(&self, _known: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
         done();
     }
     fn forgets_names(&self) -> bool {

@@ -133,6 +133,7 @@ impl Mounted {
             timeout: Duration::from_secs(60),
             asynchronous,
             noatime: false,
+            notes: None,
         };
         let connector = Arc::new(TcpConnector::new(server, None));
         Self(RemoteFs::connect(connector, options, &Env::real()).unwrap())
