@@ -167,6 +167,20 @@ pub trait Words {
     fn set(&self, at: usize, value: u64);
     /// Stores a word if it was less.
     fn raise(&self, at: usize, value: u64);
+    /// Stores bytes, the first as the lowest ones of the first word. The last word is filled up
+    /// with zeros.
+    fn set_bytes(&self, at: usize, bytes: &[u8]) {
+        words_of(bytes).enumerate().for_each(|(word, value)| self.set(at + word, value));
+    }
+}
+
+/// Bytes as words.
+fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let (whole, rest) = bytes.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let last = (!rest.is_empty()).then_some(last);
+    whole.iter().copied().chain(last).map(u64::from_le_bytes)
 }
 
 impl Words for SharedWords {
@@ -180,6 +194,18 @@ impl Words for SharedWords {
 
     fn raise(&self, at: usize, value: u64) {
         self.words()[at].fetch_max(value, Ordering::AcqRel);
+    }
+
+    fn set_bytes(&self, at: usize, bytes: &[u8]) {
+        let words = &self.words()[at..at + bytes.len().div_ceil(8)];
+        let (whole, rest) = bytes.as_chunks::<8>();
+        // What is stored next comes behind them.
+        for (word, bytes) in words.iter().zip(whole) {
+            word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+        }
+        for value in words_of(rest) {
+            words[whole.len()].store(value, Ordering::Release);
+        }
     }
 }
 

@@ -191,7 +191,12 @@ impl Filesystem for RemoteFs {
     }
 
     fn goes_on(&self) {
-        self.left.end().into_iter().for_each(|seq| self.link.abandon(Key::Change(seq)));
+        if self.left.is_there() {
+            self.left.end().into_iter().for_each(|seq| self.link.abandon(Key::Change(seq)));
+            // Until all is durable that the process before was answered, a crash of the server may
+            // cost some of it: nobody has it in a replay log.
+            self.link.request(Pending::unattended(Op::Sync {}));
+        }
         self.begin();
     }
 

@@ -135,9 +135,7 @@ impl<W: Words> Notes<W> {
         self.memory.set(at, 0);
         self.memory.set(at + 1, bytes.len() as u64);
         self.memory.set(at + 2, opens.unwrap_or_default());
-        words_of(&bytes)
-            .enumerate()
-            .for_each(|(word, value)| self.memory.set(at + 3 + word, value));
+        self.memory.set_bytes(at + 3, &bytes);
         self.memory.set(at, request);
     }
 
@@ -166,15 +164,6 @@ impl<W: Words> Notes<W> {
         let at = BASES_AT + which * BASE_WORDS;
         (at + 6, at + 7)
     }
-}
-
-/// Bytes as words; the last one is filled up with zeros.
-pub(super) fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
-    bytes.chunks(8).map(|chunk| {
-        let mut word = [0; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
-        u64::from_le_bytes(word)
-    })
 }
 
 /// So many bytes of the words that `word` gives.

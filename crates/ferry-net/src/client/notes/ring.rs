@@ -15,7 +15,7 @@ use std::sync::Arc;
 use ferry_fs::Ino;
 use ferry_fs::known::{SharedWords, Words};
 
-use super::memory::{Base, Notes, RING_AT, RING_FULL_AT, RING_WORDS, bytes_of, words_of};
+use super::memory::{Base, Notes, RING_AT, RING_FULL_AT, RING_WORDS, bytes_of};
 use crate::client::change::{Pending, Role};
 use crate::codec::{Input, Malformed, Wire};
 use crate::message::{Acknowledged, Caller, Op, Outcome};
@@ -150,6 +150,14 @@ impl<W: Words> Ring<W> {
         self.notes.memory.set(offset(position), value);
     }
 
+    /// The bytes may go on at the ring's first word.
+    fn set_bytes(&self, position: u64, bytes: &[u8]) {
+        let at = offset(position);
+        let (before, behind) = bytes.split_at(bytes.len().min((RING_AT + RING_WORDS - at) * 8));
+        self.notes.memory.set_bytes(at, before);
+        self.notes.memory.set_bytes(RING_AT, behind);
+    }
+
     /// Notes a change. It counts at once, or with the base that has begun.
     pub(in crate::client) fn put(&mut self, numbers: (u64, u32), pending: &mut Pending) -> u64 {
         let position = self.next;
@@ -170,8 +178,10 @@ impl<W: Words> Ring<W> {
         } else {
             self.set(self.next + words, 0);
             let head = [words, self.number, 0, bytes.len() as u64, data.len() as u64];
-            let all = head.into_iter().chain(words_of(&bytes)).chain(words_of(&data));
-            (self.next + 1..).zip(all).for_each(|(at, value)| self.set(at, value));
+            (self.next + 1..).zip(head).for_each(|(at, value)| self.set(at, value));
+            self.set_bytes(self.next + HEAD_WORDS, &bytes);
+            let data_at = self.next + HEAD_WORDS + bytes.len().div_ceil(8) as u64;
+            self.set_bytes(data_at, &data);
             self.set(self.next, self.next + 1);
             self.next += words;
         }
