@@ -125,7 +125,7 @@ pub(super) struct Pending {
     /// none.
     pub(super) request: u64,
     /// What the program was told, if it was acknowledged.
-    pub(super) outcome: Option<Outcome>,
+    pub(super) outcome: Option<Box<Outcome>>,
 }
 
 impl Pending {
@@ -274,6 +274,7 @@ impl Change {
         self.since = now;
         debug_assert!(self.pending.effect.is_none(), "its effect on the cache has ended");
         self.pending.waiter = Arc::new(Nobody);
+        self.pending.outcome = None;
         self.pending.borrowed = Vec::new();
     }
 

@@ -142,7 +142,7 @@ impl RemoteFs {
         let ino = number.filter(|_| fresh).unwrap_or(0);
         let op = std::mem::replace(op, Op::Nothing {});
         let pending = Pending::acknowledged(*caller, op, waiter, Acknowledged { at, ino });
-        let told = Some(outcome.clone());
+        let told = Some(Box::new(outcome.clone()));
         let full =
             early_acks.acknowledge(Pending { touched, files, request, outcome: told, ..pending });
         let (wants, surplus) = (cache.reservation.wants(now), cache.model.surplus());

@@ -157,7 +157,7 @@ impl RemoteFs {
             _ => Arc::new(Nobody),
         };
         let (files, touched) = (change.files.clone(), change.touched.clone());
-        let outcome = change.outcome.clone();
+        let outcome = change.outcome.clone().map(Box::new);
         let pending = Pending {
             role,
             files,

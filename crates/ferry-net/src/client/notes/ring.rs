@@ -79,7 +79,10 @@ fn encode(out: &mut Vec<u8>, (seq, epoch): (u64, u32), pending: &Pending) {
     }
     (pending.touched.len() as u32).put(out);
     pending.touched.iter().for_each(|ino| ino.put(out));
-    pending.outcome.put(out);
+    pending.outcome.is_some().put(out);
+    if let Some(outcome) = &pending.outcome {
+        outcome.put(out);
+    }
     pending.op.put(out);
 }
 

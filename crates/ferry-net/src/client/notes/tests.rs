@@ -60,7 +60,8 @@ fn pending(len: usize, request: u64, role: Role) -> Pending {
         role,
         files: vec![(7, 70)],
         touched: vec![70, len as u64],
-        outcome: (role == Role::Acknowledged).then_some(Outcome::Count { count: len as u64 }),
+        outcome: (role == Role::Acknowledged)
+            .then(|| Box::new(Outcome::Count { count: len as u64 })),
         ..Pending::new(Caller { uid: 1, gid: 2, pid: 3, umask: 4 }, op, Arc::new(Nobody))
     }
 }
@@ -96,7 +97,7 @@ impl Put {
             decided,
             files,
             touched,
-            outcome,
+            outcome: outcome.map(|outcome| *outcome),
             op,
             is_fatal,
         }
