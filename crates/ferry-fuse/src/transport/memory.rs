@@ -268,6 +268,15 @@ impl RequestSlot {
         }
     }
 
+    /// Has so many bytes of the payload in memory, and in this process's tables of pages. While a
+    /// process is being killed, the kernel has requests put into its slots still. It ends one with
+    /// EINTR whose page it would have to bring in.
+    pub(crate) fn bring_in(&mut self, bytes: usize) {
+        let (_, payload) = self.buffers();
+        let touched = payload[..bytes].iter().step_by(PAGE).fold(0, |all, byte| all ^ byte);
+        std::hint::black_box(touched);
+    }
+
     /// Its words: the request of which it has the answer, the one of which that was committed, the
     /// one of which the kind was overwritten, and that kind.
     fn words(&self) -> &[AtomicU64; 4] {

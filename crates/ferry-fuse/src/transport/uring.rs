@@ -64,6 +64,12 @@ use crate::request::realtime::Boost;
 const SLOTS_START: usize = 1024;
 /// If fewer slots than this are free, this many are added.
 const SPARE_SLOTS: usize = 512;
+/// So many slots of a queue that goes on have their first page there, for names.
+const SMALL_THERE: usize = 128;
+/// Some of them have so many bytes there for large writes: as many as all queues together have
+/// memory for.
+const LARGE: usize = 128 << 10;
+const LARGE_THERE: usize = 8 << 20;
 /// Entries of the submission ring; more are submitted in several system calls.
 const SUBMIT_MAX: u32 = 128;
 /// Set in the numbers of probes: the kernel counts its own requests from 2 up.
@@ -469,22 +475,33 @@ impl QueueRing {
 
     /// Takes over the slots of the process before, which has left the mount or was killed.
     fn go_on(&mut self, slots: usize) -> io::Result<()> {
-        let mut left = Vec::new();
+        let (mut left, mut free) = (Vec::new(), Vec::new());
         for number in 0..slots {
             self.slots.push(self.from.memory.slot(self.from.queue.number, number));
             let unique = self.slots[number].unique();
             match self.slots[number].holds(unique) {
                 SlotHolds::Nothing => {
                     self.from.memory.empty_payload(self.from.queue.number, number);
-                    self.register(number)?;
+                    free.push(number);
                 }
                 _ => left.push(number),
             }
         }
+        let large = LARGE_THERE / LARGE / usize::from(self.from.memory.queues());
+        for (nth, slot) in free.iter().enumerate().take(SMALL_THERE) {
+            self.slots[*slot].bring_in(if nth < large { LARGE } else { 1 });
+        }
+        self.register_all(free)?;
         self.submit()?;
         // What the kernel has queued since, registering does not fetch.
         self.probe_due = true;
         self.take_back(left)
+    }
+
+    /// Registers these slots, the first one last: the kernel fills the one first that it has got
+    /// last. So requests that come one by one use the same few slots, whose pages are there.
+    fn register_all(&mut self, slots: Vec<usize>) -> io::Result<()> {
+        slots.into_iter().rev().try_for_each(|slot| self.register(slot))
     }
 
     fn register(&mut self, slot: usize) -> io::Result<()> {
@@ -580,12 +597,11 @@ impl QueueRing {
     }
 
     fn grow(&mut self, count: usize) -> io::Result<()> {
-        for _ in 0..count {
-            let slot = self.slots.len();
+        let first = self.slots.len();
+        for slot in first..first + count {
             self.slots.push(self.from.memory.slot(self.from.queue.number, slot));
-            self.push(&self.command(abi::URING_REGISTER, 0, slot))?;
         }
-        Ok(())
+        self.register_all((first..first + count).collect())
     }
 
     fn commit(&mut self, slot: usize, unique: u64) -> io::Result<()> {
