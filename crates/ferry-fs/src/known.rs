@@ -14,8 +14,8 @@
 //!   and the mark goes when a context has all of it, whose number is stored before.
 //! * KNOWN-4. A change of a request that may be replayed is noted, with its context, before that
 //!   context can be durable. So what the volume has after a kill is not made twice.
-//! * KNOWN-5. The record of an inode that the kernel has forgotten is *kept* while something of the
-//!   inode may be lost, or is lost and nobody was told. A kept record has no lookups.
+//! * KNOWN-5. The record of an inode that the kernel has forgotten is *retained* while something of the
+//!   inode may be lost, or is lost and nobody was told. A retained record has no lookups.
 //!
 //! ```text
 //! words 0..8     magic, newest context that the next process found, first tree, count of trees,
@@ -89,8 +89,8 @@ pub mod inode_flag {
     /// It may be shorter, or longer, than the kernel takes it for.
     pub const RESIZED: u32 = 8;
     /// The kernel does not know it.
-    pub(super) const KEPT: u32 = 16;
-    /// With one of these its record is kept.
+    pub(super) const RETAINED: u32 = 16;
+    /// With one of these its record is retained.
     pub(super) const KEEPS: u32 = UNSAVED | LOST;
 }
 
@@ -125,7 +125,8 @@ pub struct Left {
     pub volume: [u64; 2],
     /// A move of a directory is lost, and so may the path of anything be.
     pub has_lost_move: bool,
-    /// The inodes that the kernel knows, and those that have lost changes: these have the flag LOST.
+    /// The inodes that the kernel knows, and those that have lost changes: these have the flag
+    /// LOST.
     pub inodes: Vec<KnownInode>,
     /// The open files.
     pub files: Vec<KnownFile>,
@@ -143,15 +144,15 @@ struct Page {
     live: usize,
 }
 
-/// Records that are kept, and at how many they are looked through.
+/// Records that are retained, and at how many they are looked through.
 #[derive(Debug, Default)]
-struct Kept {
+struct Retained {
     inodes: Vec<Ino>,
     look_at: usize,
 }
 
-/// So many records are kept without a look.
-const KEPT_MIN: usize = 256;
+/// So many records are retained without a look.
+const RETAINED_MIN: usize = 256;
 
 #[derive(Debug, Default)]
 struct FreePages {
@@ -215,7 +216,7 @@ pub struct Known<W = SharedWords> {
     memory: W,
     shards: Box<[Mutex<HashMap<u64, Page>>]>,
     pages: Mutex<FreePages>,
-    kept: Mutex<Kept>,
+    retained: Mutex<Retained>,
 }
 
 /// The key of an inode.
@@ -246,7 +247,7 @@ impl<W: Words> Known<W> {
     fn on(memory: W) -> Self {
         memory.set(0, MAGIC);
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { memory, shards, pages: Mutex::default(), kept: Mutex::default() }
+        Self { memory, shards, pages: Mutex::default(), retained: Mutex::default() }
     }
 
     /// It is of the volume with this number.
@@ -307,11 +308,11 @@ impl<W: Words> Known<W> {
             page.live += 1;
             self.memory.set(context, 0);
         }
-        let flags = (before >> 32) as u32 & !inode_flag::KEPT;
+        let flags = (before >> 32) as u32 & !inode_flag::RETAINED;
         self.memory.set(known, key((before as u32).saturating_add(lookups), flags));
     }
 
-    /// The inode gets these flags, and its record is kept if the kernel does not know it.
+    /// The inode gets these flags, and its record is retained if the kernel does not know it.
     pub fn lose(&self, ino: Ino, flags: u32) {
         self.count(ino, 1);
         self.change_flags(ino, 0, flags);
@@ -323,7 +324,7 @@ impl<W: Words> Known<W> {
         let (block, shard) = self.shard(ino);
         let shard = shard.lock();
         shard.get(&block).map_or(0, |page| {
-            (self.memory.get(Self::record(page.number, ino).0) >> 32) as u32 & !inode_flag::KEPT
+            (self.memory.get(Self::record(page.number, ino).0) >> 32) as u32 & !inode_flag::RETAINED
         })
     }
 
@@ -349,7 +350,7 @@ impl<W: Words> Known<W> {
         }
         let flags = (before >> 32) as u32;
         if flags & inode_flag::KEEPS != 0 || self.memory.get(context) > durable {
-            self.memory.set(known, key(0, flags | inode_flag::KEPT));
+            self.memory.set(known, key(0, flags | inode_flag::RETAINED));
             drop(shard);
             return self.keep(ino, durable);
         }
@@ -374,32 +375,32 @@ impl<W: Words> Known<W> {
         }
     }
 
-    /// The record of an inode is kept. Now and then those are freed that need not be any more.
+    /// The record of an inode is retained. Now and then those are freed that need not be any more.
     fn keep(&self, ino: Ino, durable: u64) {
         let looked_at = {
-            let mut kept = self.kept.lock();
-            kept.inodes.push(ino);
-            if kept.inodes.len() <= kept.look_at.max(KEPT_MIN) {
+            let mut retained = self.retained.lock();
+            retained.inodes.push(ino);
+            if retained.inodes.len() <= retained.look_at.max(RETAINED_MIN) {
                 return;
             }
-            std::mem::take(&mut kept.inodes)
+            std::mem::take(&mut retained.inodes)
         };
-        let stay = looked_at.into_iter().filter(|ino| self.stays_kept(*ino, durable));
+        let stay = looked_at.into_iter().filter(|ino| self.stays_retained(*ino, durable));
         let stay: Vec<Ino> = stay.collect();
-        let mut kept = self.kept.lock();
-        kept.inodes.extend(stay);
-        kept.look_at = 2 * kept.inodes.len();
+        let mut retained = self.retained.lock();
+        retained.inodes.extend(stay);
+        retained.look_at = 2 * retained.inodes.len();
     }
 
-    /// Whether the record is kept, and must be; it is freed if it need not be.
-    fn stays_kept(&self, ino: Ino, durable: u64) -> bool {
+    /// Whether the record is retained, and must be; it is freed if it need not be.
+    fn stays_retained(&self, ino: Ino, durable: u64) -> bool {
         let (block, shard) = self.shard(ino);
         let mut shard = shard.lock();
         let Some(page) = shard.get(&block) else { return false };
         let (known, context) = Self::record(page.number, ino);
         let before = self.memory.get(known);
         let flags = (before >> 32) as u32;
-        if flags & inode_flag::KEPT == 0 {
+        if flags & inode_flag::RETAINED == 0 {
             return false;
         }
         let stays = flags & inode_flag::KEEPS != 0 || self.memory.get(context) > durable;
@@ -505,7 +506,7 @@ fn left_in(memory: &impl Words, recovered: u64) -> Option<Left> {
         for ino in block * BLOCK_INODES..(block + 1) * BLOCK_INODES {
             let (known, context) = Known::<SharedWords>::record(page, ino);
             let (known, context) = (memory.get(known), memory.get(context));
-            let (lookups, mut flags) = (known as u32, (known >> 32) as u32 & !inode_flag::KEPT);
+            let (lookups, mut flags) = (known as u32, (known >> 32) as u32 & !inode_flag::RETAINED);
             if flags & inode_flag::UNSAVED != 0 || context > recovered {
                 flags |= inode_flag::LOST;
             }

@@ -90,11 +90,11 @@ impl Model {
                 }
                 let must_stay =
                     |flags: u32, newest| flags & inode_flag::KEEPS != 0 || newest > RECOVERED;
-                let was_kept = self
+                let stays = self
                     .inodes
                     .get(&ino)
                     .is_some_and(|(_, flags, newest)| must_stay(*flags, *newest));
-                if !was_kept && self.inodes.get(&ino).is_some_and(|inode| inode.0 == 0) {
+                if !stays && self.inodes.get(&ino).is_some_and(|inode| inode.0 == 0) {
                     self.inodes.remove(&ino);
                 }
             }

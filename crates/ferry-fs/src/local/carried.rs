@@ -245,9 +245,10 @@ impl LocalFs {
     /// volume was opened with [`goes_on`](crate::FsOptions::goes_on), and no request was served
     /// yet. `None`: it is of another form, or not all of it had room.
     ///
-    /// An error: it is of another volume. What was not durable is lost. Files that have lost changes
-    /// say `EIO`, directories too. Requests that name an inode or a file that is not there any more get `ESTALE`. The kernel
-    /// is told to forget all that it has cached, when it can be.
+    /// An error: it is of another volume. What was not durable is lost. Files that have lost
+    /// changes say `EIO`, directories too. Requests that name an inode or a file that is not there
+    /// any more get `ESTALE`. The kernel is told to forget what it has cached of these, when it can
+    /// be.
     ///
     /// `had_others`: somebody else had the volume since. The numbers of contexts that were lost may
     /// be those of others now, so each inode that was changed counts as one that has lost changes.
@@ -367,8 +368,8 @@ impl LocalFs {
         self.has_losses.load(Ordering::Acquire) && self.options.known.as_deref().is_some_and(has)
     }
 
-    /// Somebody was told that changes of the inode are lost. The next process need not say so again,
-    /// unless a descriptor is open that was not told.
+    /// Somebody was told that changes of the inode are lost. The next process need not say so
+    /// again, unless a descriptor is open that was not told.
     pub(crate) fn note_told(&self, inode: &Inode) {
         if !self.has_lost(inode.ino, inode_flag::LOST) {
             return;

@@ -53,7 +53,7 @@ impl LostNames {
             // One of another container has no number here.
             None => Some(thread),
         };
-        has_lost && older().is_some_and(|who| lost.told.lock().insert((directory, who)))
+        has_lost && older().is_some_and(|asks| lost.told.lock().insert((directory, asks)))
     }
 
     /// For the process that goes on.
@@ -61,7 +61,7 @@ impl LostNames {
         let Some(lost) = self.0.get() else { return Vec::new() };
         let counts = [lost.directories.len() as u64, lost.programs.len() as u64];
         let told = lost.told.lock();
-        let told = told.iter().flat_map(|(ino, who)| [*ino, u64::from(*who)]);
+        let told = told.iter().flat_map(|(ino, told)| [*ino, u64::from(*told)]);
         let programs = lost.programs.iter().map(|number| u64::from(*number));
         let all = [u64::from(lost.all)].into_iter().chain(counts);
         all.chain(lost.directories.iter().copied()).chain(programs).chain(told).collect()

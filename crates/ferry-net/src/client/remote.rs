@@ -204,8 +204,8 @@ impl RemoteFs {
     }
 }
 
-/// The kernel's number of a request: a process that goes on finds it again under the same number. 0:
-/// nobody goes on.
+/// The kernel's number of a request: a process that goes on finds it again under the same number.
+/// 0: nobody goes on.
 pub(super) fn number(cx: &Cx<'_>) -> u64 {
     cx.request().map_or(0, |request| request.unique)
 }
