@@ -497,9 +497,6 @@ for thread in threads:
         failures.append("a program hangs")
 print(json.dumps(rounds), f"lost: {json.dumps(lost)}" if may_lose else "")
 if not failures:
-    # The first sync says that something is lost.
-    if may_lose:
-        run(ferry, "sync", mount)
     must(ferry, "umount", mount)
     if server:
         server.terminate()

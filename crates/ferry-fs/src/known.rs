@@ -14,8 +14,8 @@
 //!   and the mark goes when a context has all of it, whose number is stored before.
 //! * KNOWN-4. A change of a request that may be replayed is noted, with its context, before that
 //!   context can be durable. So what the volume has after a kill is not made twice.
-//! * KNOWN-5. The record of an inode that the kernel has forgotten is *retained* while something of the
-//!   inode may be lost, or is lost and nobody was told. A retained record has no lookups.
+//! * KNOWN-5. The record of an inode that the kernel has forgotten is *retained* while something of
+//!   the inode may be lost, or is lost and nobody was told. A retained record has no lookups.
 //!
 //! ```text
 //! words 0..8     magic, newest context that the next process found, first tree, count of trees,

@@ -58,7 +58,13 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     if waits {
         asked::must_answer(&mount.target)?;
     }
-    let synced = if waits { sync(&mount, args)? } else { Synced::Asked(Ok(()), None) };
+    let mut synced = if waits { sync(&mount, args)? } else { Synced::Asked(Ok(()), None) };
+    // The first sync behind a kill of the daemon says that changes were lost then.
+    let mut has_lost = false;
+    if !mount.is_remote() && matches!(synced, Synced::Asked(Err(_), _)) {
+        synced = sync(&mount, args)?;
+        has_lost = matches!(synced, Synced::Asked(Ok(()), _));
+    }
     let Synced::Asked(synced, daemon) = synced else {
         detach(&mount, args)?;
         return say_died(&mount, waits);
@@ -90,6 +96,12 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
         _ => {}
     }
     unsent.as_ref().map_or(Ok(()), |figures| may_be_lost(&mount, figures))?;
+    if has_lost {
+        eprintln!(
+            "ferry: {}: all that is there is durable; changes that were not synced were lost when the daemon was killed, the mount's log says when",
+            mount.target.display()
+        );
+    }
     let has_all = figures.as_ref().is_some_and(has_lost_nothing);
     synced.map_err(|why| {
         let target = mount.target.display();

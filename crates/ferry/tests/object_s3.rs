@@ -5,6 +5,8 @@
 #[expect(dead_code, reason = "tests of the store itself use the rest")]
 #[path = "../../ferry-object/tests/fake/mod.rs"]
 mod fake;
+#[path = "shared/holder.rs"]
+mod holder;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -13,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use fake::{BUCKET, Fake, Fault};
+use holder::holder_of;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -20,6 +23,14 @@ const FERRY: &str = env!("CARGO_BIN_EXE_ferry");
 const SECRET: &str = "secret-of-the-test";
 /// Where a store's locks are on this machine.
 const LOCKS: &str = "/var/lib/ferry/locks";
+
+/// Kills a mount as a loss of power does: with its holder.
+fn kill_mount_of(daemon: Pid) {
+    kill_process(holder_of(daemon), Signal::KILL).expect("it is ours");
+    while Path::new(&format!("/proc/{daemon}/exe")).exists() {
+        std::thread::yield_now();
+    }
+}
 
 /// A store and two mount points, which no mount outlives.
 struct Store {
@@ -180,7 +191,7 @@ fn what_was_synced_survives_a_killed_daemon_and_no_secret_is_shown() {
     for text in [table, of_daemon("cmdline"), store.log("first")] {
         assert!(!text.contains(SECRET), "{text}");
     }
-    kill_process(daemon, Signal::KILL).expect("it is ours");
+    kill_mount_of(daemon);
     store.mount("first");
     check_files(&store.at("first"), 0..500);
     assert_eq!(fs::read(store.at("first").join("synced")).expect("it is there"), contents(299));
@@ -228,7 +239,7 @@ fn an_owner_that_no_lock_proves_dead_is_taken_for_alive() {
     store.mount("first");
     write_files(&store.at("first"), 0..5);
     ok(&store.ferry(&["sync", "first"]));
-    kill_process(store.daemon("first"), Signal::KILL).expect("it is ours");
+    kill_mount_of(store.daemon("first"));
     // As on a machine that has lost its disk, or on a copy of it, or under another name.
     let [locks] = &store.locks()[..] else { panic!("{:?}", store.locks()) };
     fs::rename(locks, store.at("locks")).expect("they can be moved");
