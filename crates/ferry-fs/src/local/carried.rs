@@ -294,6 +294,11 @@ impl LocalFs {
         let lost: HashSet<Ino> = lost.chain(moved).collect();
         let flags = u64::from(inode_flag::LOST | inode_flag::RESIZED);
         carried.losses.inodes = lost.iter().map(|ino| [*ino, flags]).collect();
+        // The kernel has their sizes yet, whoever was told of what they have lost.
+        let is_told =
+            |it: &&KnownInode| it.flags & inode_flag::RESIZED != 0 && !lost.contains(&it.ino);
+        let told = left.inodes.iter().filter(is_told);
+        carried.losses.inodes.extend(told.map(|it| [it.ino, inode_flag::RESIZED.into()]));
         carried.losses.volume = left.volume;
         self.adopt_all(&carried)?;
         self.note_made(&left.made);
@@ -362,7 +367,7 @@ impl LocalFs {
         Ok(())
     }
 
-    /// Whether a process before has lost changes of this inode, and nobody was told.
+    /// Whether a process before has left this flag, one of what is lost, with the inode.
     pub(crate) fn has_lost(&self, ino: Ino, flag: u32) -> bool {
         let has = |known: &Known| known.flags(ino) & flag != 0;
         self.has_losses.load(Ordering::Acquire) && self.options.known.as_deref().is_some_and(has)

@@ -478,6 +478,10 @@ fn what_is_appended_to_a_file_that_has_become_shorter_goes_to_its_end() {
     assert!(!world.fs.finds_end(ino));
     killed(&mut world, &mut file);
     assert!(world.fs.finds_end(ino), "the kernel takes it for 11 bytes long");
+    assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
+    killed(&mut world, &mut file);
+    fsync(&world, ino, fh).unwrap();
+    assert!(world.fs.finds_end(ino), "so it does when that was told, and behind another kill");
     go_on(&mut world);
     assert!(world.fs.finds_end(ino));
     assert!(!world.fs.finds_end(ROOT + 1000));
