@@ -378,6 +378,7 @@ pub fn run(
             }
             continue;
         }
+        let ended = || status.map_or("it was not started".into(), |status| status.to_string());
         match served {
             Ok(Served { next: Some(next), .. }) => {
                 (program, left, tries) = (next, clock.monotonic(), TRIES);
@@ -386,17 +387,15 @@ pub fn run(
             Ok(Served { is_ready: false, .. }) | Err(_)
                 if !holding.things.is_empty() && program != Path::new(OWN) =>
             {
-                let ended = status.map_or("it was not started".into(), |status| status.to_string());
-                tracing::error!(program = %program.display(), ended, "it does not go on with the mount: the program before does");
+                tracing::error!(program = %program.display(), ended = ended(), "it does not go on with the mount: the program before does");
                 program = OWN.into();
             }
             // The store may be away, or the network.
             Ok(Served { is_ready: false, .. })
                 if !holding.things.is_empty() && clock.monotonic() < left + tries =>
             {
-                let ended = status.map_or("it was not started".into(), |status| status.to_string());
                 tracing::error!(
-                    ended,
+                    ended = ended(),
                     "it does not go on with the mount now: it is tried again, and programs wait"
                 );
                 if holding.rest().map_err(failed)? {

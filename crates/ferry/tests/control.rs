@@ -61,6 +61,23 @@ impl TestVolume {
         std::fs::read_to_string(self.0.path().join("log")).expect("the daemon's log")
     }
 
+    /// Makes a volume in a store, with these options, too.
+    fn make_store(&self, more: &[&str]) -> String {
+        let store = format!("dir://{}", self.0.path().join("store").display());
+        ok(&ferry(&[&["mkfs", &store, "--size", "256M"], more].concat()));
+        store
+    }
+
+    /// Makes an encrypted one, and mounts it. Gives the file of its passphrase.
+    fn mount_encrypted(&self) -> PathBuf {
+        let file = self.0.path().join("passphrase");
+        std::fs::write(&file, "correct horse").expect("writes");
+        let store = self.make_store(&["--encrypt", "--passphrase-file", path(&file)]);
+        let named = format!("passphrase_file={}", path(&file));
+        ok(&ferry(&["mount", &store, path(&self.mnt()), "-o", &named, "-o", &self.log()]));
+        file
+    }
+
     fn mount(&self) -> &Self {
         ok(&ferry(&["mount", path(&self.volume()), path(&self.mnt()), "-o", &self.log()]));
         self

@@ -168,7 +168,7 @@ fn what_is_no_ferry_and_mounts_that_cannot_go_on_are_refused() {
     let refused = upgrade(&fixture, &["--program", "/bin/true"]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("/bin/true: that is no ferry"));
     ok(&ferry(&["umount", path(&fixture.mnt())]));
-    let store = store(&fixture);
+    let store = fixture.make_store(&[]);
     ok(&ferry(&["mount", &store, path(&fixture.mnt()), "-o", "replica", "-o", &fixture.log()]));
     let refused = upgrade(&fixture, &[]);
     let said = String::from_utf8_lossy(&refused.stderr);
@@ -177,17 +177,10 @@ fn what_is_no_ferry_and_mounts_that_cannot_go_on_are_refused() {
     ok(&ferry(&["umount", path(&fixture.mnt())]));
 }
 
-/// A new volume in a store.
-fn store(fixture: &TestVolume) -> String {
-    let store = format!("dir://{}", fixture.0.path().join("store").display());
-    ok(&ferry(&["mkfs", &store, "--size", "256M"]));
-    store
-}
-
 #[test]
 fn a_mount_of_a_volume_in_a_store_goes_on_and_so_do_its_snapshots() {
     let fixture = TestVolume::new();
-    let (mnt, store, enough) = (fixture.mnt(), store(&fixture), AtomicBool::new(false));
+    let (mnt, store, enough) = (fixture.mnt(), fixture.make_store(&[]), AtomicBool::new(false));
     ok(&ferry(&["mount", &store, path(&mnt), "-o", &fixture.log()]));
     fs::write(mnt.join("file"), "before").expect("writes");
     fs::create_dir(mnt.join("dir")).expect("mkdir");
@@ -233,7 +226,7 @@ fn a_mount_of_a_volume_in_a_store_goes_on_and_so_do_its_snapshots() {
 #[test]
 fn programs_wait_while_the_store_of_a_mount_that_goes_on_is_away() {
     let fixture = TestVolume::new();
-    let (mnt, store) = (fixture.mnt(), store(&fixture));
+    let (mnt, store) = (fixture.mnt(), fixture.make_store(&[]));
     ok(&ferry(&["mount", &store, path(&mnt), "-o", &fixture.log()]));
     fs::write(mnt.join("file"), "before").expect("writes");
     let (here, away) = (fixture.0.path().join("store"), fixture.0.path().join("away"));
@@ -265,12 +258,7 @@ fn programs_wait_while_the_store_of_a_mount_that_goes_on_is_away() {
 #[test]
 fn a_mount_whose_passphrase_is_gone_is_served_on() {
     let fixture = TestVolume::new();
-    let (mnt, file) = (fixture.mnt(), fixture.0.path().join("passphrase"));
-    fs::write(&file, "correct horse").expect("writes");
-    let store = format!("dir://{}", fixture.0.path().join("store").display());
-    ok(&ferry(&["mkfs", &store, "--size", "256M", "--encrypt", "--passphrase-file", path(&file)]));
-    let named = format!("passphrase_file={}", path(&file));
-    ok(&ferry(&["mount", &store, path(&mnt), "-o", &named, "-o", &fixture.log()]));
+    let (mnt, file) = (fixture.mnt(), fixture.mount_encrypted());
     fs::write(mnt.join("file"), "before").expect("writes");
     ok(&upgrade(&fixture, &[]));
     fs::remove_file(&file).expect("removes");

@@ -141,8 +141,7 @@ fn a_mount_survives_its_daemon() {
 
 /// Mounts a new volume in a store.
 fn mount_store(fixture: &TestVolume, options: &str) -> String {
-    let store = format!("dir://{}", fixture.0.path().join("store").display());
-    ok(&ferry(&["mkfs", &store, "--size", "256M"]));
+    let store = fixture.make_store(&[]);
     let options = format!("{},{options}", fixture.log());
     ok(&ferry(&["mount", &store, path(&fixture.mnt()), "-o", &options]));
     store
@@ -282,12 +281,7 @@ fn what_others_have_done_to_a_volume_after_a_kill_is_there_and_open_files_are_to
 #[test]
 fn an_encrypted_volume_is_opened_after_a_kill_without_its_passphrase() {
     let fixture = TestVolume::new();
-    let (mnt, file) = (fixture.mnt(), fixture.0.path().join("passphrase"));
-    fs::write(&file, "correct horse").expect("writes");
-    let store = format!("dir://{}", fixture.0.path().join("store").display());
-    ok(&ferry(&["mkfs", &store, "--size", "256M", "--encrypt", "--passphrase-file", path(&file)]));
-    let named = format!("passphrase_file={}", path(&file));
-    ok(&ferry(&["mount", &store, path(&mnt), "-o", &named, "-o", &fixture.log()]));
+    let (mnt, file) = (fixture.mnt(), fixture.mount_encrypted());
     fs::write(mnt.join("file"), "before").expect("writes");
     ok(&ferry(&["sync", path(&mnt)]));
     fs::remove_file(&file).expect("removes");
