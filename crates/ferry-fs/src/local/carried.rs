@@ -294,7 +294,7 @@ impl LocalFs {
         let lost: HashSet<Ino> = lost.chain(moved).collect();
         let flags = u64::from(inode_flag::LOST | inode_flag::RESIZED);
         carried.losses.inodes = lost.iter().map(|ino| [*ino, flags]).collect();
-        // The kernel has their sizes yet, whoever was told of what they have lost.
+        // The kernel has their old sizes yet, though programs were told of what they have lost.
         let is_told =
             |it: &&KnownInode| it.flags & inode_flag::RESIZED != 0 && !lost.contains(&it.ino);
         let told = left.inodes.iter().filter(is_told);
