@@ -37,5 +37,5 @@ mod transport;
 
 pub use error::Error;
 pub use init::IO_MAX;
-pub use mount::{HELPER, MountOptions, Transport, Unmount, unmount};
+pub use mount::{HELPER, MountOptions, Transport, Unmount, abort, connection, unmount};
 pub use session::{Connection, Ended, MountHandle, Session};

@@ -218,23 +218,42 @@ pub(crate) fn absolute(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// The number of the FUSE connection that is mounted on `mountpoint` (the topmost, if several are).
-fn connection(mountpoint: &Path) -> io::Result<Option<u32>> {
+/// Ends a connection, though a process may have its descriptor yet: every request, waiting or to
+/// come, fails. For root, or the user that has mounted it where sysfs permits it.
+pub fn abort(connection: u32) -> io::Result<()> {
+    if fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1").is_ok() {
+        return Ok(());
+    }
+    // The directory need not be mounted. An attempt to unmount by force does the same for root,
+    // also where the mount is in use and stays.
     let table = fs::read_to_string("/proc/self/mountinfo")?;
-    Ok(table.lines().rev().find_map(|line| connection_of(line, mountpoint)))
+    let mut mounts = table.lines().filter_map(fuse_mount);
+    let Some((_, mountpoint)) = mounts.find(|(number, _)| *number == connection) else {
+        return Ok(());
+    };
+    match rustix::mount::unmount(&mountpoint, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW) {
+        Ok(()) | Err(rustix::io::Errno::BUSY) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
-/// `ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS… - TYPE SOURCE …`, with `\ooo` for spaces and the
-/// like.
-fn connection_of(line: &str, mountpoint: &Path) -> Option<u32> {
+/// The number of the FUSE connection that is mounted on `mountpoint` (the topmost, if several are).
+pub fn connection(mountpoint: &Path) -> io::Result<Option<u32>> {
+    let table = fs::read_to_string("/proc/self/mountinfo")?;
+    let mut mounts = table.lines().rev().filter_map(fuse_mount);
+    Ok(mounts.find(|(_, path)| path == mountpoint).map(|(number, _)| number))
+}
+
+/// The number of a connection, and where it is mounted, of a line `ID PARENT MAJOR:MINOR ROOT
+/// MOUNTPOINT OPTIONS… - TYPE SOURCE …`, with `\ooo` for spaces and the like.
+fn fuse_mount(line: &str) -> Option<(u32, PathBuf)> {
     let (mount, kind) = line.split_once(" - ")?;
     let mut fields = mount.split(' ');
     let (device, path) = (fields.nth(2)?, fields.nth(1)?);
     let kind = kind.split(' ').next()?;
-    if !(kind == "fuse" || kind.starts_with("fuse.")) || unescaped(path) != mountpoint {
-        return None;
-    }
-    device.split_once(':')?.1.parse().ok()
+    let is_fuse = kind == "fuse" || kind.starts_with("fuse.");
+    let number = device.split_once(':')?.1.parse().ok()?;
+    is_fuse.then(|| (number, unescaped(path)))
 }
 
 fn unescaped(path: &str) -> PathBuf {
@@ -264,12 +283,11 @@ mod tests {
     #[test]
     fn the_connection_is_found_in_the_mount_table() {
         let line = "30 22 0:43 / /mnt/a\\040b rw,nosuid - fuse.ferry /vol rw,user_id=0";
-        assert_eq!(connection_of(line, Path::new("/mnt/a b")), Some(43));
-        assert_eq!(connection_of(line, Path::new("/mnt/a")), None);
+        assert_eq!(fuse_mount(line), Some((43, "/mnt/a b".into())));
         let ext4 = "30 22 8:1 / /mnt rw shared:1 - ext4 /dev/sda1 rw";
-        assert_eq!(connection_of(ext4, Path::new("/mnt")), None);
+        assert_eq!(fuse_mount(ext4), None);
         let tagged = "30 22 0:9 / /mnt rw shared:1 master:2 - fuse x rw";
-        assert_eq!(connection_of(tagged, Path::new("/mnt")), Some(9));
+        assert_eq!(fuse_mount(tagged), Some((9, "/mnt".into())));
     }
 
     #[test]

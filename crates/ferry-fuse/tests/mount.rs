@@ -302,6 +302,20 @@ fn forced_unmounting_ends_waiting_requests() {
 }
 
 #[test]
+fn a_connection_is_ended_by_its_number_though_a_process_has_its_descriptor() {
+    on_each_transport(|m| {
+        let mut child = syncing(&m, 0);
+        let waiting = std::sync::Arc::clone(&m.waiting);
+        let number = ferry_fuse::connection(m.dir.path()).expect("a table").expect("it is in it");
+        ferry_fuse::abort(number).expect("it ends");
+        assert!(!child.wait().expect("ends").success());
+        let parked = waiting.0.lock().parked.pop().expect("it was parked");
+        parked.complete(Ok(()));
+        m.end(Unmount::Lazy);
+    });
+}
+
+#[test]
 fn a_busy_mount_is_unmounted_lazily_only() {
     on_each_transport(|m| {
         let file = File::create(m.path("f")).expect("creates");

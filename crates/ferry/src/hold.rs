@@ -75,6 +75,8 @@ const DEVICE: &str = "device";
 const MEMORY: &str = "memory";
 const CARRIED: &str = "carried";
 const MOUNTPOINT: &str = "mountpoint";
+/// The kernel's number of the connection.
+const CONNECTION: &str = "connection";
 /// What the process before had noted of the kernel when it was killed.
 const KNOWN: &str = "known";
 /// There if the volume was in a store, which may be away.
@@ -258,14 +260,26 @@ impl Holder {
         known: &OwnedFd,
         mountpoint: &Path,
     ) -> Result<(), CliError> {
-        let keep = |name: &str, descriptor: &OwnedFd| {
-            self.say(&[b"keep", name.as_bytes()], Some(descriptor))
-        };
-        keep(DEVICE, &connection.device)?;
-        keep(MEMORY, &connection.memory)?;
-        keep(KNOWN, known)?;
-        self.say(&[b"keep", MOUNTPOINT.as_bytes(), mountpoint.as_os_str().as_bytes()], None)?;
+        self.say_all(b"keep", connection, (KNOWN, known), mountpoint)?;
         self.say(&[b"serving"], None)
+    }
+
+    /// What the next process needs, whatever kind of mount it is, and `more`.
+    fn say_all(
+        &self,
+        word: &[u8],
+        connection: &Connection,
+        more: (&str, &OwnedFd),
+        mountpoint: &Path,
+    ) -> Result<(), CliError> {
+        for (name, descriptor) in [(DEVICE, &connection.device), (MEMORY, &connection.memory), more]
+        {
+            self.say(&[word, name.as_bytes()], Some(descriptor))?;
+        }
+        if let Ok(Some(number)) = ferry_fuse::connection(mountpoint) {
+            self.say(&[word, CONNECTION.as_bytes(), number.to_string().as_bytes()], None)?;
+        }
+        self.say(&[word, MOUNTPOINT.as_bytes(), mountpoint.as_os_str().as_bytes()], None)
     }
 
     /// The mount is gone: nobody goes on with it.
@@ -282,13 +296,7 @@ impl Holder {
         program: &Path,
     ) -> Result<(), CliError> {
         let carried = memory("ferry-carried", carried)?;
-        let hold = |name: &str, descriptor: &OwnedFd| {
-            self.say(&[b"hold", name.as_bytes()], Some(descriptor))
-        };
-        hold(DEVICE, &connection.device)?;
-        hold(MEMORY, &connection.memory)?;
-        hold(CARRIED, &carried)?;
-        self.say(&[b"hold", MOUNTPOINT.as_bytes(), mountpoint.as_os_str().as_bytes()], None)?;
+        self.say_all(b"hold", connection, (CARRIED, &carried), mountpoint)?;
         self.say(&[b"next", program.as_os_str().as_bytes()], None)
     }
 
@@ -408,6 +416,7 @@ pub fn run(
                     seconds = tries.as_secs(),
                     "no process could go on with the mount for so long: it ends"
                 );
+                holding.end();
                 return Ok(code(status));
             }
             Ok(_) => return Ok(code(status)),
@@ -557,12 +566,25 @@ impl Holding {
         self.deaths = self.deaths.saturating_sub(outlived) + counts;
         if self.deaths >= DEATHS_MAX {
             tracing::error!(signal, "one process after the other was killed: the mount ends");
+            self.end();
             return false;
         }
         tracing::error!(signal, "the serving process was killed: another one goes on");
         self.things = std::mem::take(&mut self.if_killed);
         self.saying.clear();
         true
+    }
+
+    /// The mount ends, with all requests. A process that was killed may have its descriptor yet,
+    /// for it waits for the answer to one of them.
+    fn end(&self) {
+        let number = [&self.things, &self.if_killed].into_iter().find_map(|held| {
+            let (number, _) = held.get(CONNECTION.as_bytes())?;
+            std::str::from_utf8(number).ok()?.parse().ok()
+        });
+        if let Some(Err(error)) = number.map(ferry_fuse::abort) {
+            tracing::error!(%error, "programs may hang: end the mount with `ferry umount --force`");
+        }
     }
 
     fn hear(&mut self, served: &mut Served, pid: Pid) -> io::Result<()> {

@@ -7,12 +7,15 @@ use ferry_env::Env;
 use ferry_env::activity::{self, Layer};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// The open file and what every flush of it needs.
 pub(super) struct HostFile {
     pub file: File,
+    /// The same, for reads on rings of others, in a description of its own: a read that the kernel
+    /// has yet when the process is killed does not hold the volume's lock.
+    pub for_rings: Arc<File>,
     /// For a block device: the handle whose `O_EXCL` keeps the kernel from mounting it.
     pub _claim: Option<File>,
     pub block_device: bool,
@@ -33,12 +36,6 @@ impl HostFile {
         }?;
         self.timer.record(self.env.clock.monotonic().saturating_sub(begun));
         Ok(())
-    }
-}
-
-impl AsFd for HostFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
     }
 }
 

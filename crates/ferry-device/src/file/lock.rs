@@ -154,8 +154,9 @@ fn status_is_killed(status: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{BlockDevice, FileDevice, OpenMode};
+    use crate::{AlignedBuf, BLOCK_SIZE, BlockDevice, FileDevice, FileRead, OpenMode, ReadRing};
     use ferry_env::Env;
+    use std::sync::Arc;
 
     /// A line of `/proc/PID/stat` with what matters filled in.
     fn stat(state: &str, flags: u64, pending: u64) -> String {
@@ -225,5 +226,29 @@ mod tests {
             opening.join().expect("no panic")
         });
         assert_eq!(opened.expect("it opens").capacity(), 2 << 20);
+    }
+
+    /// A ring whose reads never end.
+    #[derive(Default)]
+    struct Endless(std::cell::RefCell<Vec<FileRead>>);
+
+    impl ReadRing for Endless {
+        fn start(&self, read: FileRead) {
+            self.0.borrow_mut().push(read);
+        }
+    }
+
+    #[test]
+    fn a_read_that_a_ring_has_yet_does_not_hold_the_lock() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("volume");
+        let device = FileDevice::create(&path, 1 << 20, false, &Env::real()).expect("a file");
+        let (ring, buf) = (Endless::default(), Arc::new(AlignedBuf::zeroed(BLOCK_SIZE)));
+        device.start_read(&ring, 0, buf, Box::new(drop));
+        let read = ring.0.borrow_mut().pop();
+        let file = read.expect("it was started").rest().0.try_clone_to_owned();
+        let any = RangeLock { kind: libc::F_WRLCK, start: LOCK_START, len: 1 };
+        let in_the_way = sys::conflicting_lock(&file.expect("a descriptor").into(), any);
+        assert!(in_the_way.expect("locks work").is_some(), "the reads' own description has it");
     }
 }

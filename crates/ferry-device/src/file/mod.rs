@@ -151,8 +151,16 @@ impl FileDevice {
         if !direct {
             tracing::warn!(path = %path.display(), "no O_DIRECT here: transfers go through the host's page cache");
         }
+        let for_rings = match sys::open_again(&file, direct) {
+            Ok(again) => again,
+            Err(error) => {
+                tracing::debug!(path = %path.display(), %error, "rings read where the volume is owned");
+                file.try_clone().map_err(|e| failed("open", path, e))?
+            }
+        };
         let host = Arc::new(HostFile {
             file,
+            for_rings: Arc::new(for_rings),
             _claim: claim,
             block_device,
             timer: FlushTimer::default(),
@@ -247,7 +255,9 @@ impl BlockDevice for FileDevice {
 
     fn start_read(&self, ring: &dyn ReadRing, offset: u64, buf: Arc<AlignedBuf>, done: ReadDone) {
         match check_range(self.capacity(), offset, buf.len() as u64) {
-            Ok(()) => ring.start(FileRead::new(Arc::clone(&self.host) as _, offset, buf, done)),
+            Ok(()) => {
+                ring.start(FileRead::new(Arc::clone(&self.host.for_rings) as _, offset, buf, done))
+            }
             Err(error) => done(Err(error)),
         }
     }

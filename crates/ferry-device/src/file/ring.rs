@@ -60,16 +60,21 @@ pub(super) struct Ring {
     bell_armed: bool,
 }
 
+/// A ring for the calling thread.
+fn new_uring() -> io::Result<IoUring> {
+    // A request that ends does not interrupt the thread. Linux 6.0 and later; before, a plain ring.
+    // With `DEFER_TASKRUN` a request that ends behind its thread would hold the file, and the
+    // volume's lock, for as long as anything of a killed process is left.
+    match IoUring::builder().setup_single_issuer().setup_coop_taskrun().build(ENTRIES) {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => IoUring::new(ENTRIES),
+        other => other,
+    }
+}
+
 impl Ring {
     /// Makes the ring; to be called on the thread that will drive it.
     pub fn new(shared: Arc<Shared>) -> io::Result<Self> {
-        // Completions then run on this thread only, when it asks for them. Linux 6.1 and later;
-        // before, a plain ring.
-        let uring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(ENTRIES);
-        let uring = match uring {
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => IoUring::new(ENTRIES)?,
-            other => other?,
-        };
+        let uring = new_uring()?;
         let slots = std::iter::repeat_with(|| None).take(SLOTS).collect();
         Ok(Self {
             uring,
@@ -204,5 +209,45 @@ impl Drop for Ring {
             self.free.len() == SLOTS && !self.bell_armed,
             "the ring is dropped only when nothing is in flight"
         );
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+mod tests {
+    use super::super::{lock, sys};
+    use super::*;
+    use crate::buffer::AlignedBuf;
+    use std::os::fd::AsRawFd;
+    use std::time::Instant;
+
+    #[test]
+    fn a_write_that_ends_behind_its_thread_gives_the_lock_back_though_the_ring_stays() {
+        const WRITES: usize = 32;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let owned = file.reopen().unwrap();
+        assert!(lock::acquire(&owned, true).unwrap().is_ok());
+        sys::set_direct(&owned, true).unwrap();
+        std::thread::scope(|scope| {
+            let begin = || {
+                let (mut uring, fd) = (new_uring().unwrap(), Fd(owned.as_raw_fd()));
+                for at in 0..WRITES {
+                    let buf = Box::leak(Box::new(AlignedBuf::zeroed(1 << 20)));
+                    let write = opcode::Write::new(fd, buf.as_ptr(), buf.len() as u32)
+                        .offset((at * buf.len()) as u64)
+                        .build();
+                    // SAFETY: the buffer is never freed.
+                    unsafe { uring.submission().push(&write) }.unwrap();
+                }
+                assert_eq!(uring.submit().unwrap(), WRITES);
+                std::mem::forget(uring);
+            };
+            scope.spawn(begin);
+        });
+        drop(owned);
+        let (other, begun) = (file.reopen().unwrap(), Instant::now());
+        while lock::acquire(&other, true).unwrap().is_err() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "a request holds the file");
+        }
     }
 }

@@ -67,6 +67,13 @@ pub(super) fn conflicting_lock(file: &File, lock: RangeLock) -> io::Result<Optio
     }))
 }
 
+/// Opens an open file once more, to read it.
+pub(super) fn open_again(file: &File, direct: bool) -> io::Result<File> {
+    let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    set_direct(&again, direct)?;
+    Ok(again)
+}
+
 /// Makes transfers of this open file bypass the page cache, or not.
 pub(super) fn set_direct(file: &File, direct: bool) -> io::Result<()> {
     let mut flags = fcntl_getfl(file)?;

@@ -64,7 +64,7 @@ use crate::request::realtime::Boost;
 const SLOTS_START: usize = 1024;
 /// If fewer slots than this are free, this many are added.
 const SPARE_SLOTS: usize = 512;
-/// So many slots of a queue that goes on have their first page there, for names.
+/// So many slots of a queue have their first page there from the start, for names.
 const SMALL_THERE: usize = 128;
 /// Some of them have so many bytes there for large writes: as many as all queues together have
 /// memory for.
@@ -488,8 +488,12 @@ impl QueueRing {
             }
         }
         let large = LARGE_THERE / LARGE / usize::from(self.from.memory.queues());
-        for (nth, slot) in free.iter().enumerate().take(SMALL_THERE) {
-            self.slots[*slot].bring_in(if nth < large { LARGE } else { 1 });
+        for slot in free.iter().take(large) {
+            self.slots[*slot].bring_in(LARGE);
+        }
+        // Those are committed first, so the kernel fills them again soon, perhaps with a name.
+        for slot in &left {
+            self.slots[*slot].bring_in(1);
         }
         self.register_all(free)?;
         self.submit()?;
@@ -501,6 +505,9 @@ impl QueueRing {
     /// Registers these slots, the first one last: the kernel fills the one first that it has got
     /// last. So requests that come one by one use the same few slots, whose pages are there.
     fn register_all(&mut self, slots: Vec<usize>) -> io::Result<()> {
+        for slot in slots.iter().take(SMALL_THERE) {
+            self.slots[*slot].bring_in(1);
+        }
         slots.into_iter().rev().try_for_each(|slot| self.register(slot))
     }
 

@@ -10,7 +10,16 @@ use std::sync::mpsc;
 
 fn host(file: File) -> Arc<HostFile> {
     let (timer, env) = (FlushTimer::default(), Env::real());
-    Arc::new(HostFile { file, _claim: None, block_device: false, timer, cached: None, env })
+    let for_rings = Arc::new(file.try_clone().expect("a descriptor"));
+    Arc::new(HostFile {
+        file,
+        for_rings,
+        _claim: None,
+        block_device: false,
+        timer,
+        cached: None,
+        env,
+    })
 }
 
 /// Submits writes of the given offsets and a flush, each alone; gives the results in order.
