@@ -51,6 +51,6 @@ pub use file::{FileDevice, FileLock, LockHolder, OpenMode};
 pub use flush::{FlushCoordinator, FlushStats, Target};
 pub use hooked::{Asked, HookedDevice, Op, Request, Serve};
 pub use memory::MemDevice;
-pub use shared::SharedWords;
+pub use shared::{SharedWords, Words};
 pub use started::{FileRead, ReadDone, ReadRing};
 pub use timing::{FlushTimer, FlushTiming};

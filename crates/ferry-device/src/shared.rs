@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -71,10 +71,59 @@ impl Drop for SharedWords {
     }
 }
 
+/// Words that outlive the process. The process that goes on sees each store, and in this order.
+pub trait Words {
+    /// A word.
+    fn get(&self, at: usize) -> u64;
+    /// Stores a word.
+    fn set(&self, at: usize, value: u64);
+    /// Stores a word if it was less.
+    fn raise(&self, at: usize, value: u64);
+    /// Stores bytes, the first as the lowest ones of the first word. The last word is filled up
+    /// with zeros.
+    fn set_bytes(&self, at: usize, bytes: &[u8]) {
+        words_of(bytes).enumerate().for_each(|(word, value)| self.set(at + word, value));
+    }
+}
+
+/// Bytes as words.
+fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let (whole, rest) = bytes.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let last = (!rest.is_empty()).then_some(last);
+    whole.iter().copied().chain(last).map(u64::from_le_bytes)
+}
+
+impl Words for SharedWords {
+    fn get(&self, at: usize) -> u64 {
+        self.words()[at].load(Ordering::Acquire)
+    }
+
+    fn set(&self, at: usize, value: u64) {
+        self.words()[at].store(value, Ordering::Release);
+    }
+
+    fn raise(&self, at: usize, value: u64) {
+        self.words()[at].fetch_max(value, Ordering::AcqRel);
+    }
+
+    fn set_bytes(&self, at: usize, bytes: &[u8]) {
+        let words = &self.words()[at..at + bytes.len().div_ceil(8)];
+        let (whole, rest) = bytes.as_chunks::<8>();
+        // What is stored next comes behind them.
+        for (word, bytes) in words.iter().zip(whole) {
+            word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+        }
+        for value in words_of(rest) {
+            words[whole.len()].store(value, Ordering::Release);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::Ordering;
 
     #[test]
     fn another_mapping_of_the_file_has_the_same_words() {

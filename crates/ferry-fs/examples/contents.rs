@@ -79,6 +79,8 @@ fn open() -> Result<Run, Any> {
         read_only: false,
         background: true,
         accept_damage: false,
+        tail: None,
+        left: None,
     };
     let (journal, recovered) = Journal::open(dev, geometry, options, env.clone(), store.clone())?;
     let journal = Arc::new(journal);

@@ -1,6 +1,6 @@
 //! What the kernel knows, in memory that outlives the process: the inodes of which it has lookups,
 //! and the files that programs have open. If the process is killed, the next one goes on with the
-//! mount from here ([`Known::left`]); the volume has the rest.
+//! mount from here ([`LeftWords`]); the volume has the rest.
 //!
 //! The process may be killed between any two stores, so:
 //!
@@ -21,30 +21,32 @@
 //! words 0..8     magic, newest context that the next process found, first tree, count of trees,
 //!                pages in use at most, whether something had no room, handles in use at most,
 //!                slots of requests in use at most
-//! words 8..11    the volume's number, the newest context in which a directory was moved
+//! words 8..12    the volume's number, the newest context in which a directory was moved, the newest
+//!                one when the volume was opened
 //! TREES_AT       the numbers of snapshots, by tree
 //! FILES_AT       open files, by the lower halves of handles: handle (the key), inode, user and
 //!                flags
 //! CHANGES_AT     changes, by the slots of their requests: request (the key), context
 //! BLOCKS_AT      of each page: 1 + number of its block of 256 inode numbers (the key), or 0
 //! PAGES_AT       pages: of each inode of the block: flags and lookups (the key), newest context
+//! TAIL_AT        what the log does not have yet (`ferry-journal/src/log/tail.rs`)
 //! ```
 //!
 //! The file is sparse: what is not in use takes no memory. The locks are taken inside all others:
 //! that of a block's shard, then that of the free pages.
 
 use crate::api::Ino;
-pub use ferry_device::SharedWords;
-use ferry_journal::RequestId;
+pub use ferry_device::{SharedWords, Words};
+use ferry_journal::{Recovered, RequestId, TAIL_WORDS, Tail};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
 /// The number is that of the form.
-const MAGIC: u64 = u64::from_le_bytes(*b"ferrykn2");
+const MAGIC: u64 = u64::from_le_bytes(*b"ferrykn3");
 const FOUND_AT: usize = 1;
 const FIRST_TREE_AT: usize = 2;
 const TREE_COUNT_AT: usize = 3;
@@ -54,6 +56,7 @@ const FILES_USED_AT: usize = 6;
 const CHANGES_USED_AT: usize = 7;
 const VOLUME_AT: usize = 8;
 const MOVED_AT: usize = 10;
+const OPENED_AT: usize = 11;
 
 const TREES_AT: usize = 512;
 const TREES_MAX: usize = 1 << 20;
@@ -73,7 +76,8 @@ const PAGES_AT: usize = BLOCKS_AT + PAGES_MAX;
 const BLOCK_INODES: u64 = 256;
 const INODE_WORDS: usize = 2;
 const PAGE_WORDS: usize = BLOCK_INODES as usize * INODE_WORDS;
-const WORDS: usize = PAGES_AT + PAGES_MAX * PAGE_WORDS;
+const TAIL_AT: usize = PAGES_AT + PAGES_MAX * PAGE_WORDS;
+const WORDS: usize = TAIL_AT + TAIL_WORDS;
 
 /// Locks of blocks, by their numbers.
 const SHARDS: usize = 64;
@@ -123,6 +127,8 @@ pub struct KnownInode {
 pub struct Left {
     /// The number of its volume.
     pub volume: [u64; 2],
+    /// Its newest context when the process had opened it.
+    pub opened: u64,
     /// A move of a directory is lost, and so may the path of anything be.
     pub has_lost_move: bool,
     /// The inodes that the kernel knows, and those that have lost changes: these have the flag
@@ -160,60 +166,10 @@ struct FreePages {
     used: usize,
 }
 
-/// The memory. The process that goes on sees each store, and in this order.
-pub trait Words {
-    /// A word.
-    fn get(&self, at: usize) -> u64;
-    /// Stores a word.
-    fn set(&self, at: usize, value: u64);
-    /// Stores a word if it was less.
-    fn raise(&self, at: usize, value: u64);
-    /// Stores bytes, the first as the lowest ones of the first word. The last word is filled up
-    /// with zeros.
-    fn set_bytes(&self, at: usize, bytes: &[u8]) {
-        words_of(bytes).enumerate().for_each(|(word, value)| self.set(at + word, value));
-    }
-}
-
-/// Bytes as words.
-fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
-    let (whole, rest) = bytes.as_chunks::<8>();
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    let last = (!rest.is_empty()).then_some(last);
-    whole.iter().copied().chain(last).map(u64::from_le_bytes)
-}
-
-impl Words for SharedWords {
-    fn get(&self, at: usize) -> u64 {
-        self.words()[at].load(Ordering::Acquire)
-    }
-
-    fn set(&self, at: usize, value: u64) {
-        self.words()[at].store(value, Ordering::Release);
-    }
-
-    fn raise(&self, at: usize, value: u64) {
-        self.words()[at].fetch_max(value, Ordering::AcqRel);
-    }
-
-    fn set_bytes(&self, at: usize, bytes: &[u8]) {
-        let words = &self.words()[at..at + bytes.len().div_ceil(8)];
-        let (whole, rest) = bytes.as_chunks::<8>();
-        // What is stored next comes behind them.
-        for (word, bytes) in words.iter().zip(whole) {
-            word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
-        }
-        for value in words_of(rest) {
-            words[whole.len()].store(value, Ordering::Release);
-        }
-    }
-}
-
 /// The memory, and where in it things are.
 #[derive(Debug)]
 pub struct Known<W = SharedWords> {
-    memory: W,
+    memory: Arc<W>,
     shards: Box<[Mutex<HashMap<u64, Page>>]>,
     pages: Mutex<FreePages>,
     retained: Mutex<Retained>,
@@ -235,11 +191,49 @@ impl Known {
         self.memory.file()
     }
 
-    /// What a process has left in this file. `recovered`: the newest context that the volume has
-    /// now; what came behind is lost. `None`: another form, or not all of it.
-    pub fn left(file: OwnedFd, recovered: u64) -> Option<Left> {
+    /// Where what the log does not have yet is noted.
+    pub(crate) fn tail(&self) -> Arc<Tail> {
+        Arc::new(Tail::new(Arc::clone(&self.memory), TAIL_AT))
+    }
+}
+
+/// What a process has left that was killed.
+#[derive(Clone, Debug)]
+pub struct LeftBehind {
+    /// Its memory.
+    pub words: LeftWords,
+    /// Somebody else had the volume since, in a store.
+    pub had_others: bool,
+}
+
+/// The memory of a process that was killed.
+#[derive(Clone, Debug)]
+pub struct LeftWords(Arc<SharedWords>);
+
+impl LeftWords {
+    /// In this file. `None`: another form.
+    pub fn of(file: OwnedFd) -> Option<Self> {
         let memory = SharedWords::of(file).ok()?;
-        (memory.words().len() == WORDS).then(|| left_in(&memory, recovered)).flatten()
+        (memory.words().len() == WORDS && memory.get(0) == MAGIC).then(|| Self(Arc::new(memory)))
+    }
+
+    /// What the log did not have.
+    pub(crate) fn tail(&self) -> Arc<Tail> {
+        Arc::new(Tail::new(Arc::clone(&self.0), TAIL_AT))
+    }
+
+    /// As if the log had had all.
+    #[cfg(test)]
+    pub(crate) fn without_tail(self) -> Self {
+        (0..8).for_each(|at| self.0.set(TAIL_AT + at, 0));
+        self
+    }
+
+    /// The rest. What the volume does not have now is lost. `None`: not all of it had room.
+    pub(crate) fn known(&self, recovered: &Recovered) -> Option<Left> {
+        let mut left = left_in(&*self.0, recovered.last.0, recovered.logged.0)?;
+        left.made.extend(&recovered.requests);
+        Some(left)
     }
 }
 
@@ -247,11 +241,17 @@ impl<W: Words> Known<W> {
     fn on(memory: W) -> Self {
         memory.set(0, MAGIC);
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { memory, shards, pages: Mutex::default(), retained: Mutex::default() }
+        Self {
+            memory: Arc::new(memory),
+            shards,
+            pages: Mutex::default(),
+            retained: Mutex::default(),
+        }
     }
 
-    /// It is of the volume with this number.
-    pub fn set_volume(&self, volume: [u64; 2]) {
+    /// It is of the volume with this number, whose newest context is `opened`.
+    pub fn set_volume(&self, volume: [u64; 2], opened: u64) {
+        self.memory.set(OPENED_AT, opened);
         (0..).zip(volume).for_each(|(at, word)| self.memory.set(VOLUME_AT + at, word));
     }
 
@@ -487,8 +487,9 @@ impl<W: Words> Known<W> {
     }
 }
 
-/// What a process has left in this memory, as [`Known::left`].
-fn left_in(memory: &impl Words, recovered: u64) -> Option<Left> {
+/// What a process has left in this memory, as [`LeftWords::known`]. Contexts up to `recovered` are
+/// there, and the log itself had those up to `logged`.
+fn left_in(memory: &impl Words, recovered: u64, logged: u64) -> Option<Left> {
     if memory.get(0) != MAGIC || memory.get(FULL_AT) != 0 {
         return None;
     }
@@ -500,7 +501,8 @@ fn left_in(memory: &impl Words, recovered: u64) -> Option<Left> {
     let up_to = |at, most: usize| (memory.get(at) as usize).min(most);
     let volume = [memory.get(VOLUME_AT), memory.get(VOLUME_AT + 1)];
     let has_lost_move = memory.get(MOVED_AT) > recovered;
-    let mut left = Left { volume, has_lost_move, ..Left::default() };
+    let opened = memory.get(OPENED_AT);
+    let mut left = Left { volume, opened, has_lost_move, ..Left::default() };
     for page in 0..up_to(PAGES_USED_AT, PAGES_MAX) {
         let Some(block) = memory.get(BLOCKS_AT + page).checked_sub(1) else { continue };
         for ino in block * BLOCK_INODES..(block + 1) * BLOCK_INODES {
@@ -526,7 +528,7 @@ fn left_in(memory: &impl Words, recovered: u64) -> Option<Left> {
     for slot in 0..up_to(CHANGES_USED_AT, CHANGES_MAX) {
         let at = CHANGES_AT + slot * CHANGE_WORDS;
         let (unique, context) = (memory.get(at), memory.get(at + 1));
-        if unique != 0 && context <= recovered {
+        if unique != 0 && context <= logged.min(recovered) {
             left.made.push(RequestId { slot: slot as u32, unique });
         }
     }

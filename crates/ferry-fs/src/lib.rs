@@ -84,7 +84,7 @@ pub use compare::locking::Locking;
 pub use errseq::{ErrorCursor, ErrorSequence};
 pub use ferry_journal::{FlushPolicy, LogOptions, RequestId};
 pub use inprocess::InProcess;
-pub use known::Known;
+pub use known::{Known, LeftBehind, LeftWords};
 pub use local::carried::Carried;
 pub use local::local_fs::{AccessTimes, CacheMode, FsOptions, LocalFs};
 pub use replica::{Lag, Replica, ReplicaOptions, Version, Versions};

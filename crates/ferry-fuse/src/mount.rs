@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -224,13 +225,15 @@ pub fn abort(connection: u32) -> io::Result<()> {
     if fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1").is_ok() {
         return Ok(());
     }
-    // The directory need not be mounted. An attempt to unmount by force does the same for root,
-    // also where the mount is in use and stays.
+    // The directory need not be mounted. An attempt to unmount by force does the same for root.
     let table = fs::read_to_string("/proc/self/mountinfo")?;
     let mut mounts = table.lines().filter_map(fuse_mount);
     let Some((_, mountpoint)) = mounts.find(|(number, _)| *number == connection) else {
         return Ok(());
     };
+    // The mount is in use, so it stays: programs must not come to write below it.
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let _in_use = rustix::fs::open(&mountpoint, flags, Mode::empty())?;
     match rustix::mount::unmount(&mountpoint, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW) {
         Ok(()) | Err(rustix::io::Errno::BUSY) => Ok(()),
         Err(error) => Err(error.into()),

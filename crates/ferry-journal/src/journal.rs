@@ -12,6 +12,7 @@ use crate::log::format::{LOG_BLOCK, LOG_MIN};
 use crate::log::recovery::{replay, tell};
 use crate::log::ring::{LogArea, lay_out};
 use crate::log::settle::settle;
+use crate::log::take::take;
 use crate::transaction::Transaction;
 use crate::types::{Changes, Point};
 use crate::view::layers::View;
@@ -60,7 +61,7 @@ impl Journal {
     pub fn open(
         dev: Arc<dyn BlockDevice>,
         geo: Geometry,
-        options: JournalOptions,
+        mut options: JournalOptions,
         env: Env,
         client: Arc<dyn JournalClient>,
     ) -> Result<(Self, Recovered), JournalError> {
@@ -72,12 +73,16 @@ impl Journal {
         let at_rest = home.file().is_at_rest();
         let accept = options.accept_damage;
         let mut replayed = replay(&disk, &area, state.point, at_rest, accept, &mut tell(&env))?;
+        let left = options.left.take();
+        let taken = take(&disk, &area, &mut replayed, state.point, left.as_deref(), &env)?;
         let recovered = Recovered {
             contexts: replayed.contexts,
             bytes: replayed.bytes,
             unclean: !state.clean || replayed.records > 0,
             at_rest,
             last: replayed.end.seq,
+            logged: taken.logged,
+            requests: taken.requests,
             home_segments: home.file().segments(),
             log_damage: replayed.damage.clone(),
         };

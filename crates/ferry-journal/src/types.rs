@@ -115,6 +115,11 @@ pub struct Recovered {
     pub at_rest: bool,
     /// Newest context that is there now.
     pub last: Seq,
+    /// Newest context that the log itself had: those behind it were taken from what a process had
+    /// left that was killed ([`JournalOptions::left`](crate::JournalOptions::left)).
+    pub logged: Seq,
+    /// The requests of transactions that were taken.
+    pub requests: Vec<RequestId>,
     /// Segments that the home store owns.
     pub home_segments: Vec<u32>,
     /// Where the log was cut off, if [`JournalOptions::accept_damage`] allowed it.

@@ -14,6 +14,7 @@
 //! generator  model  ops  draws operations; a file system in a few maps; the operations
 //! object/                owners of a volume in an object store that fails
 //! device/                a device that forgets, tears and fails
+//! words                  memory that outlives a process, which is killed between any two stores
 //! ```
 
 pub mod ack;
@@ -34,4 +35,5 @@ pub mod overlap;
 pub mod plan;
 mod run;
 pub mod shrink;
+pub mod words;
 pub mod world;

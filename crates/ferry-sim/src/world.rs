@@ -51,6 +51,10 @@ impl Park for Waiter {
         let slot = self.0.clone();
         Box::new(move |result| *slot.lock() = Some(result))
     }
+
+    fn request(&self) -> Option<ferry_fs::RequestId> {
+        None
+    }
 }
 
 /// Checks that a volume is clean, data and all.

@@ -131,6 +131,10 @@ impl Park for OneThread {
             *answers.lock().entry(reply.map(drop).map_err(|e: Errno| e.0)).or_default() += 1;
         })
     }
+
+    fn request(&self) -> Option<ferry_fs::RequestId> {
+        None
+    }
 }
 
 /// Waits until `most` answers have come. What is held comes to an end here, in any order.

@@ -25,15 +25,19 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ferry_env::{Clock, Env};
+use ferry_fs::LeftWords;
 use ferry_fuse::Connection;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
     connect, listen, recvmsg, sendmsg, socket_with,
 };
-use rustix::process::{Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, geteuid, getpid, getppid, kill_process, pidfd_open,
+};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use zeroize::Zeroizing;
 
@@ -79,8 +83,8 @@ const MOUNTPOINT: &str = "mountpoint";
 const CONNECTION: &str = "connection";
 /// What the process before had noted of the kernel when it was killed.
 const KNOWN: &str = "known";
-/// There if the volume was in a store, which may be away.
-const IN_STORE: &str = "in-store";
+/// There if what is mounted is in a store or at a server, which may be away.
+const FAR: &str = "far";
 /// The epoch of the newest of this holder's processes that has claimed a volume in a store.
 const EPOCH: &str = "epoch";
 /// The key of an encrypted volume.
@@ -143,6 +147,13 @@ fn read_all(memory: OwnedFd) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Whether the other side is this process. Its number says it only among the processes of this user:
+/// another user may have had a process of that number, and left its connection.
+fn is_of(socket: &OwnedFd, process: Pid) -> io::Result<bool> {
+    let peer = socket_peercred(socket)?;
+    Ok(peer.pid == process && peer.uid == geteuid())
+}
+
 fn new_socket() -> io::Result<OwnedFd> {
     let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
     Ok(socket_with(kind.0, kind.1, kind.2, None)?)
@@ -173,6 +184,15 @@ pub enum Open {
     Known(OwnedFd),
 }
 
+impl Open {
+    /// The memory of a process that was killed.
+    pub fn left(&self) -> Option<Result<LeftWords, CliError>> {
+        let Self::Known(file) = self else { return None };
+        let file = file.try_clone().map_err(|error| CliError::Failed(error.to_string()));
+        Some(file.and_then(|file| LeftWords::of(file).ok_or_else(other_form)))
+    }
+}
+
 /// The open files have another form.
 pub fn other_form() -> CliError {
     CliError::Failed("the open files of the mount have another form in this version".into())
@@ -193,9 +213,8 @@ impl Holder {
             Ok(socket)
         });
         let socket = connected.inspect_err(|error| tracing::warn!(%error, "no holder")).ok()?;
-        let peer = rustix::net::sockopt::socket_peercred(&socket).ok()?.pid;
         // The name is free for any user once the holder has ended.
-        (Some(peer) == getppid()).then_some(Self(socket))
+        is_of(&socket, getppid()?).ok()?.then_some(Self(socket))
     }
 
     fn say(&self, parts: &[&[u8]], descriptor: Option<&OwnedFd>) -> Result<(), CliError> {
@@ -243,10 +262,15 @@ impl Holder {
         self.say(&[b"hold", EPOCH.as_bytes(), epoch.to_string().as_bytes()], None)
     }
 
-    /// Before [`Holder::keep`]: the volume is in a store, and encrypted if it has a `key`. If the
-    /// store is away when this process is killed, it is waited for.
+    /// Before [`Holder::keep`]: what is mounted may be away when this process is killed, and is
+    /// waited for.
+    pub fn keep_far(&self) -> Result<(), CliError> {
+        self.say(&[b"keep", FAR.as_bytes()], None)
+    }
+
+    /// Before [`Holder::keep`]: the volume is in a store, and encrypted if it has a `key`.
     pub fn keep_store(&self, epoch: u64, key: Option<&[u8]>) -> Result<(), CliError> {
-        self.say(&[b"keep", IN_STORE.as_bytes()], None)?;
+        self.keep_far()?;
         self.say(&[b"keep", EPOCH.as_bytes(), epoch.to_string().as_bytes()], None)?;
         key.map_or(Ok(()), |key| {
             self.say(&[b"keep", KEY.as_bytes()], Some(&memory("ferry-key", key)?))
@@ -377,8 +401,8 @@ pub fn run(
         };
         let now = clock.monotonic();
         if served.as_ref().is_ok_and(|served| holding.was_killed(served, status, now)) {
-            let in_store = holding.things.contains_key(IN_STORE.as_bytes());
-            (left, tries) = (now, if in_store { TRIES } else { TRIES_KILLED });
+            let is_far = holding.things.contains_key(FAR.as_bytes());
+            (left, tries) = (now, if is_far { TRIES } else { TRIES_KILLED });
             if let (Ok(mut served), None) = (served, status) {
                 // It ends when the next one has answered what it waits for.
                 let reaping = std::thread::Builder::new().spawn(move || served.child.wait());
@@ -389,6 +413,8 @@ pub fn run(
         let ended = || status.map_or("it was not started".into(), |status| status.to_string());
         match served {
             Ok(Served { next: Some(next), .. }) => {
+                // What it has closed in order is not gone on with from what it had noted.
+                holding.if_killed.clear();
                 (program, left, tries) = (next, clock.monotonic(), TRIES);
             }
             // The program of before can go on: the mount is as that one has left it.
@@ -537,7 +563,8 @@ impl Holding {
                     let _ended = kill_process(pid, Signal::TERM);
                 }
             }
-            if says {
+            // Strangers who connect do not keep it from being found that the process has ended.
+            if says && !(has_ended && served.socket.is_none()) {
                 // The holder outlives what goes wrong with one process.
                 if let Err(error) = self.hear(served, pid) {
                     tracing::warn!(%error, "a message of the serving process");
@@ -590,8 +617,7 @@ impl Holding {
     fn hear(&mut self, served: &mut Served, pid: Pid) -> io::Result<()> {
         let Some(socket) = &served.socket else {
             let socket = accept_with(&self.listener, SocketFlags::CLOEXEC)?;
-            let peer = rustix::net::sockopt::socket_peercred(&socket)?.pid;
-            served.socket = (peer == pid).then_some(socket);
+            served.socket = is_of(&socket, pid)?.then_some(socket);
             return Ok(());
         };
         let Some(message) = receive(socket)? else {

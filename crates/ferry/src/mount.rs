@@ -10,8 +10,8 @@ use std::time::Duration;
 use ferry_env::Env;
 use ferry_fs::error::FsError;
 use ferry_fs::{
-    AccessTimes, CacheMode, Carried, Filesystem, FsOptions, Known, LocalFs, SessionStore,
-    WithSnapshots,
+    AccessTimes, CacheMode, Carried, Filesystem, FsOptions, Known, LeftBehind, LocalFs,
+    SessionStore, WithSnapshots,
 };
 use ferry_net::ServerOptions;
 use ferry_object::is_encrypted;
@@ -274,8 +274,10 @@ fn serve(
     // With `writeback` the kernel would go on with the sizes that it has.
     let survives = options.cache != CacheMode::Writeback;
     let known = Holder::get().filter(|_| survives).and_then(|_| new_known());
-    let fs_options =
-        FsOptions { goes_on: held.is_some(), known: known.clone(), ..fs_options(options) };
+    let left = held.as_ref().and_then(|held| held.open.left()).transpose()?;
+    let left = left.map(|words| LeftBehind { words, had_others });
+    let goes_on = held.is_some();
+    let fs_options = FsOptions { goes_on, known: known.clone(), left, ..fs_options(options) };
     let listed = options.listed_words(fs_options.flush, fs_options.fast_flush);
     let cache_size = fs_options.cache_bytes;
     let fs = LocalFs::open(opened.device.clone(), fs_options, env.clone());
@@ -284,7 +286,7 @@ fn serve(
         await_leases(&volume, &opened, &env);
     }
     let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
-    let before = held.as_ref().map(|held| take_over(&fs, &held.open, had_others)).transpose()?;
+    let before = held.as_ref().map(|held| take_over(&fs, &held.open)).transpose()?;
     if before.is_none() && !options.read_only {
         warn_of_small_host(&volume, &fs);
     }
@@ -401,16 +403,18 @@ fn had_others(held: &Held, opened: &Opened) -> Result<bool, CliError> {
         return Ok(false);
     };
     let epoch = store.stats().epoch;
-    holder.claimed(epoch)?;
     let had_others = epoch > before + 1;
     if had_others {
         tracing::warn!("others had the volume meanwhile: all that was changed before may be lost");
+    } else {
+        // If this process is killed, too, the next one must still find those others.
+        holder.claimed(epoch)?;
     }
     Ok(had_others)
 }
 
 /// Takes over what programs have open.
-fn take_over(fs: &LocalFs, open: &Open, had_others: bool) -> Result<Carried, CliError> {
+fn take_over(fs: &LocalFs, open: &Open) -> Result<Carried, CliError> {
     let failed = |error: FsError| CliError::Failed(format!("what programs have open: {error}"));
     match open {
         Open::Carried(bytes) => {
@@ -418,10 +422,7 @@ fn take_over(fs: &LocalFs, open: &Open, had_others: bool) -> Result<Carried, Cli
             fs.take_over(&carried).map_err(failed)?;
             Ok(carried)
         }
-        Open::Known(file) => {
-            let file = file.try_clone().map_err(|error| CliError::Failed(error.to_string()))?;
-            fs.take_over_left(file, had_others).map_err(failed)?.ok_or_else(hold::other_form)
-        }
+        Open::Known(_) => fs.take_over_left().map_err(failed)?.ok_or_else(hold::other_form),
     }
 }
 

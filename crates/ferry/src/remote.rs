@@ -92,6 +92,9 @@ pub fn serve(
         tracing::warn!("this client's certificate {ending}: {renewal}");
     }
     let notes = if Holder::get().is_some() { new_notes() } else { None };
+    if let (Some(holder), Some(_)) = (Holder::get(), &notes) {
+        holder.keep_far()?;
+    }
     let client = ClientOptions {
         server: address.to_string(),
         path: address.path.clone().into_bytes(),

@@ -117,10 +117,9 @@ pub trait Park {
     fn early_ack(&self) -> Option<EarlyAck> {
         None
     }
-    /// The number of the request, if the next process replays it should this one be killed.
-    fn request(&self) -> Option<RequestId> {
-        None
-    }
+    /// The number of the request, if the next process replays it should this one be killed. What
+    /// wraps another one passes that of the other one on.
+    fn request(&self) -> Option<RequestId>;
 }
 
 /// A request whose answer comes later. Dropping it without an answer answers `EIO`.

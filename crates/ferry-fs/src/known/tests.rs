@@ -2,47 +2,13 @@
 //! in, or what is so after it.
 
 use super::*;
+use ferry_sim::words::RecordedWords;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 /// The newest context that the volume has after the kill.
 const RECOVERED: u64 = 5;
-
-/// The words that were stored, and each store.
-type Stores = (HashMap<usize, u64>, Vec<(usize, u64)>);
-
-/// Words that remember each store.
-#[derive(Default)]
-struct Recorded(Mutex<Stores>);
-
-impl Words for Recorded {
-    fn get(&self, at: usize) -> u64 {
-        self.0.lock().0.get(&at).copied().unwrap_or_default()
-    }
-
-    fn set(&self, at: usize, value: u64) {
-        let (words, stores) = &mut *self.0.lock();
-        words.insert(at, value);
-        stores.push((at, value));
-    }
-
-    fn raise(&self, at: usize, value: u64) {
-        self.set(at, self.get(at).max(value));
-    }
-}
-
-impl Recorded {
-    /// The words after so many stores.
-    fn after(&self, stores: usize) -> Self {
-        let words = self.0.lock().1[..stores].iter().copied().collect();
-        Self(Mutex::new((words, Vec::new())))
-    }
-
-    fn stores(&self) -> usize {
-        self.0.lock().1.len()
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 enum Call {
@@ -142,7 +108,7 @@ impl Model {
     }
 }
 
-fn make(known: &Known<Recorded>, call: Call) {
+fn make(known: &Known<RecordedWords>, call: Call) {
     match call {
         Call::Count(ino, count) => known.count(ino, count),
         Call::Uncount(ino, count) => known.uncount(ino, count, RECOVERED),
@@ -167,7 +133,7 @@ fn sorted(mut left: Left) -> Left {
 proptest! {
     #[test]
     fn a_kill_between_any_two_stores_leaves_one_of_both_states(calls in vec(call(), 1..40)) {
-        let known = Known::on(Recorded::default());
+        let known = Known::on(RecordedWords::default());
         known.trees_begin(3);
         let mut model = Model::default();
         for call in calls {
@@ -176,7 +142,7 @@ proptest! {
             model.make(call);
             let after = model.left();
             for stores in first..=known.memory.stores() {
-                let found = left_in(&known.memory.after(stores), RECOVERED).map(sorted);
+                let found = left_in(&known.memory.after(stores), RECOVERED, RECOVERED).map(sorted);
                 let found = found.expect("it has all of it");
                 // A file that takes the place of another one: for a moment there is none. So it is
                 // with requests.
@@ -189,7 +155,7 @@ proptest! {
                 let is_fine = found == before || found == after || found == without;
                 prop_assert!(is_fine, "{call:?} after {stores}: {found:?}, {before:?}, {after:?}");
             }
-            let all = left_in(&known.memory.after(known.memory.stores()), RECOVERED).map(sorted);
+            let all = left_in(&known.memory.after(known.memory.stores()), RECOVERED, RECOVERED).map(sorted);
             prop_assert_eq!(all, Some(after));
         }
     }
@@ -197,14 +163,14 @@ proptest! {
 
 #[test]
 fn what_has_no_room_is_not_gone_on_with() {
-    let known = Known::on(Recorded::default());
+    let known = Known::on(RecordedWords::default());
     known.opened(&KnownFile { fh: FILES_MAX as u64, ..KnownFile::default() });
-    assert_eq!(left_in(&known.memory, RECOVERED), None);
+    assert_eq!(left_in(&*known.memory, RECOVERED, RECOVERED), None);
 }
 
 #[test]
 fn pages_of_inodes_that_nobody_knows_any_more_are_used_again() {
-    let known = Known::on(Recorded::default());
+    let known = Known::on(RecordedWords::default());
     for block in 0..1000 {
         known.count(block * BLOCK_INODES, 1);
         known.uncount(block * BLOCK_INODES, 1, 0);
@@ -214,10 +180,12 @@ fn pages_of_inodes_that_nobody_knows_any_more_are_used_again() {
 
 #[test]
 fn a_second_kill_before_anything_is_noted_again_finds_the_same_losses() {
-    let known = Known::on(Recorded::default());
+    let known = Known::on(RecordedWords::default());
     known.count(7, 1);
     known.logged(7, RECOVERED + 1);
-    let lost = |recovered| left_in(&known.memory, recovered).expect("all of it").inodes[0].flags;
+    let lost = |recovered| {
+        left_in(&*known.memory, recovered, recovered).expect("all of it").inodes[0].flags
+    };
     assert_eq!(lost(RECOVERED), inode_flag::LOST);
     // The process between has written contexts with the numbers of those that were lost.
     assert_eq!(lost(RECOVERED + 3), inode_flag::LOST);
@@ -229,6 +197,7 @@ fn another_process_finds_the_words_of_the_file() {
     known.count(9, 2);
     let file = known.file().expect("a descriptor");
     drop(known);
-    let left = Known::left(file, 0).expect("the same form");
+    let words = LeftWords::of(file).expect("the same form");
+    let left = words.known(&Recovered::default()).expect("all of it");
     assert_eq!(left.inodes, [KnownInode { ino: 9, lookups: 2, flags: 0 }]);
 }

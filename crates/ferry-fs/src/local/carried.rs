@@ -9,15 +9,14 @@ use crate::file::read::Misses;
 use crate::file::stream::Stream;
 use crate::inode::incore::Inode;
 use crate::inode::residency::Remembered;
-use crate::known::{Known, KnownFile, KnownInode, inode_flag};
+use crate::known::{Known, KnownFile, KnownInode, LeftBehind, inode_flag};
 use crate::local::handles::Handle;
 use crate::local::local_fs::LocalFs;
 use crate::local::lost_names;
 use crate::posix::is_dir;
 use crate::session_store::SessionStore;
-use ferry_journal::RequestId;
+use ferry_journal::{RequestId, Seq};
 use std::collections::HashSet;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -241,26 +240,26 @@ impl LocalFs {
         carried.snapshots.numbers.iter().for_each(|number| known.add_tree(*number));
     }
 
-    /// Takes over what a process has left that was killed: `file` is that of its [`Known`]. The
-    /// volume was opened with [`goes_on`](crate::FsOptions::goes_on), and no request was served
-    /// yet. `None`: it is of another form, or not all of it had room.
+    /// Takes over what a process has left that was killed: [`FsOptions::left`]. No request was
+    /// served yet. `None`: there is nothing, or not all of it had room.
     ///
-    /// An error: it is of another volume. What was not durable is lost. Files that have lost
+    /// An error: it is of another volume. What is not on the volume is lost. Files that have lost
     /// changes say `EIO`, directories too. Requests that name an inode or a file that is not there
     /// any more get `ESTALE`. The kernel is told to forget what it has cached of these, when it can
     /// be.
     ///
-    /// `had_others`: somebody else had the volume since. The numbers of contexts that were lost may
-    /// be those of others now, so each inode that was changed counts as one that has lost changes.
-    pub fn take_over_left(
-        &self,
-        file: OwnedFd,
-        had_others: bool,
-    ) -> Result<Option<Carried>, FsError> {
+    /// [`FsOptions::left`]: crate::FsOptions::left
+    pub fn take_over_left(&self) -> Result<Option<Carried>, FsError> {
+        let Some(LeftBehind { words, had_others }) = &self.options.left else { return Ok(None) };
         // A process that is killed has left something to be recovered: it has opened the volume.
-        let had_others = had_others || !self.options.read_only && !self.recovered.unclean;
-        let recovered = if had_others { 0 } else { self.recovered.last.0 };
-        let Some(left) = Known::left(file, recovered) else { return Ok(None) };
+        let had_others = *had_others || !self.options.read_only && !self.recovered.unclean;
+        // The numbers of contexts that were lost may be those of others now, so each inode that was
+        // changed counts as one that has lost changes.
+        let mut recovered = self.recovered.clone();
+        if had_others {
+            recovered.last = Seq(0);
+        }
+        let Some(left) = words.known(&recovered) else { return Ok(None) };
         self.must_be(left.volume)?;
         let nameless = self.reclaimer.queue.lock().leftovers.clone();
         let mut carried = Carried::default();
@@ -322,8 +321,12 @@ impl LocalFs {
             known = left.inodes.len(),
             "a process was killed: this one goes on from what was durable"
         );
-        // What is not lost is as the kernel has it.
-        *self.stale.lock() = Some(lost.into_iter().collect());
+        // What is not lost is as the kernel has it, but for what is only read: somebody else may
+        // have changed that since.
+        let is_changed = self.options.read_only && left.opened != self.recovered.last.0;
+        let all = left.inodes.iter().map(|inode| inode.ino);
+        *self.stale.lock() =
+            Some(if is_changed { all.collect() } else { lost.into_iter().collect() });
         Ok(Some(carried))
     }
 

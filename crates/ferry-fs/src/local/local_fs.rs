@@ -14,7 +14,7 @@ use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::inode::table::InodeTable;
 use crate::keys::{self};
-use crate::known::Known;
+use crate::known::{Known, LeftBehind};
 use crate::local::counters::VolumeCounters;
 use crate::local::handles::Handles;
 use crate::local::jobs::{
@@ -117,6 +117,8 @@ pub struct FsOptions {
     pub goes_on: bool,
     /// Where what the kernel knows is noted, for a process that goes on if this one is killed.
     pub known: Option<Arc<Known>>,
+    /// What a process has left that was killed: this one goes on.
+    pub left: Option<LeftBehind>,
 }
 
 impl Default for FsOptions {
@@ -139,6 +141,7 @@ impl Default for FsOptions {
             keeps_removed: false,
             goes_on: false,
             known: None,
+            left: None,
         }
     }
 }

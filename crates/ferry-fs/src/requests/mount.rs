@@ -47,6 +47,10 @@ fn layer_options(options: &FsOptions) -> (DataOptions, JournalOptions) {
         #[cfg(feature = "compare")]
         locking: options.locking,
     };
+    // What is only read is not recovered. What others have had meanwhile is not written over.
+    let changed = !options.read_only;
+    let known = options.known.as_ref().filter(|_| changed);
+    let left = options.left.as_ref().filter(|left| changed && !left.had_others);
     let journal = JournalOptions {
         commit_interval,
         flush: options.flush,
@@ -58,6 +62,8 @@ fn layer_options(options: &FsOptions) -> (DataOptions, JournalOptions) {
         read_only: options.read_only,
         background: options.background,
         accept_damage: options.read_only,
+        tail: known.map(|known| known.tail()),
+        left: left.map(|left| left.words.tail()),
     };
     (data, journal)
 }
@@ -156,7 +162,7 @@ impl LocalFs {
             options,
         });
         if let Some(known) = &fs.options.known {
-            known.set_volume(fs.sb.number());
+            known.set_volume(fs.sb.number(), fs.recovered.last.0);
             // The kernel knows it as long as there is a mount.
             known.count(ROOT, 1);
         }

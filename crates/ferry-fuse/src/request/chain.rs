@@ -84,6 +84,10 @@ impl<T: Into<Reply> + Copy> Park for SecondStep<'_, T> {
     fn may_wait(&self) -> bool {
         self.park.may_wait()
     }
+
+    fn request(&self) -> Option<RequestId> {
+        self.park.request()
+    }
 }
 
 /// Parks a step of a request that is in the table already.
@@ -136,6 +140,10 @@ mod tests {
             *self.parked.lock() += 1;
             let answers = self.answers.clone();
             Box::new(move |answer| answers.lock().push(answer))
+        }
+
+        fn request(&self) -> Option<ferry_fs::RequestId> {
+            None
         }
     }
 

@@ -23,7 +23,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
-use ferry_fs::{Answer, Complete, Cx, Errno, Filesystem, Ino, Interrupt, Park, Reply, Stop};
+use ferry_fs::{
+    Answer, Complete, Cx, Errno, Filesystem, Ino, Interrupt, Park, Reply, RequestId, Stop,
+};
 use parking_lot::Mutex;
 
 use crate::init::BACKGROUND_MAX;
@@ -195,6 +197,7 @@ impl DirectWrites {
         let this = Arc::new(DirectWrite {
             direct_writes: Arc::clone(self),
             caller: (cx.uid, cx.gid, cx.pid),
+            request: cx.request(),
             write,
             data,
             id,
@@ -235,6 +238,7 @@ fn without(range: Range<u64>, excluded: &[Range<u64>]) -> Vec<Range<u64>> {
 struct DirectWrite {
     direct_writes: Arc<DirectWrites>,
     caller: (u32, u32, u32),
+    request: Option<RequestId>,
     write: DirectWriteArgs,
     data: Arc<[u8]>,
     id: usize,
@@ -299,6 +303,10 @@ impl Park for MakingWrite<'_> {
         let this = Arc::clone(self.0);
         Box::new(move |result| this.made(result))
     }
+
+    fn request(&self) -> Option<RequestId> {
+        self.0.request
+    }
 }
 
 /// Parks a write to a file that was not mapped when the write began.
@@ -315,6 +323,7 @@ impl Park for UnmappedWrite<'_> {
         let (direct_writes, write) = (Arc::clone(self.direct_writes), self.write);
         let data: Arc<[u8]> = self.data.into();
         let (uid, gid, pid) = (self.cx.uid, self.cx.gid, self.cx.pid);
+        let parked = AlreadyParked(self.request());
         Box::new(move |result| {
             fence(Ordering::SeqCst);
             let made = match result {
@@ -323,7 +332,7 @@ impl Park for UnmappedWrite<'_> {
                 }
                 _ => return complete(result),
             };
-            let cx = Cx { uid, gid, pid, umask: 0, park: &AlreadyParked };
+            let cx = Cx { uid, gid, pid, umask: 0, park: &parked };
             direct_writes.begin(&cx, write, data, Some(made), complete);
         })
     }
@@ -331,14 +340,22 @@ impl Park for UnmappedWrite<'_> {
     fn may_wait(&self) -> bool {
         self.cx.park.may_wait()
     }
+
+    fn request(&self) -> Option<RequestId> {
+        self.cx.request()
+    }
 }
 
 /// For a request that has parked already.
-struct AlreadyParked;
+struct AlreadyParked(Option<RequestId>);
 
 impl Park for AlreadyParked {
     fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
         unreachable!("the request has parked before")
+    }
+
+    fn request(&self) -> Option<RequestId> {
+        self.0
     }
 }
 

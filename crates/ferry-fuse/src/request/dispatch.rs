@@ -431,6 +431,10 @@ impl Park for NoReply {
     fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
         Box::new(drop)
     }
+
+    fn request(&self) -> Option<ferry_fs::RequestId> {
+        None
+    }
 }
 
 /// Bytes of the requester's buffer, if the form of the answer depends on them; else 0.

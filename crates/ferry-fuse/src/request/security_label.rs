@@ -34,6 +34,10 @@ impl Park for LabelPark<'_> {
     fn may_wait(&self) -> bool {
         self.0.may_wait()
     }
+
+    fn request(&self) -> Option<ferry_fs::RequestId> {
+        self.0.request()
+    }
 }
 
 #[cfg(test)]
@@ -51,6 +55,10 @@ mod tests {
         fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
             let stored = Arc::clone(&self.0);
             Box::new(move |answer| *stored.lock() = Some(answer))
+        }
+
+        fn request(&self) -> Option<ferry_fs::RequestId> {
+            None
         }
     }
 

@@ -106,6 +106,9 @@ impl Core {
         let layers = if layer.changes.is_empty() { Vec::new() } else { vec![Arc::new(layer)] };
         let view = Arc::new(View { layers, home: home.view()? });
         home.file().set_owner(client.clone());
+        if let Some(tail) = &options.tail {
+            tail.record(end.id);
+        }
         let total = area.blocks * LOG_BLOCK as u64;
         let used = (end.position - start.position) * LOG_BLOCK as u64;
         let free = (total - used).saturating_sub(LOG_BLOCK as u64);
@@ -251,6 +254,9 @@ impl Core {
             }
             if let Some(request) = joining.request {
                 self.client.joins(request, seq);
+            }
+            if let Some(tail) = &self.options.tail {
+                tail.join(seq, joining.request, &joining.changes, &joining.extents);
             }
             let held = head.held + reserved;
             let needed = head.join(joining);

@@ -230,10 +230,18 @@ impl Core {
         } else {
             RecordKind::Context
         };
-        let plan = pipe.plan(kind, context.seq, context.payload, self.env.entropy.next_u64());
+        let plan = self.plan(pipe, kind, context.seq, context.payload);
         let waiters = std::mem::take(&mut pipe.open_waiters);
         pipe.enqueue(plan, Some(context), now);
         pipe.in_flight.back_mut().expect("just added").waiters = waiters;
+    }
+
+    fn plan(&self, pipe: &mut Pipe, kind: RecordKind, seq: Seq, body_len: u64) -> RecordPlan {
+        let id = self.env.entropy.next_u64();
+        if let Some(tail) = &self.options.tail {
+            tail.record(id);
+        }
+        pipe.plan(kind, seq, body_len, id)
     }
 
     fn plan_durable_point(&self, pipe: &mut Pipe) {
@@ -243,7 +251,7 @@ impl Core {
             return;
         }
         let seq = pipe.end.seq;
-        let plan = pipe.plan(RecordKind::DurablePoint, seq, 0, self.env.entropy.next_u64());
+        let plan = self.plan(pipe, RecordKind::DurablePoint, seq, 0);
         pipe.enqueue(plan, None, self.env.clock.monotonic());
     }
 
@@ -404,6 +412,9 @@ impl Core {
                 now,
             ]);
             self.durable.store(record.seq.0, Ordering::Release);
+            if let Some(tail) = &self.options.tail {
+                tail.durable(record.seq);
+            }
             pipe.durable_up_to(record.seq);
             let times = CommitTimes {
                 sealed_at: record.sealed_at,

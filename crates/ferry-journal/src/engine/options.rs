@@ -3,6 +3,8 @@
 use crate::commit::policy::FlushPolicy;
 #[cfg(feature = "compare")]
 use crate::log::space::Wake;
+use crate::log::tail::Tail;
+use std::sync::Arc;
 
 /// Most records whose writes are in flight at the same time.
 pub const IN_FLIGHT_MAX: usize = 8;
@@ -35,6 +37,10 @@ pub struct JournalOptions {
     /// A log that is damaged before its durable end counts as ending there
     /// ([`Recovered::log_damage`] says what is lost). Without `read_only` the cut is permanent.
     pub accept_damage: bool,
+    /// Where what the log does not have yet outlives the process.
+    pub tail: Option<Arc<Tail>>,
+    /// The same of a process that was killed: its contexts are written to the log.
+    pub left: Option<Arc<Tail>>,
 }
 
 impl JournalOptions {
@@ -52,6 +58,8 @@ impl JournalOptions {
             read_only: true,
             background: false,
             accept_damage: false,
+            tail: None,
+            left: None,
         }
     }
 }

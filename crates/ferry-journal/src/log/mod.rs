@@ -2,7 +2,8 @@
 //!
 //! `format` is what lies there, `ring` where, `record` turns changes into bytes and back, `space`
 //! counts what is free. `reader` reads records, `recovery` follows them after a crash, `settle`
-//! makes durable what recovery found.
+//! makes durable what recovery found. `tail` is what the log does not have yet, and `take` writes
+//! it there.
 
 pub mod format;
 pub mod reader;
@@ -11,3 +12,5 @@ pub mod recovery;
 pub mod ring;
 pub mod settle;
 pub mod space;
+pub mod tail;
+pub mod take;

@@ -294,7 +294,7 @@ fn whole_prefix(disk: &Disk, found: &[ChainRecord], durable_point: u64) -> usize
 }
 
 /// The error is that of the first block that cannot be read.
-fn extent_matches(disk: &Disk, extent: &ExtentEntry) -> io::Result<bool> {
+pub fn extent_matches(disk: &Disk, extent: &ExtentEntry) -> io::Result<bool> {
     let mut left = extent.len as usize;
     let mut offset = extent.offset;
     let mut crc = 0;

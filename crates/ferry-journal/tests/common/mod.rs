@@ -94,6 +94,8 @@ pub fn options(background: bool) -> JournalOptions {
         read_only: false,
         background,
         accept_damage: false,
+        tail: None,
+        left: None,
     }
 }
 

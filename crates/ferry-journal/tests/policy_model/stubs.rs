@@ -375,6 +375,7 @@ pub mod core {
     #[derive(Default)]
     pub struct Options {
         pub log: ferry_journal::LogOptions,
+        pub tail: Option<ferry_journal::Tail>,
     }
 
     pub struct Core {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use crate::rt::collections::{HashMap, HashSet};
 use ferry_env::Env;
-use ferry_fs::{Errno, ErrorCursor, Ino};
+use ferry_fs::{Errno, ErrorCursor, Ino, ROOT};
 
 use super::change::{Nobody, Pending, Role, Waiter};
 use super::connect::ClientOptions;
@@ -91,7 +91,9 @@ impl RemoteFs {
         let is_known = |node: &NotedNode| node.capability.is_some();
         let forgotten = forgotten.iter().filter(|node| is_known(node));
         let forgotten = forgotten.map(|node| Forgotten { ino: node.ino, stamp: node.stamp });
-        let known: Vec<Ino> = noted.tables.nodes.iter().map(|node| node.ino).collect();
+        // The kernel knows the root without a lookup.
+        let known = noted.tables.nodes.iter().map(|node| node.ino);
+        let known: Vec<Ino> = known.chain([ROOT]).collect();
         let claims = if noted.is_unclaimed() {
             let claim = |(ino, node): (&Ino, &Node)| {
                 node.capability.map(|capability| Claim { ino: *ino, capability })

@@ -40,6 +40,10 @@ impl Park for Waiter {
     fn early_ack(&self) -> Option<EarlyAck> {
         self.ack
     }
+
+    fn request(&self) -> Option<ferry_fs::RequestId> {
+        None
+    }
 }
 
 impl InProcess {

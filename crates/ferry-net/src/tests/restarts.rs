@@ -267,6 +267,10 @@ impl Park for Parking {
         let answers = self.answers.clone();
         Box::new(move |answer| answers.lock().push(answer))
     }
+
+    fn request(&self) -> Option<ferry_fs::RequestId> {
+        None
+    }
 }
 
 #[test]

@@ -50,6 +50,10 @@ impl Park for Patient {
             theirs.1.notify_one();
         })
     }
+
+    fn request(&self) -> Option<ferry_fs::RequestId> {
+        None
+    }
 }
 
 impl Patient {

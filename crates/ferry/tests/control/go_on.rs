@@ -131,11 +131,14 @@ fn programs_that_only_use_directories_go_on_too() {
     ok(&ferry(&["fsck", path(&fixture.volume())]));
 }
 
-/// A program that calls itself ferry, and does nothing else.
-fn impostor(fixture: &TestVolume) -> PathBuf {
+/// A program that calls itself ferry, and else only ends.
+fn impostor(fixture: &TestVolume, ends: &str) -> PathBuf {
     let program = fixture.0.path().join("impostor");
-    fs::write(&program, "#!/bin/sh\n[ \"$1\" = --version ] && echo ferry 9 && exit\nexit 1\n")
-        .expect("writes");
+    fs::write(
+        &program,
+        format!("#!/bin/sh\n[ \"$1\" = --version ] && echo ferry 9 && exit\n{ends}\n"),
+    )
+    .expect("writes");
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("chmod");
     program
 }
@@ -145,11 +148,15 @@ fn if_the_new_program_does_not_start_the_one_before_goes_on() {
     let fixture = TestVolume::new();
     fixture.mount();
     let mut open = File::create(fixture.mnt().join("open")).expect("creates");
-    let before = fixture.daemon();
-    let refused = upgrade(&fixture, &["--program", path(&impostor(&fixture))]);
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("the one before goes on"), "{said}");
-    assert_ne!(fixture.daemon(), before, "it was started again");
+    for ends in ["exit 1", "kill -SEGV $$"] {
+        open.set_len(0).expect("cuts");
+        let before = fixture.daemon();
+        let refused = upgrade(&fixture, &["--program", path(&impostor(&fixture, ends))]);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && said.contains("the one before goes on"), "{said}");
+        assert_ne!(fixture.daemon(), before, "it was started again");
+        open.sync_all().expect("nothing is lost");
+    }
     open.write_all(b"x").expect("writes");
     // That it can be replaced was not lost.
     ok(&upgrade(&fixture, &[]));

@@ -353,6 +353,17 @@ fn change_files(dir: &Path, enough: &AtomicBool) -> Vec<String> {
     names
 }
 
+/// Appends numbers to a file, one by one; how many.
+fn append_records(path: &Path, enough: &AtomicBool) -> u64 {
+    let mut file = File::options().create_new(true).append(true).open(path).expect("creates");
+    let mut records = 0_u64;
+    while !enough.load(Ordering::Relaxed) {
+        file.write_all(&records.to_le_bytes()).expect("appends");
+        records += 1;
+    }
+    records
+}
+
 #[test]
 fn a_mount_of_a_server_survives_its_daemon_and_nothing_is_lost() {
     let fixture = TestVolume::new();
@@ -375,6 +386,7 @@ fn a_mount_of_a_server_survives_its_daemon_and_nothing_is_lost() {
             let dir = mnt.join(name);
             (name, scope.spawn(move || change_files(&dir, enough)))
         });
+        let appending = scope.spawn(|| append_records(&mnt.join("appended"), enough));
         for turn in 0..TIMES {
             wait_a_while();
             let daemon = fixture.daemon();
@@ -393,6 +405,10 @@ fn a_mount_of_a_server_survives_its_daemon_and_nothing_is_lost() {
             assert_eq!(&contents, b"contents");
         }
         enough.store(true, Ordering::Relaxed);
+        let records = appending.join().expect("no error");
+        let found = fs::read(mnt.join("appended")).expect("reads");
+        let numbers = found.as_chunks().0.iter().map(|record| u64::from_le_bytes(*record));
+        assert_eq!(numbers.collect::<Vec<_>>(), (0..records).collect::<Vec<_>>(), "each once");
         for (name, changing) in changing {
             let expected = changing.join().expect("no error");
             let found = fs::read_dir(mnt.join(name)).expect("lists");

@@ -116,6 +116,8 @@ pub fn run(
         log: LogOptions::default(),
         read_only: false,
         accept_damage: false,
+        tail: None,
+        left: None,
         background: false,
     };
     let owner = Arc::new(Owner::of(4..FIRST_DATA_SEGMENT));

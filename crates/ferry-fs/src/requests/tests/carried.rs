@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::inode::table::InodeSource;
+use crate::known::{LeftBehind, LeftWords};
 use crate::{Carried, RequestId};
 use std::sync::atomic::Ordering;
 
@@ -155,19 +156,30 @@ fn mortal() -> (World, std::os::fd::OwnedFd) {
     (World::with(options), file)
 }
 
-/// The process is killed, and the next one goes on from what it has noted.
+/// The process is killed, and the next one goes on from what it has noted and from what was
+/// durable.
 fn killed(world: &mut World, file: &mut std::os::fd::OwnedFd) {
+    killed_and(world, file, LeftWords::without_tail);
+}
+
+/// The process is killed, and `left` is what the next one finds.
+fn killed_and(
+    world: &mut World,
+    file: &mut std::os::fd::OwnedFd,
+    left: impl FnOnce(LeftWords) -> LeftWords,
+) {
     // Nothing is closed: it is as if the power had failed.
     let known = Arc::new(crate::Known::new().unwrap());
     let next = known.file().unwrap();
-    let options = FsOptions { goes_on: true, known: Some(known), ..world.options.clone() };
+    let words = LeftWords::of(std::mem::replace(file, next)).expect("the same form");
+    let left = Some(LeftBehind { words: left(words), had_others: false });
+    let options = FsOptions { goes_on: true, known: Some(known), left, ..world.options.clone() };
     let before = std::mem::replace(
         &mut world.fs,
         LocalFs::open(world.dev.clone(), options, Env::real()).unwrap(),
     );
     std::mem::forget(before);
-    let left = std::mem::replace(file, next);
-    world.fs.take_over_left(left, false).unwrap().expect("the same form");
+    world.fs.take_over_left().unwrap().expect("all of it");
 }
 
 fn sync_all(world: &World) {
@@ -176,6 +188,28 @@ fn sync_all(world: &World) {
 
 fn fsync(world: &World, ino: Ino, fh: u64) -> Done {
     world.me.call(|cx| world.fs.fsync(cx, ino, fh, false))
+}
+
+#[test]
+fn names_that_were_not_durable_survive_a_kill() {
+    let (mut world, mut file) = mortal();
+    sync_all(&world);
+    let dir = world.mkdir(ROOT, "dir").unwrap();
+    let (ino, fh) = world.create(dir, "file").unwrap();
+    world.create(dir, "moved").unwrap();
+    world.rename((dir, "moved"), (ROOT, "there")).unwrap();
+    world.create(ROOT, "removed").unwrap();
+    world.unlink(ROOT, "removed").unwrap();
+    for _ in 0..3 {
+        killed_and(&mut world, &mut file, |left| left);
+        fsync(&world, ino, fh).unwrap();
+        assert_eq!(world.lookup(dir, "file").unwrap().unwrap().ino, ino);
+        assert!(world.lookup(ROOT, "there").unwrap().is_some());
+        assert!(world.lookup(dir, "moved").unwrap().is_none());
+        assert!(world.lookup(ROOT, "removed").unwrap().is_none());
+        world.me.call(|cx| world.fs.fsyncdir(cx, dir, 0, false)).unwrap();
+        world.check();
+    }
 }
 
 #[test]
@@ -509,15 +543,39 @@ fn a_lost_move_of_a_directory_is_told_by_each_open_file() {
 #[test]
 fn only_the_volume_that_the_process_before_had_is_gone_on_with() {
     let (world, file) = mortal();
-    let again = || file.try_clone().unwrap();
     let (other, _) = mortal();
     let known = Some(Arc::new(crate::Known::new().unwrap()));
-    let options = FsOptions { goes_on: true, known, ..world.options.clone() };
+    let words = LeftWords::of(file).unwrap();
+    let left = Some(LeftBehind { words, had_others: false });
+    let options = FsOptions { goes_on: true, known, left, ..world.options.clone() };
     let carried = world.fs.carry();
     let next = LocalFs::open(other.dev.clone(), options.clone(), Env::real()).unwrap();
     assert_ne!(next.sb.volume_id, world.fs.sb.volume_id);
-    assert!(next.take_over_left(again(), false).is_err(), "another volume");
+    assert!(next.take_over_left().is_err(), "another volume");
     assert!(next.take_over(&carried).is_err());
+}
+
+#[test]
+fn what_is_only_read_is_forgotten_if_somebody_has_changed_it_meanwhile() {
+    let (mut world, mut file) = mortal();
+    let (ino, _) = world.create(ROOT, "file").unwrap();
+    sync_all(&world);
+    world.fs.close().unwrap();
+    world.options.read_only = true;
+    let read = LocalFs::open(world.dev.clone(), world.options.clone(), Env::real()).unwrap();
+    world.fs = read;
+    world.lookup(ROOT, "file").unwrap();
+    killed(&mut world, &mut file);
+    assert_eq!(world.fs.stale.lock().clone(), Some(Vec::new()));
+    let options = FsOptions { background: false, ..FsOptions::default() };
+    let other = LocalFs::open(world.dev.clone(), options, Env::real()).unwrap();
+    let mut before = std::mem::replace(&mut world.fs, other);
+    let fh = world.open(ino).unwrap();
+    world.write(ino, fh, 0, b"newer").unwrap();
+    world.fs.close().unwrap();
+    std::mem::swap(&mut world.fs, &mut before);
+    killed(&mut world, &mut file);
+    assert!(world.fs.stale.lock().clone().unwrap().contains(&ino));
 }
 
 #[test]

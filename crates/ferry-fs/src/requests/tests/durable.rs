@@ -222,6 +222,10 @@ impl Park for NoPark {
     fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
         panic!("parked although everything was durable")
     }
+
+    fn request(&self) -> Option<ferry_journal::RequestId> {
+        None
+    }
 }
 
 #[test]

@@ -20,6 +20,10 @@ impl Park for Request {
         let answers = self.0.clone();
         Box::new(move |answer| answers.send(answer).unwrap())
     }
+
+    fn request(&self) -> Option<ferry_journal::RequestId> {
+        None
+    }
 }
 
 #[test]

@@ -34,6 +34,10 @@ impl Park for Thread {
         let (later, number) = (self.later.clone(), self.number);
         Box::new(move |answer| later.send((number, answer)).unwrap())
     }
+
+    fn request(&self) -> Option<ferry_journal::RequestId> {
+        None
+    }
 }
 
 impl Thread {

@@ -54,6 +54,10 @@ impl Park for Request {
             answers.1.notify_all();
         })
     }
+
+    fn request(&self) -> Option<ferry_journal::RequestId> {
+        None
+    }
 }
 
 impl Transport {

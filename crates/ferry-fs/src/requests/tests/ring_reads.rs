@@ -43,6 +43,10 @@ impl Park for Transport {
     fn read_ring(&self) -> Option<&dyn ReadRing> {
         Some(self)
     }
+
+    fn request(&self) -> Option<ferry_journal::RequestId> {
+        None
+    }
 }
 
 impl Transport {

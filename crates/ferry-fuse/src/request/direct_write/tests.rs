@@ -20,6 +20,7 @@ impl WriteTarget for MappedFile {
     }
 
     fn write(&self, cx: &Cx<'_>, write: DirectWriteArgs, data: &[u8]) -> Answer<u64> {
+        assert_eq!(cx.request(), Some(REQUEST), "if it is replayed, it is made once");
         if self.fails {
             return Err(Stop::Errno(Errno(libc::ENOSPC)));
         }
@@ -63,6 +64,9 @@ impl MappedFile {
     }
 }
 
+/// What each write is for.
+const REQUEST: ferry_fs::RequestId = ferry_fs::RequestId { slot: 3, unique: 5 };
+
 #[derive(Clone, Default)]
 struct TestPark(Arc<Mutex<Vec<Result<Reply, Errno>>>>);
 
@@ -70,6 +74,10 @@ impl Park for TestPark {
     fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
         let answers = self.0.clone();
         Box::new(move |answer| answers.lock().push(answer))
+    }
+
+    fn request(&self) -> Option<ferry_fs::RequestId> {
+        Some(REQUEST)
     }
 }
 

@@ -5,45 +5,16 @@
 use super::memory::RING_WORDS;
 use super::tables::NotedLock;
 use super::*;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ferry_fs::{FileLock, Ino};
+use ferry_sim::words::RecordedWords;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::client::change::{Nobody, Pending, Role};
 use crate::message::{Caller, Op};
-use crate::rt::Mutex;
-
-/// The words that were stored, and each store.
-type Stores = (HashMap<usize, u64>, Vec<(usize, u64)>);
-
-/// Words that remember each store.
-#[derive(Default)]
-struct Recorded(Mutex<Stores>);
-
-impl Words for Recorded {
-    fn get(&self, at: usize) -> u64 {
-        self.0.lock().0.get(&at).copied().unwrap_or_default()
-    }
-
-    fn set(&self, at: usize, value: u64) {
-        let (words, stores) = &mut *self.0.lock();
-        words.insert(at, value);
-        stores.push((at, value));
-    }
-
-    fn raise(&self, at: usize, value: u64) {
-        self.set(at, self.get(at).max(value));
-    }
-}
-
-impl Recorded {
-    fn take_stores(&self) -> Vec<(usize, u64)> {
-        std::mem::take(&mut self.0.lock().1)
-    }
-}
 
 fn pending(len: usize, request: u64, role: Role) -> Pending {
     // What looks like a key everywhere, to a reader beyond the last record.
@@ -147,13 +118,13 @@ impl Model {
         (self.session, self.epoch, self.answered, changes)
     }
 
-    fn push(&mut self, ring: &mut Ring<Recorded>, put: Put) {
+    fn push(&mut self, ring: &mut Ring<RecordedWords>, put: Put) {
         let mut put = Put { seq: self.last() + 1, epoch: self.epoch, ..put };
         put.at = ring.put((put.seq, put.epoch), &mut put.pending());
         self.changes.push(put);
     }
 
-    fn make(&mut self, ring: &mut Ring<Recorded>, call: Call) {
+    fn make(&mut self, ring: &mut Ring<RecordedWords>, call: Call) {
         match call {
             Call::Put { len, request, is_acknowledged } => {
                 let (seq, epoch, is_fatal, at) = (0, 0, false, 0);
@@ -199,7 +170,7 @@ impl Model {
     }
 }
 
-fn changes_in(memory: &Recorded) -> (u128, u32, u64, Vec<NotedChange>) {
+fn changes_in(memory: &RecordedWords) -> (u128, u32, u64, Vec<NotedChange>) {
     let base = base_in(memory).unwrap();
     let changes = ring::left_in(memory, &base).expect("it is whole");
     let answered = changes.first().map_or(base.answered, |first| first.seq - 1);
@@ -209,12 +180,12 @@ fn changes_in(memory: &Recorded) -> (u128, u32, u64, Vec<NotedChange>) {
 proptest! {
     #[test]
     fn a_kill_between_any_two_stores_leaves_one_of_both_streams(calls in vec(call(), 1..40)) {
-        let notes = Arc::new(Notes::on(Recorded::default()));
+        let notes = Arc::new(Notes::on(RecordedWords::default()));
         // The end of the ring is in the middle of all this.
         let mut ring = Ring::beginning_at(Arc::clone(&notes), RING_WORDS as u64 - 100);
         let mut model = Model::default();
         ring.commit((0, 9), (0, 0));
-        let seen = Recorded::default();
+        let seen = RecordedWords::default();
         notes.memory.take_stores().into_iter().for_each(|(at, value)| seen.set(at, value));
         for call in calls {
             let before = model.state();
@@ -275,7 +246,7 @@ fn locks(ino: Ino, count: u64, step: u64) -> Vec<(u64, FileLock)> {
     (0..count).map(|number| (number + 1, lock(number))).collect()
 }
 
-fn tables_in(memory: &Recorded) -> Tables {
+fn tables_in(memory: &RecordedWords) -> Tables {
     let noted = NotedTables::of(memory);
     (
         noted.nodes.iter().map(|node| (node.ino, (node.lookups, node.capability))).collect(),
@@ -285,7 +256,7 @@ fn tables_in(memory: &Recorded) -> Tables {
     )
 }
 
-fn make(notes: &mut TableNotes<Recorded>, model: &mut Tables, note: Note) {
+fn make(notes: &mut TableNotes<RecordedWords>, model: &mut Tables, note: Note) {
     let (nodes, files, dirs, all_locks) = model;
     match note {
         Note::Node(ino, lookups, capability) => {
@@ -330,10 +301,10 @@ proptest! {
     fn a_kill_between_any_two_stores_leaves_what_the_kernel_knows(
         calls in vec(note(), 1..40),
     ) {
-        let notes = Arc::new(Notes::on(Recorded::default()));
+        let notes = Arc::new(Notes::on(RecordedWords::default()));
         let mut tables = TableNotes::new(Arc::clone(&notes));
         let mut model = Tables::default();
-        let seen = Recorded::default();
+        let seen = RecordedWords::default();
         notes.memory.take_stores().into_iter().for_each(|(at, value)| seen.set(at, value));
         for call in calls {
             let before = model.clone();

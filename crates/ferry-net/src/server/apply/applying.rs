@@ -144,6 +144,10 @@ impl Park for Parking {
     fn park(&self, _interrupt: Option<Interrupt>) -> Complete {
         self.0.lock().take().expect("a request is parked at most once")
     }
+
+    fn request(&self) -> Option<ferry_fs::RequestId> {
+        None
+    }
 }
 
 /// The outcome of a request that may park.

@@ -103,6 +103,10 @@ impl Park for Later<'_> {
     fn early_ack(&self) -> Option<EarlyAck> {
         self.0.early_ack()
     }
+
+    fn request(&self) -> Option<ferry_fs::RequestId> {
+        None
+    }
 }
 
 macro_rules! requests {

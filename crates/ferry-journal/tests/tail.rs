@@ -1,0 +1,204 @@
+//! A process is killed, and the device has all that it had written: the next one takes from its
+//! memory what the log lacks.
+#![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
+
+mod common;
+
+use common::{Volume, credits, device_len, force, geometry, options};
+use ferry_device::{AlignedBuf, BlockDevice, SharedWords, Words};
+use ferry_journal::*;
+use ferry_sim::device::{Fault, Op, SimDevice, SimRng, sim_env};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const LOG: u64 = 512 << 10;
+
+fn memory() -> Arc<SharedWords> {
+    Arc::new(SharedWords::new(TAIL_WORDS).unwrap())
+}
+
+fn tail(memory: &Arc<SharedWords>) -> Option<Arc<Tail>> {
+    Some(Arc::new(Tail::new(memory.clone(), 0)))
+}
+
+/// Another memory with the same in it. These tests use no more of it.
+fn copy(memory: &SharedWords) -> Arc<SharedWords> {
+    let other = self::memory();
+    (0..1 << 17).for_each(|at| other.set(at, memory.get(at)));
+    other
+}
+
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn contents(journal: &Journal) -> Model {
+    let mut found = Model::new();
+    let visit = &mut |key: &[u8], value: &Value| {
+        found.insert(key.to_vec(), value.to_vec());
+        true
+    };
+    journal.scan(&[], &[255; 9], visit).unwrap();
+    found
+}
+
+/// A process, on a device that may crash.
+struct Life {
+    device: Arc<SimDevice>,
+    volume: Volume,
+    journal: Journal,
+    memory: Arc<SharedWords>,
+    /// Contents after each context.
+    states: BTreeMap<Seq, Model>,
+    /// Where data was written, by contexts.
+    data: Vec<(Seq, u64)>,
+}
+
+impl Life {
+    fn begin(seed: u64) -> Self {
+        let geo = geometry(LOG, 256);
+        let device = Arc::new(SimDevice::new(device_len(&geo)));
+        let volume = Volume::on(device.clone(), geo, sim_env(seed).0);
+        let memory = memory();
+        let with = JournalOptions { tail: tail(&memory), ..options(false) };
+        let (journal, _) = volume.open_with(with).unwrap();
+        let states = BTreeMap::from([(Seq(0), Model::new())]);
+        Self { device, volume, journal, memory, states, data: Vec::new() }
+    }
+
+    /// Commits a transaction of some keys, perhaps with data.
+    fn change(&mut self, rng: &mut SimRng, number: u64) {
+        let mut t = self.journal.begin(credits(4, 2000)).unwrap();
+        let mut state = self.states.values().next_back().unwrap().clone();
+        for _ in 0..=rng.below(3) {
+            let key = vec![b'k', rng.below(40) as u8];
+            if rng.chance(1, 4) {
+                t.delete(&key);
+                state.remove(&key);
+            } else {
+                let value = vec![number as u8; rng.below(300) as usize];
+                t.put(&key, &value);
+                state.insert(key, value);
+            }
+        }
+        let with_data = rng.chance(1, 5).then(|| {
+            let mut buf = AlignedBuf::zeroed(4096);
+            buf.fill(number as u8 | 1);
+            let crc = crc32c::crc32c(&crc32c::crc32c(&buf).to_le_bytes());
+            let offset = self.volume.geo.segments_offset + (100 << 20 >> 2) + number * 4096;
+            t.write_data(DataExtent { offset, buf: Arc::new(buf), crc }, Box::new(|r| r.unwrap()));
+            offset
+        });
+        let seq = t.commit();
+        self.data.extend(with_data.map(|offset| (seq, offset)));
+        self.states.insert(seq, state);
+    }
+
+    /// Changes, and makes some of it durable.
+    fn live(&mut self, rng: &mut SimRng, changes: u64) {
+        for number in 0..changes {
+            self.change(rng, number);
+            if rng.chance(1, 8) {
+                let newest = *self.states.keys().next_back().unwrap();
+                force(&self.journal, newest).unwrap();
+            }
+        }
+    }
+
+    /// The device as the kill leaves it. The process does nothing any more.
+    fn killed(self) -> Killed {
+        let device = self.device.copy();
+        std::mem::forget(self.journal);
+        let Self { volume: Volume { geo, env, .. }, memory, states, data, .. } = self;
+        Killed { device, geo, env, memory, states, data }
+    }
+}
+
+struct Killed {
+    device: SimDevice,
+    geo: Geometry,
+    env: ferry_env::Env,
+    memory: Arc<SharedWords>,
+    states: BTreeMap<Seq, Model>,
+    data: Vec<(Seq, u64)>,
+}
+
+impl Killed {
+    /// Opens the volume on `device`, with what the process has left.
+    fn open(
+        &self,
+        device: &Arc<SimDevice>,
+        memory: &Arc<SharedWords>,
+    ) -> Result<(Journal, Recovered), JournalError> {
+        let (dev, geo, env) = (device.clone() as _, self.geo, self.env.clone());
+        let with = JournalOptions { left: tail(memory), ..options(false) };
+        Volume { dev, geo, env }.open_with(with)
+    }
+
+    fn newest(&self) -> &Model {
+        self.states.values().next_back().unwrap()
+    }
+}
+
+#[test]
+fn all_that_was_committed_is_there_after_a_kill_and_durable() {
+    let mut taken = 0;
+    for seed in 0..40 {
+        let mut rng = SimRng::new(seed);
+        let mut life = Life::begin(seed);
+        life.live(&mut rng, 20 + 8 * seed);
+        let killed = life.killed();
+        let device = Arc::new(killed.device.copy());
+        let (journal, recovered) = killed.open(&device, &killed.memory).unwrap();
+        assert_eq!(&contents(&journal), killed.newest(), "{seed}");
+        assert_eq!(recovered.last, *killed.states.keys().next_back().unwrap());
+        taken += recovered.last.0 - recovered.logged.0;
+        // The power fails before anything else is done.
+        let crashed = Arc::new(device.crash_image(device.trace_len(), &mut rng));
+        let (dev, geo, env) = (crashed as _, killed.geo, killed.env.clone());
+        let (journal, _) = Volume { dev, geo, env }.open();
+        assert_eq!(&contents(&journal), killed.newest(), "{seed}");
+    }
+    assert!(taken > 20, "{taken}");
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_takes_them_leaves_them_to_the_next() {
+    let mut struck = 0;
+    for seed in 0..20 {
+        let mut rng = SimRng::new(seed);
+        let mut life = Life::begin(seed);
+        life.live(&mut rng, 60);
+        let killed = life.killed();
+        for write in 1..20 {
+            let mut device = Arc::new(killed.device.copy());
+            device.inject(Fault { op: Op::Write, after: write, errno: 5, sticky: false });
+            let memory = copy(&killed.memory);
+            let first = killed.open(&device, &memory);
+            struck += u64::from(first.is_err());
+            device = Arc::new(device.copy());
+            let (journal, _) = killed.open(&device, &memory).unwrap();
+            assert!(contents(&journal) == *killed.newest(), "{seed} {write}");
+        }
+    }
+    assert!(struck > 20, "{struck}");
+}
+
+#[test]
+fn contexts_end_before_the_first_whose_data_is_not_on_the_device() {
+    let mut shorter = 0;
+    for seed in 0..40 {
+        let mut rng = SimRng::new(seed);
+        let mut life = Life::begin(seed);
+        life.live(&mut rng, 50);
+        let durable = life.journal.durable();
+        let killed = life.killed();
+        let device = Arc::new(killed.device.copy());
+        let unlogged: Vec<_> = killed.data.iter().filter(|(seq, _)| *seq > durable).collect();
+        let Some((seq, offset)) = unlogged.first() else { continue };
+        device.write(*offset, &AlignedBuf::zeroed(4096)).unwrap();
+        let (journal, recovered) = killed.open(&device, &killed.memory).unwrap();
+        assert_eq!(recovered.last.0 + 1, seq.0);
+        assert_eq!(contents(&journal), killed.states[&recovered.last], "{seed}");
+        shorter += 1;
+    }
+    assert!(shorter > 5, "{shorter}");
+}
