@@ -23,6 +23,7 @@
 //!                slots of requests in use at most
 //! words 8..12    the volume's number, the newest context in which a directory was moved, the newest
 //!                one when the volume was opened
+//! words 12..17   of a replica: the version that it shows
 //! TREES_AT       the numbers of snapshots, by tree
 //! FILES_AT       open files, by the lower halves of handles: handle (the key), inode, user and
 //!                flags
@@ -57,6 +58,7 @@ const CHANGES_USED_AT: usize = 7;
 const VOLUME_AT: usize = 8;
 const MOVED_AT: usize = 10;
 const OPENED_AT: usize = 11;
+const VERSION_AT: usize = 12;
 
 const TREES_AT: usize = 512;
 const TREES_MAX: usize = 1 << 20;
@@ -122,6 +124,19 @@ pub struct KnownInode {
     pub flags: u32,
 }
 
+/// The version that a replica shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplicaVersion {
+    /// The timeline that programs know it by, counted from that of the mount's first version.
+    pub timeline: u64,
+    /// What the volume itself says of its timeline.
+    pub says: [u64; 2],
+    /// The number of its root.
+    pub root: u64,
+    /// The first number in the log that it lacks.
+    pub log: u64,
+}
+
 /// What a process has left that was killed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Left {
@@ -129,6 +144,8 @@ pub struct Left {
     pub volume: [u64; 2],
     /// Its newest context when the process had opened it.
     pub opened: u64,
+    /// Of a replica: what it showed, or was about to show.
+    pub version: ReplicaVersion,
     /// A move of a directory is lost, and so may the path of anything be.
     pub has_lost_move: bool,
     /// The inodes that the kernel knows, and those that have lost changes: these have the flag
@@ -258,6 +275,14 @@ impl<W: Words> Known<W> {
     /// A directory was moved in this context.
     pub fn moved(&self, seq: u64) {
         self.memory.raise(MOVED_AT, seq);
+    }
+
+    /// A replica is about to show this version. The timeline comes first: if the rest is that of
+    /// the version before, the next process begins another one for nothing.
+    pub fn shows(&self, version: &ReplicaVersion) {
+        let ReplicaVersion { timeline, says: [low, high], root, log } = *version;
+        let words = (VERSION_AT..).zip([timeline, low, high, root, log]);
+        words.for_each(|(at, word)| self.memory.set(at, word));
     }
 
     /// Something has no room: no process can go on from here.
@@ -502,7 +527,10 @@ fn left_in(memory: &impl Words, recovered: u64, logged: u64) -> Option<Left> {
     let volume = [memory.get(VOLUME_AT), memory.get(VOLUME_AT + 1)];
     let has_lost_move = memory.get(MOVED_AT) > recovered;
     let opened = memory.get(OPENED_AT);
-    let mut left = Left { volume, opened, has_lost_move, ..Left::default() };
+    let [timeline, low, high, root, log] =
+        std::array::from_fn(|word| memory.get(VERSION_AT + word));
+    let version = ReplicaVersion { timeline, says: [low, high], root, log };
+    let mut left = Left { volume, opened, version, has_lost_move, ..Left::default() };
     for page in 0..up_to(PAGES_USED_AT, PAGES_MAX) {
         let Some(block) = memory.get(BLOCKS_AT + page).checked_sub(1) else { continue };
         for ino in block * BLOCK_INODES..(block + 1) * BLOCK_INODES {

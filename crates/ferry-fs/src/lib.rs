@@ -87,7 +87,7 @@ pub use inprocess::InProcess;
 pub use known::{Known, LeftBehind, LeftWords};
 pub use local::carried::Carried;
 pub use local::local_fs::{AccessTimes, CacheMode, FsOptions, LocalFs};
-pub use replica::{Lag, Replica, ReplicaOptions, Version, Versions};
+pub use replica::{CarriedReplica, Lag, Replica, ReplicaOptions, Version, Versions};
 pub use requests::contents::OpenFile;
 pub use requests::session_records::Given;
 pub use scrub::{ScrubOptions, scrub};

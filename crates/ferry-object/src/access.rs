@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
+use zeroize::Zeroizing;
 
 /// The pause before the second try of a request; each later one is twice as long.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
@@ -134,6 +135,11 @@ pub(crate) struct Begun {
 }
 
 impl Access {
+    /// The key of an encrypted volume, for [`Passphrase::of_key`](crate::Passphrase::of_key).
+    pub fn key(&self) -> Option<Zeroizing<Vec<u8>>> {
+        self.codec.key.as_ref().map(|key| Zeroizing::new(key.secret().to_vec()))
+    }
+
     /// Access to a store, for one that makes or opens a volume.
     pub fn new(
         store: Arc<dyn Store>,

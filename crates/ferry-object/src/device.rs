@@ -261,7 +261,7 @@ impl ObjectDevice {
 
     /// The key of an encrypted volume, for [`Passphrase::of_key`].
     pub fn key(&self) -> Option<Zeroizing<Vec<u8>>> {
-        self.access.codec.key.as_ref().map(|key| Zeroizing::new(key.secret().to_vec()))
+        self.access.key()
     }
 
     /// Opens the volume as it is, for reading only. Nothing is claimed and nothing is written. If

@@ -35,6 +35,7 @@ use ferry_env::Env;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+use zeroize::Zeroizing;
 
 /// For how long a store that does not answer is asked by one look, and by one read.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -81,6 +82,8 @@ pub struct Follower {
     env: Env,
     cache: Option<Arc<DiskCache>>,
     seen: Option<Seen>,
+    /// The root that another process had seen last, from which this one goes on.
+    before: Option<u64>,
 }
 
 impl Follower {
@@ -106,7 +109,26 @@ impl Follower {
     ) -> Self {
         access.patience = Patience::Opening(PATIENCE.min(limits.patience));
         let limits = Limits { holds: false, ..limits };
-        Self { access, volume, limits, env: env.clone(), cache: cache.map(Arc::new), seen: None }
+        Self {
+            access,
+            volume,
+            limits,
+            env: env.clone(),
+            cache: cache.map(Arc::new),
+            seen: None,
+            before: None,
+        }
+    }
+
+    /// Goes on from this root, which another process has seen last: the first look tells whether
+    /// its version is in another timeline.
+    pub fn goes_on_from(&mut self, root: u64) {
+        self.before = Some(root);
+    }
+
+    /// The key of an encrypted volume, for [`Passphrase::of_key`].
+    pub fn key(&self) -> Option<Zeroizing<Vec<u8>>> {
+        self.access.key()
     }
 
     /// Looks for a version that is newer than the last one. `anew`: that one is opened again, if
@@ -183,7 +205,8 @@ impl Follower {
     /// The version whose root this is, and whether it is in another timeline.
     fn read_behind(&self, root: FoundRoot) -> Result<(Seen, bool), ObjectError> {
         let before = self.seen.as_ref();
-        if before.is_some_and(|seen| root.header.number < seen.chain.root.header.number) {
+        let least = before.map(|seen| seen.chain.root.header.number).or(self.before);
+        if least.is_some_and(|least| root.header.number < least) {
             let why = "a list names an older root than before".into();
             return Err(ObjectError::Unavailable(why));
         }
@@ -196,9 +219,13 @@ impl Follower {
         }
         let loaded = load_shards(&self.access, &self.volume, &unknown)?;
         shards.extend(unknown.into_iter().zip(loaded.into_iter().map(Arc::from)));
-        let new_timeline = match before {
-            None => false,
-            Some(seen) => self.has_new_timeline(&seen.chain, &root)?,
+        let new_timeline = match (before, self.before) {
+            (Some(seen), _) => self.has_new_timeline(&seen.chain, &root)?,
+            (None, Some(number)) => match read_root(&self.access, &self.volume, number) {
+                Err(ObjectError::NotFound(_)) => true,
+                seen => self.has_new_timeline(&Chain::new(seen?), &root)?,
+            },
+            (None, None) => false,
         };
         let mut chain = Chain::new(root);
         if let Some(seen) = before {

@@ -1516,6 +1516,32 @@ fn a_follower_tells_a_rollback_from_other_roots() {
 }
 
 #[test]
+fn a_follower_that_goes_on_from_the_root_of_another_one_tells_a_rollback() {
+    let volume = Volume::new();
+    let limits = Limits { grace: Duration::from_secs(3600), ..small() };
+    let device = volume.open(false, limits).expect("nobody has it");
+    device.write(0, &filled(64, 1)).expect("it can be written");
+    device.create_snapshot("one").expect("it can be made");
+    let go_on = |root: u64| {
+        let mut follower = follower(&volume, limits);
+        follower.goes_on_from(root);
+        follower.look(true)
+    };
+    let goes_on = |root| go_on(root).expect("it can look").expect("there is one");
+    let seen = follower(&volume, limits).look(true).expect("it can look").expect("there is one");
+    assert!(!goes_on(seen.root).new_timeline, "the same root");
+    device.write(0, &filled(64, 2)).expect("it can be written");
+    device.create_snapshot("two").expect("it can be made");
+    assert!(!goes_on(seen.root).new_timeline, "another root");
+    device.roll_back("one", Replaced::Snapshot).expect("it can go back");
+    let found = goes_on(seen.root);
+    assert!(found.new_timeline);
+    assert_eq!(read(&found.device, 0, 64), *filled(64, 1));
+    assert!(!goes_on(found.root).new_timeline, "nothing has changed since");
+    assert!(go_on(found.root + 1).is_err(), "that would be an older version");
+}
+
+#[test]
 fn a_follower_that_did_not_look_for_long_takes_it_for_another_timeline() {
     let volume = Volume::new();
     let device = volume.open(false, small()).expect("nobody has it");
@@ -1529,4 +1555,8 @@ fn a_follower_that_did_not_look_for_long_takes_it_for_another_timeline() {
     let found = follower.look(false).expect("it can look").expect("there is a newer one");
     assert!(found.new_timeline);
     assert_eq!(read(&found.device, 0, 64), *filled(64, 59));
+    let mut next = self::follower(&volume, small());
+    next.goes_on_from(first.root);
+    let found = next.look(true).expect("it can look").expect("there is one");
+    assert!(found.new_timeline, "the same in another process");
 }

@@ -863,7 +863,7 @@ pub struct ResizeArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 The daemon of the mount ends in order, and the program that runs this command goes on with its mount: nothing is unmounted, open files stay open,
-and programs wait meanwhile. If the new program does not start, the one before goes on. It works for volumes on disks of this machine and in stores, and for mounts of a server.
+and programs wait meanwhile. If the new program does not start, the one before goes on. It works for volumes on disks of this machine and in stores, for mounts of a server, and for replicas.
   apt-get install ./ferryfs_0.3.0_amd64.deb && ferry upgrade-mount /mnt")]
 pub struct UpgradeMountArgs {
     /// The mount point, or any directory in it; or the volume

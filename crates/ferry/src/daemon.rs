@@ -59,14 +59,19 @@ pub struct Service<'a> {
     pub before: Option<Connection>,
     /// Where what the kernel knows is noted, for a process that goes on if this one is killed.
     pub known: Option<OwnedFd>,
-    /// Makes all changes durable before another process goes on with the mount. `None`: none can.
+    /// Lets another process go on with the mount. `None`: none can.
     pub settle: Option<Settle>,
     /// Where the figures are served to Prometheus, and the question that asks for them.
     pub metrics: Option<(&'a Address, &'static str)>,
 }
 
-/// Makes changes durable; an error says why not.
-pub type Settle = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+/// Makes changes durable, so that another process may go on with the mount, and then leaves it by
+/// calling the other function. An error says why not.
+pub type Settle = Arc<dyn Fn(&Leave<'_>) -> Result<(), String> + Send + Sync>;
+/// Why no other process can go on with a mount that is about to end here.
+pub const ENDS: &str = "another process goes on with the mount just now, or it is being unmounted";
+/// Leaves the mount; an error says why not.
+pub type Leave<'a> = dyn Fn() -> Result<(), String> + 'a;
 
 /// How a mount has ended, for this process.
 pub enum Served {
@@ -208,10 +213,10 @@ fn with_successor(
     Arc::new(move |question| {
         let Some(program) = question.strip_prefix(GO_ON) else { return answers(question) };
         let done = match &settle {
-            None => Err("a replica or a snapshot cannot go on in another process: unmount it, and mount it with the other program".into()),
+            None => Err("this mount cannot go on in another process: unmount it, and mount it with the other program".into()),
             Some(settle) => {
                 *successor.lock() = Some(program.into());
-                settle().and_then(|()| match hand_over(&handle) {
+                settle(&|| match hand_over(&handle) {
                     Ok(true) => Ok(()),
                     Ok(false) => Err(format!(
                         "requests are under way that have not ended for {} s: try again later",

@@ -25,7 +25,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ferry_env::{Clock, Env};
-use ferry_fs::LeftWords;
+use ferry_fs::{Known, LeftWords};
 use ferry_fuse::Connection;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -193,6 +193,14 @@ impl Open {
     }
 }
 
+/// Where what the kernel knows outlives this process. `None`: it ends with it.
+pub fn new_known() -> Option<Arc<Known>> {
+    let known = Known::new().map(Arc::new);
+    known
+        .inspect_err(|error| tracing::warn!(%error, "the mount ends if its process is killed"))
+        .ok()
+}
+
 /// The open files have another form.
 pub fn other_form() -> CliError {
     CliError::Failed("the open files of the mount have another form in this version".into())
@@ -268,10 +276,13 @@ impl Holder {
         self.say(&[b"keep", FAR.as_bytes()], None)
     }
 
-    /// Before [`Holder::keep`]: the volume is in a store, and encrypted if it has a `key`.
-    pub fn keep_store(&self, epoch: u64, key: Option<&[u8]>) -> Result<(), CliError> {
+    /// Before [`Holder::keep`]: the volume is in a store, and encrypted if it has a `key`. `epoch`:
+    /// if this process owns the volume.
+    pub fn keep_store(&self, epoch: Option<u64>, key: Option<&[u8]>) -> Result<(), CliError> {
         self.keep_far()?;
-        self.say(&[b"keep", EPOCH.as_bytes(), epoch.to_string().as_bytes()], None)?;
+        if let Some(epoch) = epoch {
+            self.say(&[b"keep", EPOCH.as_bytes(), epoch.to_string().as_bytes()], None)?;
+        }
         key.map_or(Ok(()), |key| {
             self.say(&[b"keep", KEY.as_bytes()], Some(&memory("ferry-key", key)?))
         })

@@ -44,9 +44,8 @@ pub fn run(
     options: &MountOptions,
     log_level: Option<&str>,
 ) -> Result<ExitCode, CliError> {
-    let goes_on = options.replica.is_none();
     start_log(args.foreground, args.daemon, options, log_level)?;
-    if args.foreground && goes_on && !options.remount && Holder::get().is_none() {
+    if args.foreground && !options.remount && Holder::get().is_none() {
         // It may have inherited the passphrase.
         passphrase::protect_memory();
         let handed = if args.daemon { None } else { handed_passphrase(args, options)? };
@@ -124,7 +123,8 @@ fn mount(
     let source = source(&args.volume)?;
     let log = options.log_path()?;
     if let (true, Some(interval)) = (args.foreground, options.replica) {
-        return replica::serve(&source, interval, &mountpoint, args, options, log.as_deref());
+        let log = log.as_deref();
+        return replica::serve(&source, interval, &mountpoint, held, args, options, log);
     }
     if args.foreground {
         return serve(&source, how, &mountpoint, held, args, options, log.as_deref());
@@ -273,7 +273,7 @@ fn serve(
     };
     // With `writeback` the kernel would go on with the sizes that it has.
     let survives = options.cache != CacheMode::Writeback;
-    let known = Holder::get().filter(|_| survives).and_then(|_| new_known());
+    let known = Holder::get().filter(|_| survives).and_then(|_| hold::new_known());
     let left = held.as_ref().and_then(|held| held.open.left()).transpose()?;
     let left = left.map(|words| LeftBehind { words, had_others });
     let goes_on = held.is_some();
@@ -296,16 +296,14 @@ fn serve(
     let with_snapshots = || WithSnapshots::new(&fs, before.as_ref());
     let with_snapshots = shows_snapshots.then(with_snapshots).flatten();
     let settled = Arc::downgrade(&fs);
-    let settle = move || {
+    let settle: Settle = Arc::new(move |leave| {
         passphrase::is_there().map_err(|error| error.to_string())?;
-        let fs = settled
-            .upgrade()
-            .ok_or("another process goes on with the mount just now, or it is being unmounted")?;
-        fs.sync().map_err(|error| format!("the volume cannot be synced: {error}"))
-    };
-    let settle: Settle = Arc::new(settle);
+        let fs = settled.upgrade().ok_or(daemon::ENDS)?;
+        fs.sync().map_err(|error| format!("the volume cannot be synced: {error}"))?;
+        leave()
+    });
     if let (Some(holder), Some(_), Some(store)) = (Holder::get(), &known, opened.store()) {
-        holder.keep_store(store.stats().epoch, store.key().as_ref().map(|key| &key[..]))?;
+        holder.keep_store(Some(store.stats().epoch), store.key().as_ref().map(|key| &key[..]))?;
     }
     let served = daemon::serve(
         match &with_snapshots {
@@ -385,14 +383,6 @@ fn await_leases(volume: &Location, opened: &Opened, env: &Env) {
     while env.clock.monotonic() < until {
         pause(until - env.clock.monotonic());
     }
-}
-
-/// Where what the kernel knows outlives this process. `None`: it ends with it.
-fn new_known() -> Option<Arc<Known>> {
-    let known = Known::new().map(Arc::new);
-    known
-        .inspect_err(|error| tracing::warn!(%error, "the mount ends if its process is killed"))
-        .ok()
 }
 
 /// Whether a volume in a store had other owners since the process before had it, which was killed:

@@ -126,9 +126,10 @@ pub fn serve(
     let answers = answers(&fs, until);
     let listed = async_word(fs.is_asynchronous());
     let settled = Arc::downgrade(&fs);
-    let settle: Settle = Arc::new(move || {
+    let settle: Settle = Arc::new(move |leave| {
         let fs = settled.upgrade().ok_or("the mount is ending")?;
-        fs.settle().map_err(|error| format!("the server cannot make all durable now: {error}"))
+        fs.settle().map_err(|error| format!("the server cannot make all durable now: {error}"))?;
+        leave()
     });
     let served = daemon::serve(
         Arc::clone(&fs) as Arc<dyn Filesystem>,

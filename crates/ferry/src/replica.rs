@@ -6,18 +6,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferry_env::Env;
-use ferry_fs::{CacheMode, Filesystem, Replica, ReplicaOptions, Version, Versions};
+use ferry_fs::{
+    CacheMode, CarriedReplica, Filesystem, Known, Replica, ReplicaOptions, Version, Versions,
+};
 use ferry_object::Follower;
 
 use crate::asked::Asked;
 use crate::cache_size::{GivesWay, default_bytes};
 use crate::cli::MountArgs;
 use crate::control::STATS;
-use crate::daemon::{self, Service};
+use crate::daemon::{self, Served, Service, Settle};
 use crate::error::CliError;
+use crate::hold::{self, Held, Holder, Open};
 use crate::location::Location;
 use crate::open::{explain, follow_in_store, on_disk};
 use crate::options::MountOptions;
+use crate::passphrase;
 use crate::spaced::{BEGIN, refusal};
 
 /// What the table of mounts shows behind the volume. Without it the mount would be taken for that
@@ -80,11 +84,26 @@ fn version(found: ferry_object::Version) -> Version {
     Version { dev: device, new_timeline, epoch, root, log, is_readable }
 }
 
+/// What the process before has left.
+fn before(open: &Open) -> Result<CarriedReplica, CliError> {
+    let carried = match open {
+        Open::Carried(bytes) => CarriedReplica::decode(bytes),
+        Open::Known(file) => {
+            let file = file.try_clone().map_err(|error| CliError::Failed(error.to_string()))?;
+            CarriedReplica::left(file).inspect(|left| {
+                tracing::warn!(open = left.open(), "a process was killed: this one goes on");
+            })
+        }
+    };
+    carried.ok_or_else(hold::other_form)
+}
+
 /// Serves the mount until it has ended, looking for a newer state each `interval`.
 pub fn serve(
     source: &Path,
     interval: Duration,
     mountpoint: &Path,
+    held: Option<Held>,
     args: &MountArgs,
     options: &MountOptions,
     log: Option<&Path>,
@@ -92,9 +111,18 @@ pub fn serve(
     daemon::prepare(args.daemon);
     let env = Env::real();
     let volume = &args.volume;
+    let failed = |error: &dyn std::fmt::Display| CliError::Failed(format!("{volume}: {error}"));
+    let before = held.as_ref().map(|held| before(&held.open)).transpose()?;
     let cache = on_disk(volume, options.cache_disk(), None, None)?.cache;
     let followed = follow_in_store(volume, cache.as_ref(), &env);
     let mut follower = followed.map_err(|error| explain(volume, &error))?;
+    if let Some(before) = &before {
+        follower.goes_on_from(before.root());
+    }
+    let known = Holder::get().and_then(|_| hold::new_known());
+    if let (Some(holder), Some(_)) = (Holder::get(), &known) {
+        holder.keep_store(None, follower.key().as_ref().map(|key| &key[..]))?;
+    }
     let begun = env.clock.monotonic_with_sleep();
     let first = follower.look(true).map_err(|error| explain(volume, &error.into()))?;
     let first = version(first.expect("a look anew finds what there is"));
@@ -104,21 +132,27 @@ pub fn serve(
         cache: options.cache,
         cache_bytes: cache_bytes.unwrap_or_else(default_bytes),
         owner: rustix::process::geteuid().as_raw(),
+        known: known.clone(),
     };
     let cache_size = replica_options.cache_bytes;
     let versions = Box::new(InStore(follower));
-    let replica = Replica::open((&first, begun), versions, replica_options, env.clone())
-        .map_err(|error| CliError::Failed(format!("{volume}: {error}")))?;
+    let found = (&first, begun);
+    let replica = Replica::open(found, before.as_ref(), versions, replica_options, env.clone());
+    let replica = replica.map_err(|error| failed(&error))?;
     drop(first);
     let gives_way = GivesWay::start(&replica, Replica::set_memory_limit, cache_size, &env);
     let asked = Asked::new();
-    let answering = Arc::downgrade(&replica);
+    let (answering, settled) = (Arc::downgrade(&replica), Arc::downgrade(&replica));
+    let settle: Settle = Arc::new(move |leave| {
+        passphrase::is_there().map_err(|error| error.to_string())?;
+        settled.upgrade().ok_or(daemon::ENDS)?.without_turns(leave)
+    });
     let served = daemon::serve(
         Arc::clone(&replica) as Arc<dyn Filesystem>,
         &mut Service {
-            before: None,
-            known: None,
-            settle: None,
+            before: held.map(|held| held.connection),
+            known: known.as_deref().map(Known::file).transpose().map_err(|e| failed(&e))?,
+            settle: Holder::get().map(|_| settle),
             mountpoint,
             options: options.for_kernel(format!("{}{SUFFIX}", source.display()), false),
             listed_options: Some(options.own_words()),
@@ -136,8 +170,19 @@ pub fn serve(
     drop(gives_way);
     // Requests under way may wait for the store.
     replica.end();
-    let served = served.map(drop);
+    let served = served.and_then(|served| leave(&replica, mountpoint, served));
     asked.ended(&served);
     replica.close();
     served
+}
+
+/// Leaves the mount to another process, if it is to go on there.
+fn leave(replica: &Replica, mountpoint: &Path, served: Served) -> Result<(), CliError> {
+    let (Served::HandedOver(connection, program), Some(holder)) = (served, Holder::get()) else {
+        return Ok(());
+    };
+    let carried = replica.carry();
+    holder.leave(&connection, &carried.encode(), mountpoint, &program)?;
+    tracing::info!(program = %program.display(), open = carried.open(), "another process goes on");
+    Ok(())
 }

@@ -162,6 +162,21 @@ proptest! {
 }
 
 #[test]
+fn a_kill_while_a_version_is_noted_leaves_it_in_no_earlier_timeline() {
+    let known = Known::on(RecordedWords::default());
+    let version = |word| ReplicaVersion { timeline: word, says: [word; 2], root: word, log: word };
+    known.shows(&version(1));
+    let before = known.memory.stores();
+    known.shows(&version(2));
+    let after = |stores| left_in(&known.memory.after(stores), 0, 0).expect("all of it").version;
+    assert_eq!(after(before), version(1));
+    for stores in before + 1..=known.memory.stores() {
+        assert_eq!(after(stores).timeline, 2);
+    }
+    assert_eq!(after(known.memory.stores()), version(2));
+}
+
+#[test]
 fn what_has_no_room_is_not_gone_on_with() {
     let known = Known::on(RecordedWords::default());
     known.opened(&KnownFile { fh: FILES_MAX as u64, ..KnownFile::default() });

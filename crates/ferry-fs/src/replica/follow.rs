@@ -1,7 +1,9 @@
 //! Following: the thread that looks for newer versions, and how far behind they are.
 
+use crate::known::{Known, ReplicaVersion};
 use crate::local::local_fs::{AccessTimes, CacheMode, FsOptions, LocalFs};
 use crate::reader::Reader;
+use crate::replica::carried::CarriedReplica;
 use crate::replica::showing::{Current, Showing};
 use crate::replica::timeline::Timeline;
 use crate::volume::VolumeError;
@@ -77,10 +79,11 @@ struct Seen {
 }
 
 impl Seen {
-    /// The first version was found by a look that began at `begun`.
-    fn new(version: &Version, begun: Duration) -> Self {
+    /// The first version was found by a look that began at `begun`. `went_back`: the process before
+    /// showed one of an earlier timeline.
+    fn new(version: &Version, went_back: bool, begun: Duration) -> Self {
         let mut seen = Self { lag: Lag::default(), looked: begun, found: begun };
-        seen.show(version, false, begun);
+        seen.show(version, went_back, begun);
         seen
     }
 
@@ -121,7 +124,7 @@ impl Seen {
 /// rolled back: where a backup has brought it, nothing else does.
 fn open(
     version: &Version,
-    before: Option<&Current>,
+    before: Option<&ReplicaVersion>,
     options: &FsOptions,
     env: &Env,
 ) -> Result<Current, VolumeError> {
@@ -132,14 +135,26 @@ fn open(
         let source = io::Error::other("the store does not give all of it now");
         return Err(VolumeError::Io { what: "open this version", source });
     }
-    let says_so =
-        before.is_some_and(|it| it.reader.fs.superblock().timeline != fs.superblock().timeline);
-    let timeline = match before {
-        Some(before) if version.new_timeline || says_so => before.timeline.next(),
-        Some(before) => before.timeline,
+    let says = fs.superblock().timeline_words();
+    let timeline = match before.map(|it| (Timeline::at(it.timeline), it.says)) {
+        Some((before, said)) if version.new_timeline || said != says => before.next(),
+        Some((before, _)) => before,
         None => Timeline::default(),
     };
-    Ok(Current::new(Reader::new(fs), timeline))
+    Ok(Current::new(Reader::new(fs), timeline, (version.root, version.log)))
+}
+
+/// A process goes on with a mount with the same volume only, and with no version that is older than
+/// the one that programs saw (REPLICA-1).
+fn must_go_on(current: &Current, before: &CarriedReplica) -> Result<(), VolumeError> {
+    let why = if current.reader.fs.superblock().number() != before.volume {
+        "that is another volume than the one that is mounted"
+    } else if current.version < (before.version.root, before.version.log) {
+        "the store names an older version than the one that programs have seen"
+    } else {
+        return Ok(());
+    };
+    Err(VolumeError::Io { what: "go on with the mount", source: io::Error::other(why) })
 }
 
 /// How a volume is followed.
@@ -153,6 +168,8 @@ pub struct ReplicaOptions {
     pub cache_bytes: usize,
     /// The user that has mounted it.
     pub owner: u32,
+    /// Where what another process needs is noted, in case this one is killed.
+    pub known: Option<Arc<Known>>,
 }
 
 /// What is shown, and what was seen of the volume.
@@ -162,24 +179,57 @@ pub(crate) struct Following {
     /// Bytes of memory that may be used now.
     memory_limit: AtomicUsize,
     pub(crate) showing: Showing,
+    /// Held during a turn to a newer version, and while another process takes over.
+    turns: Mutex<()>,
     seen: Mutex<Seen>,
 }
 
 impl Following {
-    /// Shows `first`. `begun`: when the look began that found it.
+    /// Shows `first`. `begun`: when the look began that found it. `before`: what the process before
+    /// has left.
     pub(crate) fn open(
         (first, begun): (&Version, Duration),
+        before: Option<&CarriedReplica>,
         options: ReplicaOptions,
         env: Env,
     ) -> Result<Self, VolumeError> {
-        let current = open(first, None, &version_options(&options), &env)?;
+        let seen = before.map(|before| &before.version);
+        let current = open(first, seen, &version_options(&options), &env)?;
+        before.map_or(Ok(()), |before| must_go_on(&current, before))?;
+        let went_back = seen.is_some_and(|it| it.timeline != current.timeline.number());
+        if went_back {
+            tracing::warn!(
+                "the volume was rolled back, or its roots since the process before have been deleted: open files and working directories are stale"
+            );
+        }
+        if let Some(known) = &options.known {
+            let fs = &current.reader.fs;
+            known.set_volume(fs.superblock().number(), fs.recovered().last.0);
+            known.shows(&current.carried());
+        }
+        let epoch = env.entropy.next_u64() as u32;
         Ok(Self {
             memory_limit: AtomicUsize::new(options.cache_bytes),
-            showing: Showing::new(current),
-            seen: Mutex::new(Seen::new(first, begun)),
+            showing: Showing::new(current, before, options.known.clone(), epoch),
+            turns: Mutex::default(),
+            seen: Mutex::new(Seen::new(first, went_back, begun)),
             env,
             options,
         })
+    }
+
+    /// What the next process needs.
+    pub(crate) fn carry(&self) -> CarriedReplica {
+        let current = self.showing.now();
+        let volume = current.reader.fs.superblock().number();
+        CarriedReplica { volume, version: current.carried(), files: self.showing.handles() }
+    }
+
+    /// Does what the kernel must not drop pages behind. Waits for a turn that is under way.
+    pub(crate) fn without_turns<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _none = self.turns.lock();
+        self.showing.await_taken_over();
+        work()
     }
 
     /// How far behind the volume it is.
@@ -202,6 +252,9 @@ impl Following {
         // The volume was rolled back before a version that is not shown yet.
         let mut new_timeline = false;
         let interval = self.options.interval;
+        // The kernel takes no size from an answer that came before it dropped pages. A second turn
+        // at once would have reads end at the size of before.
+        self.showing.await_taken_over();
         while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
             self.look(&mut *source, &mut new_timeline);
         }
@@ -226,13 +279,19 @@ impl Following {
         *new_timeline |= version.new_timeline;
         let version = Version { new_timeline: *new_timeline, ..version };
         let before = self.showing.now();
-        match open(&version, Some(&before), &version_options(&self.options), &self.env) {
+        match open(&version, Some(&before.carried()), &version_options(&self.options), &self.env) {
             Ok(current) => {
                 let went_back = current.timeline != before.timeline;
                 drop(before);
                 *new_timeline = false;
                 self.bound_memory_of(&current.reader.fs);
+                let turn = self.turns.lock();
+                // Before programs see it (REPLICA-7).
+                if let Some(known) = &self.options.known {
+                    known.shows(&current.carried());
+                }
                 self.showing.turn(current, self.env.clock.monotonic_with_sleep());
+                drop(turn);
                 if went_back {
                     tracing::warn!(
                         "the volume was rolled back, or its roots of a long time are missing: working directories are stale here, and files that are open stay as they were for two minutes"

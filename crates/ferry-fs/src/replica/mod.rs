@@ -21,7 +21,12 @@
 //!   orphan counts as removed: its owner keeps the contents elsewhere, or is reclaiming them.
 //! * REPLICA-6: an open directory goes on listing the version in which the listing began, for as
 //!   long as a file would hold it. So a file that moved meanwhile is listed once.
+//! * REPLICA-7: a process that goes on with the mount of another one begins with a turn: the kernel
+//!   drops pages first. For that, and for REPLICA-1 and REPLICA-4, a version is noted before
+//!   programs see it, and an open file before its open is answered. Older versions are not there
+//!   any more: files that the new one has not are stale at once, and listings go on in the new one.
 
+mod carried;
 mod follow;
 mod requests;
 mod showing;
@@ -30,5 +35,6 @@ mod timeline;
 #[cfg(test)]
 mod tests;
 
+pub use carried::CarriedReplica;
 pub use follow::{Lag, ReplicaOptions, Version, Versions};
 pub use requests::Replica;

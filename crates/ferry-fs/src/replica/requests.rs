@@ -3,6 +3,7 @@
 use crate::api::*;
 use crate::local::local_fs::CacheMode;
 use crate::local::pool::{Pool, Work};
+use crate::replica::carried::CarriedReplica;
 use crate::replica::follow::{Following, Lag, ReplicaOptions, Version, Versions};
 use crate::replica::showing::{Current, Request};
 use crate::requests::stats::ended;
@@ -19,6 +20,8 @@ use std::time::Duration;
 /// The thread that looks for versions has so long to end, and is looked at so often.
 const FOLLOWER_END: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(10);
+/// So many open files are named to a transport that needs one that the kernel knows.
+const KNOWN_FILES: usize = 1024;
 
 /// A file system that shows the newest version of a volume. The module's documentation has the
 /// rules.
@@ -26,21 +29,24 @@ pub struct Replica {
     pub(crate) following: Arc<Following>,
     reads: Arc<Pool<Self, Read>>,
     others: Arc<Pool<Self, Other>>,
-    /// Directories that were opened.
+    /// The handle of the next directory that is opened; no process before has given it.
     directories: AtomicU64,
     follower: Mutex<Option<(Sender<()>, JoinHandle<()>)>>,
 }
 
 impl Replica {
     /// Shows `first`, and then what `source` finds. `begun`: when the look began that found it,
-    /// by the clock that counts sleep.
+    /// by the clock that counts sleep. `before`: what the process before has left, if this one goes
+    /// on with its mount.
     pub fn open(
         (first, begun): (&Version, Duration),
+        before: Option<&CarriedReplica>,
         source: Box<dyn Versions>,
         options: ReplicaOptions,
         env: Env,
     ) -> Result<Arc<Self>, VolumeError> {
-        let following = Arc::new(Following::open((first, begun), options, env)?);
+        let directories = AtomicU64::new(env.entropy.next_u64());
+        let following = Arc::new(Following::open((first, begun), before, options, env)?);
         let (stop, stopped) = channel();
         let theirs = Arc::clone(&following);
         let thread =
@@ -50,7 +56,7 @@ impl Replica {
             following,
             reads: Arc::default(),
             others: Arc::default(),
-            directories: AtomicU64::new(0),
+            directories,
             follower: Mutex::new(Some((stop, thread.map_err(failed)?))),
         });
         replica.reads.serve(&replica);
@@ -72,6 +78,17 @@ impl Replica {
         stats["fuse"] =
             self.following.showing.host().map_or(serde_json::Value::Null, |host| host.stats());
         stats
+    }
+
+    /// What the next process needs. No request is under way, and none comes any more.
+    pub fn carry(&self) -> CarriedReplica {
+        self.following.carry()
+    }
+
+    /// Does this while no newer version is turned to: another process takes over the mount then,
+    /// and the kernel must not wait for pages that nobody reads.
+    pub fn without_turns<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.following.without_turns(work)
     }
 
     /// From now on `bytes` of memory may be used, no more than it was opened with.
@@ -197,7 +214,12 @@ fn refused<T>() -> Answer<T> {
 
 impl Filesystem for Replica {
     fn attach(&self, host: Arc<dyn Host>) {
-        self.following.showing.set_host(Some(host));
+        let showing = &self.following.showing;
+        showing.set_host(Some(Arc::clone(&host)));
+        if let Some(files) = showing.older_pages() {
+            let following = Arc::clone(&self.following);
+            host.forget_contents(files, Box::new(move || following.showing.taken_over()));
+        }
     }
 
     fn detach(&self) {
@@ -279,15 +301,16 @@ impl Filesystem for Replica {
         self.others.push(Other(Box::new(move |replica| {
             let _resumed = activity::resume(Operation::Open);
             // A turn that begins now drops its pages.
-            replica.following.showing.opened(number);
+            let fh = replica.following.showing.opened(number);
             let answer = replica
                 .following
                 .showing
                 .with(Request::Other, number, |current, ino| current.attributes(ino).map(drop));
             if answer.is_err() {
-                drop(replica.following.showing.released(number));
+                drop(replica.following.showing.released(fh));
             }
             parked.complete(answer.map(|()| Opened {
+                fh,
                 direct_io,
                 no_flush: true,
                 ..Opened::default()
@@ -326,8 +349,12 @@ impl Filesystem for Replica {
         Ok(())
     }
 
-    fn release(&self, _cx: &Cx, ino: Ino, _fh: u64) {
-        self.leave(self.following.showing.released(ino));
+    fn release(&self, _cx: &Cx, _ino: Ino, fh: u64) {
+        self.leave(self.following.showing.released(fh));
+    }
+
+    fn known_files(&self) -> Vec<Ino> {
+        self.following.showing.some_open(KNOWN_FILES)
     }
 
     /// What is shown is durable.

@@ -1,7 +1,9 @@
 //! [`Showing`]: the version that a replica shows, and the turn to a newer one.
 
 use crate::api::{Attr, Errno, Host, Ino};
+use crate::known::{Known, ReplicaVersion};
 use crate::reader::Reader;
+use crate::replica::carried::{CarriedReplica, Handles, known_file};
 use crate::replica::timeline::Timeline;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::BTreeMap;
@@ -27,13 +29,22 @@ const ROUNDS: u32 = 2;
 pub(crate) struct Current {
     pub(crate) reader: Reader,
     pub(crate) timeline: Timeline,
+    /// The number of its root, and the first one in the log that it lacks.
+    pub(crate) version: (u64, u64),
     /// When a newer one was shown in its place.
     replaced: OnceLock<Duration>,
 }
 
 impl Current {
-    pub(crate) fn new(reader: Reader, timeline: Timeline) -> Self {
-        Self { reader, timeline, replaced: OnceLock::new() }
+    pub(crate) fn new(reader: Reader, timeline: Timeline, version: (u64, u64)) -> Self {
+        Self { reader, timeline, version, replaced: OnceLock::new() }
+    }
+
+    /// For the process that goes on.
+    pub(crate) fn carried(&self) -> ReplicaVersion {
+        let says = self.reader.fs.superblock().timeline_words();
+        let (root, log) = self.version;
+        ReplicaVersion { timeline: self.timeline.number(), says, root, log }
     }
 
     /// The attributes of an inode, as programs see them. An orphan is not there: a version has
@@ -78,6 +89,9 @@ pub(crate) enum Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Steady,
+    /// The process before this one showed another version, perhaps. The kernel drops pages of
+    /// that.
+    TakingOver,
     /// The kernel drops pages of the version before.
     Turning,
     /// The mount ends.
@@ -108,6 +122,8 @@ struct State {
     current: Arc<Current>,
     /// By the numbers that programs see.
     open: BTreeMap<Ino, OpenFile>,
+    /// The same, one for each time that it was opened.
+    handles: Handles,
     /// The versions of listings that have begun, by open directory.
     listings: BTreeMap<u64, Arc<Current>>,
 }
@@ -121,6 +137,13 @@ impl State {
             Some(ReadFrom::Nothing) => Err(Errno(libc::ESTALE)),
             Some(ReadFrom::Newest) | None => Ok(Arc::clone(&self.current)),
         }
+    }
+
+    /// The files that are read from the version that all others are.
+    fn following(&self) -> Vec<Ino> {
+        let follows = |file: &OpenFile| matches!(file.from, ReadFrom::Newest);
+        let files = self.open.iter().filter(|(_, file)| follows(file));
+        files.map(|(number, _)| *number).collect()
     }
 
     /// The versions that are held, one for each file and listing.
@@ -165,24 +188,69 @@ pub(crate) struct Showing {
     state: Mutex<State>,
     changed: Condvar,
     host: RwLock<Option<Arc<dyn Host>>>,
+    /// Where open files are noted for the process that goes on if this one is killed.
+    known: Option<Arc<Known>>,
     /// A read of the version failed: what it remembers of that must not outlast the reason.
     failed: AtomicBool,
 }
 
 impl Showing {
-    pub(crate) fn new(current: Current) -> Self {
+    /// `before`: what the process before has left, if this one goes on with its mount. `epoch`: a
+    /// random number that it did not have. Waits.
+    pub(crate) fn new(
+        current: Current,
+        before: Option<&CarriedReplica>,
+        known: Option<Arc<Known>>,
+        epoch: u32,
+    ) -> Self {
+        let files = before.map_or(&[][..], |before| &before.files);
+        let mut open: BTreeMap<Ino, OpenFile> = BTreeMap::new();
+        for (_, number) in files {
+            // This process cannot hold a version that it has not opened (REPLICA-5).
+            let from = || if current.has(*number) { ReadFrom::Newest } else { ReadFrom::Nothing };
+            let file = open.entry(*number).or_insert_with(|| OpenFile { count: 0, from: from() });
+            file.count += 1;
+        }
+        if let Some(known) = &known {
+            files.iter().for_each(|file| known.opened(&known_file(*file)));
+        }
         let state = State {
-            stage: Stage::Steady,
+            stage: if before.is_some() { Stage::TakingOver } else { Stage::Steady },
             current: Arc::new(current),
-            open: BTreeMap::new(),
+            open,
+            handles: Handles::new(epoch, files),
             listings: BTreeMap::new(),
         };
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
             host: RwLock::default(),
+            known,
             failed: AtomicBool::new(false),
         }
+    }
+
+    /// The files of which the kernel is to drop the pages before anything but their contents is
+    /// told (REPLICA-7). `None`: no process was before, or that is done.
+    pub(crate) fn older_pages(&self) -> Option<Vec<Ino>> {
+        let state = self.state.lock();
+        (state.stage == Stage::TakingOver).then(|| state.following())
+    }
+
+    /// The kernel has dropped them.
+    pub(crate) fn taken_over(&self) {
+        let mut state = self.state.lock();
+        if state.stage == Stage::TakingOver {
+            state.stage = Stage::Steady;
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the kernel has dropped them.
+    pub(crate) fn await_taken_over(&self) {
+        let mut state = self.state.lock();
+        self.changed.wait_while(&mut state, |state| state.stage == Stage::TakingOver);
     }
 
     pub(crate) fn set_host(&self, host: Option<Arc<dyn Host>>) {
@@ -238,7 +306,8 @@ impl Showing {
         // It is dropped behind the lock.
         let _left;
         let mut state = self.state.lock();
-        while state.stage == Stage::Turning && kind != Request::Contents {
+        while matches!(state.stage, Stage::TakingOver | Stage::Turning) && kind != Request::Contents
+        {
             self.changed.wait(&mut state);
         }
         if state.stage == Stage::Ended {
@@ -264,14 +333,24 @@ impl Showing {
         self.state.lock().listings.remove(&handle)
     }
 
-    /// A file is open from now on.
-    pub(crate) fn opened(&self, number: Ino) {
-        self.state.lock().open.entry(number).or_default().count += 1;
+    /// A file is open from now on, by this handle.
+    pub(crate) fn opened(&self, number: Ino) -> u64 {
+        let mut state = self.state.lock();
+        state.open.entry(number).or_default().count += 1;
+        let fh = state.handles.add(number);
+        if let Some(known) = &self.known {
+            known.opened(&known_file((fh, number)));
+        }
+        fh
     }
 
-    /// It is open once less. The result is to be dropped by a thread that may wait.
-    pub(crate) fn released(&self, number: Ino) -> Option<Arc<Current>> {
+    /// The handle is not open any more. The result is to be dropped by a thread that may wait.
+    pub(crate) fn released(&self, fh: u64) -> Option<Arc<Current>> {
         let mut state = self.state.lock();
+        let number = state.handles.remove(fh)?;
+        if let Some(known) = &self.known {
+            known.closed(fh);
+        }
         let file = state.open.get_mut(&number)?;
         file.count -= 1;
         if file.count > 0 {
@@ -281,6 +360,16 @@ impl Showing {
             ReadFrom::Held(version) => Some(version),
             ReadFrom::Newest | ReadFrom::Nothing => None,
         }
+    }
+
+    /// The handles of open files, and their inodes.
+    pub(crate) fn handles(&self) -> Vec<(u64, Ino)> {
+        self.state.lock().handles.all()
+    }
+
+    /// Some files that are open.
+    pub(crate) fn some_open(&self, most: usize) -> Vec<Ino> {
+        self.state.lock().open.keys().take(most).copied().collect()
     }
 
     /// Files and listings that are read from an older version.
@@ -325,9 +414,7 @@ impl Showing {
                     // Programs that open files wait now: else there may be no end of it.
                     state.stage = Stage::Turning;
                 }
-                let follows = |file: &OpenFile| matches!(file.from, ReadFrom::Newest);
-                let open = state.open.iter().filter(|(_, file)| follows(file));
-                let open: Vec<Ino> = open.map(|(number, _)| *number).collect();
+                let open = state.following();
                 if open.iter().all(|number| there.contains_key(number)) {
                     break state.turn(&new, open, &there, now);
                 }

@@ -1,11 +1,12 @@
 //! Tests of a replica without a store: its versions are copies of a device in memory.
 #![expect(clippy::disallowed_methods, reason = "tests may unwrap")]
 
-use super::{Replica, ReplicaOptions, Version, Versions};
+use super::{CarriedReplica, Replica, ReplicaOptions, Version, Versions};
 use crate::InProcess;
 use crate::api::*;
+use crate::known::Known;
 use crate::local::local_fs::{CacheMode, FsOptions, LocalFs};
-use crate::volume::{MkfsOptions, mkfs, write_timeline};
+use crate::volume::{MkfsOptions, VolumeError, mkfs, write_timeline};
 use ferry_device::{AlignedBuf, BlockDevice, MemDevice};
 use ferry_env::{Clock, Env};
 use parking_lot::Mutex;
@@ -120,14 +121,36 @@ fn follow_each(
     owner: &Owner,
     env: Env,
 ) -> (Arc<Replica>, Given, Receiver<Asked>) {
-    let options =
-        ReplicaOptions { interval, cache: CacheMode::Kernel, cache_bytes: 8 << 20, owner: 0 };
+    let (replica, given) = begin(&owner.version(false), None, None, interval, env).unwrap();
+    let asks = attach(&replica);
+    (replica, given, asks)
+}
+
+/// Shows this version, perhaps after another process. It has no kernel yet.
+fn begin(
+    first: &Version,
+    before: Option<&CarriedReplica>,
+    known: Option<Arc<Known>>,
+    interval: Duration,
+    env: Env,
+) -> Result<(Arc<Replica>, Given), VolumeError> {
+    let options = ReplicaOptions {
+        interval,
+        cache: CacheMode::Kernel,
+        cache_bytes: 8 << 20,
+        owner: 0,
+        known,
+    };
     let given = Given::default();
-    let first = (&owner.version(false), env.clock.monotonic_with_sleep());
-    let replica = Replica::open(first, Box::new(given.clone()), options, env).unwrap();
+    let first = (first, env.clock.monotonic_with_sleep());
+    let replica = Replica::open(first, before, Box::new(given.clone()), options, env)?;
+    Ok((replica, given))
+}
+
+fn attach(replica: &Replica) -> Receiver<Asked> {
     let (asked, asks) = channel();
     replica.attach(Arc::new(Kernel(Mutex::new(asked))));
-    (replica, given, asks)
+    asks
 }
 
 fn open(replica: &Replica, ino: Ino) -> Result<Opened, Errno> {
@@ -199,7 +222,7 @@ fn a_file_of_an_older_timeline_is_read_while_it_is_open_and_then_stale() {
     let owner = Owner::new();
     let ino = owner.write("f", "old");
     let (replica, given, asks) = follow(&owner);
-    open(&replica, ino).unwrap();
+    let fh = open(&replica, ino).unwrap().fh;
     given.0.lock().push(owner.version(true));
     let rolled_back = |times| {
         while replica.lag().rollbacks < times {
@@ -213,7 +236,7 @@ fn a_file_of_an_older_timeline_is_read_while_it_is_open_and_then_stale() {
     assert_eq!(read(&replica, ino).unwrap(), b"old", "it is open");
     assert_eq!(size(&replica, ino), Ok(3));
     assert_eq!(replica.stats()["replica"]["files_held"], 1);
-    release(&replica, ino);
+    release(&replica, ino, fh);
     assert!(asks.try_recv().is_err(), "the kernel has no page of another version");
     assert_eq!(size(&replica, ino), Err(Errno(libc::ESTALE)));
     assert_eq!(open(&replica, ino).map(|opened| opened.fh), Err(Errno(libc::ESTALE)));
@@ -223,9 +246,9 @@ fn a_file_of_an_older_timeline_is_read_while_it_is_open_and_then_stale() {
     assert_eq!(read(&replica, new).unwrap(), b"new");
 }
 
-fn release(replica: &Replica, ino: Ino) {
+fn release(replica: &Replica, ino: Ino, fh: u64) {
     let release = |cx: &Cx| {
-        replica.release(cx, ino, 0);
+        replica.release(cx, ino, fh);
         Ok(())
     };
     InProcess::default().call(release).unwrap();
@@ -260,7 +283,7 @@ fn a_file_that_its_owner_has_open_without_a_name_is_read_as_it_was() {
     let owner = Owner::new();
     let (ino, _) = owner.write_and_hold("f", "old");
     let (replica, given, asks) = follow(&owner);
-    open(&replica, ino).unwrap();
+    let fh = open(&replica, ino).unwrap().fh;
     InProcess::default().call(|cx| owner.fs.unlink(cx, ROOT, b"f")).unwrap();
     owner.sync();
     given.0.lock().push(owner.version(false));
@@ -272,7 +295,7 @@ fn a_file_that_its_owner_has_open_without_a_name_is_read_as_it_was() {
     replica.following.showing.leave_held(later);
     assert_eq!(read(&replica, ino), Err(Errno(libc::ESTALE)), "it was held for two minutes");
     assert_eq!(hole_from(&replica, ino), Err(Errno(libc::ESTALE)));
-    release(&replica, ino);
+    release(&replica, ino, fh);
     assert_eq!(open(&replica, ino).map(|opened| opened.fh), Err(Errno(libc::ESTALE)));
     assert_eq!(size(&replica, ino), Err(Errno(libc::ESTALE)));
     replica.close();
@@ -469,5 +492,152 @@ fn a_replica_turns_while_programs_go_on_opening_files() {
         turned.store(true, Ordering::Relaxed);
         turning.join().unwrap();
     });
+    replica.close();
+}
+
+/// The next process of the mount goes on with `version`. What the one before has left, in order and
+/// as if it was killed, is the same.
+fn goes_on(
+    before: &Replica,
+    known: &Known,
+    version: &Version,
+) -> Result<(Arc<Replica>, Given), VolumeError> {
+    let left = CarriedReplica::left(known.file().unwrap()).unwrap();
+    assert_eq!(CarriedReplica::decode(&before.carry().encode()).as_ref(), Some(&left));
+    before.close();
+    begin(version, Some(&left), None, Duration::from_millis(1), Env::real())
+}
+
+/// A replica that notes what another process needs.
+fn noting(owner: &Owner) -> (Arc<Replica>, Given, Receiver<Asked>, Arc<Known>) {
+    let known = Arc::new(Known::new().unwrap());
+    let version = owner.version(false);
+    let interval = Duration::from_millis(1);
+    let begun = begin(&version, None, Some(Arc::clone(&known)), interval, Env::real());
+    let (replica, given) = begun.unwrap();
+    let asks = attach(&replica);
+    (replica, given, asks, known)
+}
+
+#[test]
+fn another_process_has_the_kernel_drop_pages_before_it_tells_attributes() {
+    let owner = Owner::new();
+    let (ino, removed) = (owner.write("f", "old"), owner.write("g", "removed"));
+    let (before, _given, _asks, known) = noting(&owner);
+    let fhs = [(); 2].map(|()| open(&before, ino).unwrap().fh);
+    let fh = open(&before, removed).unwrap().fh;
+    let closed = open(&before, removed).unwrap().fh;
+    release(&before, removed, closed);
+    assert_eq!(owner.write("f", "newer"), ino);
+    InProcess::default().call(|cx| owner.fs.unlink(cx, ROOT, b"g")).unwrap();
+    owner.sync();
+    let (replica, given) = goes_on(&before, &known, &owner.version(false)).unwrap();
+    // What the kernel has of a file that is not there any more is of no other version.
+    let asks = attach(&replica);
+    let (files, dropped) = asks.recv().unwrap();
+    assert_eq!(files, [ino]);
+    let asking = replica.clone();
+    let (told, answer) = channel();
+    let asking = thread::spawn(move || told.send(size(&asking, ino)).unwrap());
+    assert_eq!(read(&replica, ino).unwrap(), b"newer", "the kernel waits for reads");
+    // No newer version is turned to meanwhile.
+    owner.write("f", "newest");
+    given.0.lock().push(owner.version(false));
+    let waits = Duration::from_millis(100);
+    assert_eq!(answer.recv_timeout(waits), Err(RecvTimeoutError::Timeout));
+    assert_eq!(replica.lag().versions, 1);
+    dropped();
+    assert!(answer.recv().unwrap().is_ok());
+    asking.join().unwrap();
+    let (files, dropped) = asks.recv().unwrap();
+    assert_eq!(files, [ino], "it is open");
+    dropped();
+    await_versions(&replica, 2);
+    assert_eq!((read(&replica, removed), size(&replica, ino)), (Err(Errno(libc::ESTALE)), Ok(6)));
+    // Closes, one of which the process before had served.
+    release(&replica, removed, closed);
+    release(&replica, removed, fh);
+    fhs.iter().for_each(|fh| release(&replica, ino, *fh));
+    release(&replica, ino, fhs[0]);
+    assert_eq!(replica.carry().open(), 0);
+    let new = open(&replica, ino).unwrap().fh;
+    assert!(![fhs[0], fhs[1], fh, closed].contains(&new), "no handle comes again");
+    replica.close();
+}
+
+#[test]
+fn numbers_mean_the_same_in_the_next_process_until_the_volume_is_rolled_back() {
+    let owner = Owner::new();
+    owner.write("f", "text");
+    let (mut before, given, _asks, mut known) = noting(&owner);
+    given.0.lock().push(owner.version(true));
+    await_versions(&before, 2);
+    let number_in = |replica: &Replica| {
+        let found = InProcess::default().call(|cx| replica.lookup(cx, ROOT, b"f")).unwrap();
+        found.attr.unwrap().ino
+    };
+    let mut numbers = vec![number_in(&before)];
+    // A root tells of a rollback, then nothing does, then the volume itself does.
+    for (new_timeline, says_so) in [(true, false), (false, false), (false, true)] {
+        if says_so {
+            write_timeline(&owner.dev, &Env::real()).unwrap();
+        }
+        let version = owner.version(new_timeline);
+        let (replica, _given) = goes_on(&before, &known, &version).unwrap();
+        let asks = attach(&replica);
+        asks.recv().unwrap().1();
+        let (number, was) = (number_in(&replica), *numbers.last().unwrap());
+        let is_new = new_timeline || says_so;
+        assert_eq!(number != was, is_new);
+        assert_eq!(replica.lag().rollbacks, u64::from(is_new));
+        for older in numbers.iter().filter(|older| **older != number) {
+            assert_eq!(size(&replica, *older), Err(Errno(libc::ESTALE)));
+        }
+        assert_eq!(size(&replica, number), Ok(4));
+        numbers.push(number);
+        replica.close();
+        // One that is killed leaves what this one would.
+        let next = Arc::new(Known::new().unwrap());
+        let left = CarriedReplica::left(known.file().unwrap()).unwrap();
+        let interval = Duration::from_millis(1);
+        let again = begin(&version, Some(&left), Some(next.clone()), interval, Env::real());
+        before = again.unwrap().0;
+        known = next;
+    }
+    before.close();
+}
+
+#[test]
+fn no_process_goes_on_with_an_older_version_or_with_another_volume() {
+    let owner = Owner::new();
+    let (before, given, _asks, known) = noting(&owner);
+    given.0.lock().push(Version { root: 5, log: 7, ..owner.version(false) });
+    await_versions(&before, 2);
+    let other = Owner::new().version(false);
+    for (version, is_right) in [
+        (Version { root: 4, log: 9, ..owner.version(false) }, false),
+        (Version { root: 5, log: 6, ..owner.version(false) }, false),
+        (Version { root: 5, log: 7, ..other }, false),
+        (Version { root: 5, log: 7, ..owner.version(false) }, true),
+        (Version { root: 6, log: 6, ..owner.version(false) }, true),
+    ] {
+        let opened = goes_on(&before, &known, &version);
+        assert_eq!(opened.is_ok(), is_right, "{:?}", opened.err());
+    }
+}
+
+#[test]
+fn nothing_is_turned_to_while_another_process_takes_over() {
+    let owner = Owner::new();
+    let (replica, given, _asks, _known) = noting(&owner);
+    replica.without_turns(|| {
+        given.0.lock().push(owner.version(false));
+        while !given.0.lock().is_empty() {
+            thread::yield_now();
+        }
+        thread::park_timeout(Duration::from_millis(100));
+        assert_eq!(replica.lag().versions, 1);
+    });
+    await_versions(&replica, 2);
     replica.close();
 }

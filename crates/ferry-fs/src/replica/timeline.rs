@@ -10,6 +10,16 @@ use std::time::Duration;
 pub(crate) struct Timeline(u64);
 
 impl Timeline {
+    /// The one that was the mount's first one but for so many.
+    pub(crate) fn at(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// How many were before it.
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+
     /// The one behind a rollback.
     pub(crate) fn next(self) -> Self {
         Self(self.0 + 1)

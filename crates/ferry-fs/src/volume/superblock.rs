@@ -132,8 +132,12 @@ impl Superblock {
 
     /// The volume id as two words.
     pub(crate) fn number(&self) -> [u64; 2] {
-        let (words, _) = self.volume_id.as_chunks::<8>();
-        [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])]
+        two_words(self.volume_id)
+    }
+
+    /// The timeline as two words.
+    pub(crate) fn timeline_words(&self) -> [u64; 2] {
+        two_words(self.timeline)
     }
 
     /// The volume id as people write it.
@@ -321,6 +325,12 @@ impl Superblock {
         }
         Ok(())
     }
+}
+
+/// An identifier as two words.
+fn two_words(bytes: [u8; 16]) -> [u64; 2] {
+    let (words, _) = bytes.as_chunks::<8>();
+    [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])]
 }
 
 fn read_copy(dev: &dyn BlockDevice, offset: u64) -> Result<Superblock, Bad> {

@@ -714,12 +714,26 @@ impl QueueRing {
             self.grow(SPARE_SLOTS)?;
             self.probe_due = true;
         }
-        if self.probe_due && self.slots.len() > self.parked && self.file != 0 {
+        if self.probe_due && self.slots.len() > self.parked && self.knows_file() {
             self.probe_due = false;
             self.submit()?;
-            let _known = self.probe(self.file);
+            let _known = self.probe_any();
         }
         Ok(())
+    }
+
+    /// Whether a regular file is known by which the kernel can be asked. No request has named one
+    /// at the beginning, while those that would are queued.
+    fn knows_file(&self) -> bool {
+        self.file != 0 || !self.from.dispatcher.fs.known_files().is_empty()
+    }
+
+    /// Asks for a request without a meaning. Gives the file by which it was asked for; `None`: the
+    /// kernel knows none.
+    fn probe_any(&self) -> Option<Ino> {
+        let known = || self.from.dispatcher.fs.known_files();
+        let files = std::iter::once(self.file).chain(std::iter::once_with(known).flatten());
+        files.filter(|file| *file != 0).find(|file| self.probe(*file))
     }
 
     /// Asks for a request without a meaning; `false`: the kernel does not know the file.
@@ -778,9 +792,7 @@ impl QueueRing {
         let free = self.slots.len() - self.parked - self.held.len();
         // The kernel sends a probe to the queue of the core that asks for it.
         let pinned = self.placement.as_mut().is_some_and(Placement::stay);
-        let files = std::iter::once(self.file).chain(self.from.dispatcher.fs.known_files());
-        let mut files = files.filter(|file| pinned && *file != 0);
-        let known = files.find(|file| self.probe(*file));
+        let known = if pinned { self.probe_any() } else { None };
         let all = known.is_some_and(|file| (1..free).all(|_| self.probe(file)));
         self.fillable = if all { self.slots.len() } else { 0 };
     }
