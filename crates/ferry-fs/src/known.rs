@@ -21,8 +21,8 @@
 //! words 0..8     magic, newest context that the next process found, first tree, count of trees,
 //!                pages in use at most, whether something had no room, handles in use at most,
 //!                slots of requests in use at most
-//! words 8..12    the volume's number, the newest context in which a directory was moved, the newest
-//!                one when the volume was opened
+//! words 8..12    the volume's number, the newest context in which a directory was moved, and the
+//!                newest one when the volume was opened
 //! words 12..17   of a replica: the version that it shows
 //! TREES_AT       the numbers of snapshots, by tree
 //! FILES_AT       open files, by the lower halves of handles: handle (the key), inode, user and

@@ -147,8 +147,8 @@ fn read_all(memory: OwnedFd) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Whether the other side is this process. Its number says it only among the processes of this user:
-/// another user may have had a process of that number, and left its connection.
+/// Whether the other side is this process. Its number says it only among the processes of this
+/// user: another user may have had a process of that number, and left its connection.
 fn is_of(socket: &OwnedFd, process: Pid) -> io::Result<bool> {
     let peer = socket_peercred(socket)?;
     Ok(peer.pid == process && peer.uid == geteuid())

@@ -1,8 +1,9 @@
 //! What the log does not have yet, in memory that outlives the process.
 //!
 //! A transaction is answered long before its context is in the log. If the process is killed, the
-//! next one finds the transactions here, writes their contexts to the log, and goes on as if the log
-//! had had them. A power loss takes the memory away, and what was not durable is lost as before.
+//! next one finds the transactions here, writes their contexts to the log, and goes on as if the
+//! log had had them. A power loss takes the memory away, and what was not durable is lost as
+//! before.
 //!
 //! The process may be killed between any two stores, so:
 //!
@@ -21,10 +22,10 @@
 //!                context that the log had at the first look; 1 + newest context that was taken;
 //!                records whose ids were noted
 //! IDS_AT         ids of the newest records
-//! RING_AT        transactions: number of words (0: go on where the ring's memory begins), context,
-//!                slot and number of the request (0: none), keys and extents; of each extent its
-//!                offset, its length and checksum; of each key its length and that of the value, the
-//!                key, the value
+//! RING_AT        transactions: number of words (0: go on where the ring's memory begins),
+//!                context, slot and number of the request (0: none), keys and extents; of each
+//!                extent its offset, its length and checksum; of each key its length and that of
+//!                the value, the key, the value
 //! ```
 
 use super::record::ExtentEntry;
