@@ -64,7 +64,8 @@ prepared = threading.Semaphore(0)
 def is_lost(error):
     """Whether it tells of changes that were not synced."""
     if isinstance(error, OSError):
-        return error.errno in (errno.EIO, errno.ESTALE, errno.ENOENT)
+        # The last one: a program whose contents were not written back.
+        return error.errno in (errno.EIO, errno.ESTALE, errno.ENOENT, errno.ENOEXEC)
     # A program of its own: it may say anything but that the mount has gone away.
     return not re.search("not connected|connection abort", str(error))
 
