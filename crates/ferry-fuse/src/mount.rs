@@ -185,7 +185,7 @@ pub fn unmount(mountpoint: &Path, how: Unmount) -> Result<(), Error> {
     let Some(connection) = connection else { return Err(Error::NotMounted(mountpoint)) };
     if how == Unmount::Force {
         // If sysfs does not permit it or is not mounted, MNT_FORCE does the same for root.
-        let aborted = fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
+        let aborted = abort_in_sysfs(connection);
         tracing::debug!(?aborted, connection, "aborted the FUSE connection");
     }
     if geteuid().is_root() {
@@ -219,10 +219,14 @@ pub(crate) fn absolute(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
+fn abort_in_sysfs(connection: u32) -> io::Result<()> {
+    fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1")
+}
+
 /// Ends a connection, though a process may have its descriptor yet: every request, waiting or to
 /// come, fails. For root, or the user that has mounted it where sysfs permits it.
 pub fn abort(connection: u32) -> io::Result<()> {
-    if fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1").is_ok() {
+    if abort_in_sysfs(connection).is_ok() {
         return Ok(());
     }
     // The directory need not be mounted. An attempt to unmount by force does the same for root.

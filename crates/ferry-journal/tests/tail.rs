@@ -64,6 +64,13 @@ impl Life {
         Self { device, volume, journal, memory, states, data: Vec::new() }
     }
 
+    /// One that has made so many changes.
+    fn lived(seed: u64, changes: u64) -> (Self, SimRng) {
+        let (mut life, mut rng) = (Self::begin(seed), SimRng::new(seed));
+        life.live(&mut rng, changes);
+        (life, rng)
+    }
+
     /// Commits a transaction of some keys, perhaps with data.
     fn change(&mut self, rng: &mut SimRng, number: u64) {
         let mut t = self.journal.begin(credits(4, 2000)).unwrap();
@@ -142,9 +149,7 @@ impl Killed {
 fn all_that_was_committed_is_there_after_a_kill_and_durable() {
     let mut taken = 0;
     for seed in 0..40 {
-        let mut rng = SimRng::new(seed);
-        let mut life = Life::begin(seed);
-        life.live(&mut rng, 20 + 8 * seed);
+        let (life, mut rng) = Life::lived(seed, 20 + 8 * seed);
         let killed = life.killed();
         let device = Arc::new(killed.device.copy());
         let (journal, recovered) = killed.open(&device, &killed.memory).unwrap();
@@ -164,9 +169,7 @@ fn all_that_was_committed_is_there_after_a_kill_and_durable() {
 fn a_process_that_is_killed_while_it_takes_them_leaves_them_to_the_next() {
     let mut struck = 0;
     for seed in 0..20 {
-        let mut rng = SimRng::new(seed);
-        let mut life = Life::begin(seed);
-        life.live(&mut rng, 60);
+        let (life, _) = Life::lived(seed, 60);
         let killed = life.killed();
         for write in 1..20 {
             let mut device = Arc::new(killed.device.copy());
@@ -186,9 +189,7 @@ fn a_process_that_is_killed_while_it_takes_them_leaves_them_to_the_next() {
 fn contexts_end_before_the_first_whose_data_is_not_on_the_device() {
     let mut shorter = 0;
     for seed in 0..40 {
-        let mut rng = SimRng::new(seed);
-        let mut life = Life::begin(seed);
-        life.live(&mut rng, 50);
+        let (life, _) = Life::lived(seed, 50);
         let durable = life.journal.durable();
         let killed = life.killed();
         let device = Arc::new(killed.device.copy());

@@ -188,9 +188,14 @@ impl Open {
     /// The memory of a process that was killed.
     pub fn left(&self) -> Option<Result<LeftWords, CliError>> {
         let Self::Known(file) = self else { return None };
-        let file = file.try_clone().map_err(|error| CliError::Failed(error.to_string()));
-        Some(file.and_then(|file| LeftWords::of(file).ok_or_else(other_form)))
+        Some(left_words(file))
     }
+}
+
+/// The memory in which a process of a volume's mount has noted what the kernel knows.
+pub fn left_words(file: &OwnedFd) -> Result<LeftWords, CliError> {
+    let file = file.try_clone().map_err(|error| CliError::Failed(error.to_string()))?;
+    LeftWords::of(file).ok_or_else(other_form)
 }
 
 /// Where what the kernel knows outlives this process. `None`: it ends with it.

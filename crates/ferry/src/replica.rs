@@ -88,12 +88,9 @@ fn version(found: ferry_object::Version) -> Version {
 fn before(open: &Open) -> Result<CarriedReplica, CliError> {
     let carried = match open {
         Open::Carried(bytes) => CarriedReplica::decode(bytes),
-        Open::Known(file) => {
-            let file = file.try_clone().map_err(|error| CliError::Failed(error.to_string()))?;
-            CarriedReplica::left(file).inspect(|left| {
-                tracing::warn!(open = left.open(), "a process was killed: this one goes on");
-            })
-        }
+        Open::Known(file) => CarriedReplica::left(&hold::left_words(file)?).inspect(|left| {
+            tracing::warn!(open = left.open(), "a process was killed: this one goes on");
+        }),
     };
     carried.ok_or_else(hold::other_form)
 }

@@ -5,7 +5,6 @@ use crate::api::Ino;
 use crate::known::{KnownFile, LeftWords, ReplicaVersion};
 use ferry_journal::Recovered;
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// What the encoded form begins with; the number is that of the form.
@@ -25,9 +24,9 @@ pub struct CarriedReplica {
 }
 
 impl CarriedReplica {
-    /// What a process has left that was killed. `None`: another form, or not all of it had room.
-    pub fn left(file: OwnedFd) -> Option<Self> {
-        let left = LeftWords::of(file)?.known(&Recovered::default())?;
+    /// What a process has left that was killed. `None`: not all of it had room.
+    pub fn left(words: &LeftWords) -> Option<Self> {
+        let left = words.known(&Recovered::default())?;
         let files = left.files.iter().map(|file| (file.fh, file.ino)).collect();
         Some(Self { volume: left.volume, version: left.version, files })
     }

@@ -4,7 +4,7 @@
 use super::{CarriedReplica, Replica, ReplicaOptions, Version, Versions};
 use crate::InProcess;
 use crate::api::*;
-use crate::known::Known;
+use crate::known::{Known, LeftWords};
 use crate::local::local_fs::{CacheMode, FsOptions, LocalFs};
 use crate::volume::{MkfsOptions, VolumeError, mkfs, write_timeline};
 use ferry_device::{AlignedBuf, BlockDevice, MemDevice};
@@ -495,6 +495,12 @@ fn a_replica_turns_while_programs_go_on_opening_files() {
     replica.close();
 }
 
+/// What the process with this memory leaves if it is killed.
+fn left_by(known: &Known) -> CarriedReplica {
+    let words = LeftWords::of(known.file().unwrap()).unwrap();
+    CarriedReplica::left(&words).unwrap()
+}
+
 /// The next process of the mount goes on with `version`. What the one before has left, in order and
 /// as if it was killed, is the same.
 fn goes_on(
@@ -502,7 +508,7 @@ fn goes_on(
     known: &Known,
     version: &Version,
 ) -> Result<(Arc<Replica>, Given), VolumeError> {
-    let left = CarriedReplica::left(known.file().unwrap()).unwrap();
+    let left = left_by(known);
     assert_eq!(CarriedReplica::decode(&before.carry().encode()).as_ref(), Some(&left));
     before.close();
     begin(version, Some(&left), None, Duration::from_millis(1), Env::real())
@@ -598,7 +604,7 @@ fn numbers_mean_the_same_in_the_next_process_until_the_volume_is_rolled_back() {
         replica.close();
         // One that is killed leaves what this one would.
         let next = Arc::new(Known::new().unwrap());
-        let left = CarriedReplica::left(known.file().unwrap()).unwrap();
+        let left = left_by(&known);
         let interval = Duration::from_millis(1);
         let again = begin(&version, Some(&left), Some(next.clone()), interval, Env::real());
         before = again.unwrap().0;

@@ -2,7 +2,7 @@
 
 use crate::completion::Countdown;
 use crate::log::format::{EXTENT_ENTRY, LOG_BLOCK, blocks_for};
-use crate::log::record::{ExtentEntry, entry_len};
+use crate::log::record::{ExtentEntry, body_len, entry_len};
 use crate::types::{Change, Changes, Key, RequestId};
 use crate::view::layers::{Layer, View};
 use crate::{JournalError, Seq};
@@ -115,8 +115,7 @@ pub struct Joining {
 impl Joining {
     /// Most bytes that it adds to a record.
     pub fn payload(&self) -> u64 {
-        let keys: u64 = self.changes.iter().map(|(k, c)| entry_len(k, c)).sum();
-        keys + (self.extents.len() * EXTENT_ENTRY) as u64
+        body_len(&self.changes, &self.extents)
     }
 }
 

@@ -31,6 +31,12 @@ pub fn entry_len(key: &[u8], change: &Change) -> u64 {
     (KEY_ENTRY + key.len() + change.as_ref().map_or(0, |v| v.len())) as u64
 }
 
+/// Most bytes of a record's body with these changes and extents.
+pub fn body_len(changes: &Changes, extents: &[ExtentEntry]) -> u64 {
+    let keys: u64 = changes.iter().map(|(key, change)| entry_len(key, change)).sum();
+    keys + (extents.len() * EXTENT_ENTRY) as u64
+}
+
 /// What a record says of itself before its body is known.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordPlan {

@@ -1,7 +1,7 @@
 //! Writes to the log what a process has left that was killed.
 
-use super::format::{EXTENT_ENTRY, LOG_BLOCK, RecordKind, blocks_for};
-use super::record::{RecordPlan, encode, entry_len};
+use super::format::{LOG_BLOCK, RecordKind, blocks_for};
+use super::record::{RecordPlan, body_len, encode};
 use super::recovery::{Replay, extent_matches};
 use super::ring::LogArea;
 use super::tail::{Tail, UnloggedContext};
@@ -34,7 +34,7 @@ pub fn take(
     let left = tail.left(replayed.end);
     let (found, mut taken) = (left.contexts.len(), 0);
     for context in left.contexts {
-        let body_len = body_len(&context);
+        let body_len = body_len(&context.changes, &context.extents);
         // The durable point of this recovery has a block, too.
         let used = replayed.end.position - start.position + blocks_for(body_len) + 1;
         if used > area.blocks || !has_data(disk, &context) {
@@ -72,11 +72,6 @@ pub fn take(
     let is_there = |(request, seq)| (seq <= replayed.end.seq).then_some(request);
     let requests = left.requests.into_iter().filter_map(is_there).collect();
     Ok(Taken { logged: left.logged, requests })
-}
-
-fn body_len(context: &UnloggedContext) -> u64 {
-    let changes: u64 = context.changes.iter().map(|(key, change)| entry_len(key, change)).sum();
-    changes + (context.extents.len() * EXTENT_ENTRY) as u64
 }
 
 /// Whether the device has what the context maps. Its writes have ended, whatever came of them.

@@ -182,16 +182,22 @@ fn a_replica_follows_the_next_owner_of_a_killed_one() {
     ok(&store.ferry(&["umount", "second"]));
 }
 
-#[test]
-fn a_replica_follows_a_rollback_and_open_files_have_their_own_bytes() {
-    let store = Store::made();
-    let (first, second) = (store.at("first"), store.at("second"));
+/// Mounts a volume with 100 files in its snapshot `before` and 100 more, and its replica.
+fn follow_behind_snapshot(store: &Store) {
+    let first = store.at("first");
     store.mount("first");
     write_files(&first, 0..100);
     ok(&store.ferry(&["snapshot", "create", "first", "before"]));
     write_files(&first, 100..200);
-    sync(&store);
-    follow(&store);
+    sync(store);
+    follow(store);
+}
+
+#[test]
+fn a_replica_follows_a_rollback_and_open_files_have_their_own_bytes() {
+    let store = Store::made();
+    let (first, second) = (store.at("first"), store.at("second"));
+    follow_behind_snapshot(&store);
     let open = File::open(second.join("001/150")).expect("it is there");
     ok(&store.ferry(&["umount", "first"]));
     assert_eq!(caught_up(&store)["rollbacks"], 0);
@@ -433,12 +439,7 @@ fn what_a_replica_shows_is_never_older_in_the_next_process() {
 fn a_rollback_between_two_processes_of_a_replica_is_noticed() {
     let store = Store::made();
     let (first, second) = (store.at("first"), store.at("second"));
-    store.mount("first");
-    write_files(&first, 0..100);
-    ok(&store.ferry(&["snapshot", "create", "first", "before"]));
-    write_files(&first, 100..200);
-    sync(&store);
-    follow(&store);
+    follow_behind_snapshot(&store);
     let open = File::open(second.join("001/150")).expect("it is there");
     let stays = File::open(second.join("000/50")).expect("it is there");
     ok(&store.ferry(&["umount", "first"]));
