@@ -4,20 +4,24 @@
     reason = "std has no safe way to allocate with an alignment chosen at run time"
 )]
 
+use crate::shared_buffers::{SharedBuffers, Slot};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Unit of every transfer: offsets, lengths and memory are multiples of it, in bytes.
 pub const BLOCK_SIZE: usize = 4096;
 
-/// A zeroed byte buffer, aligned to [`BLOCK_SIZE`] and a multiple of it long.
+/// A byte buffer, aligned to [`BLOCK_SIZE`] and a multiple of it long.
 pub struct AlignedBuf {
     ptr: NonNull<u8>,
     len: usize,
     /// Bytes allocated, at least `len`.
     capacity: usize,
+    /// Where its memory is, if not in the process's own.
+    slot: Option<Slot>,
 }
 
 // SAFETY: the buffer owns its memory; nothing else points to it.
@@ -39,7 +43,29 @@ impl AlignedBuf {
             ptr: NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout)),
             len,
             capacity: len,
+            slot: None,
         }
+    }
+
+    /// `len` bytes with any contents, in memory that outlives the process. `None`: it has no room.
+    ///
+    /// # Panics
+    /// When `len` is zero or not a multiple of [`BLOCK_SIZE`].
+    pub fn shared(buffers: &Arc<SharedBuffers>, len: usize) -> Option<Self> {
+        assert!(len > 0 && len.is_multiple_of(BLOCK_SIZE), "length {len} is not whole blocks");
+        let slot = buffers.slot(len)?;
+        Some(Self { ptr: slot.bytes(), len, capacity: len, slot: Some(slot) })
+    }
+
+    /// Whether its memory outlives the process.
+    pub fn is_shared(&self) -> bool {
+        self.slot.is_some()
+    }
+
+    /// It will be written to the device, at this offset. If its memory outlives the process, the
+    /// next one finds it by that.
+    pub fn goes_to(&self, offset: u64) {
+        self.slot.iter().for_each(|slot| slot.goes_to(offset));
     }
 
     /// Makes it `len` bytes long, at most what it was made with; every byte keeps its value.
@@ -67,8 +93,11 @@ impl fmt::Debug for AlignedBuf {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with the same layout.
-        unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.capacity)) }
+        match &self.slot {
+            Some(slot) => slot.give_back(self.capacity),
+            // SAFETY: allocated in `zeroed` with the same layout.
+            None => unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.capacity)) },
+        }
     }
 }
 

@@ -19,7 +19,7 @@
 //! memory       MemDevice                hooked  HookedDevice, for tests
 //! device       BlockDevice, Io          error   DeviceError
 //! started      FileRead, ReadRing
-//! buffer       AlignedBuf               timing  FlushTimer, FlushTiming
+//! left_buffers > buffer (AlignedBuf) > shared_buffers      timing  FlushTimer, FlushTiming
 //! shared       SharedWords
 //! sync         locks and atomics that a model checker can take the place of
 //! ```
@@ -31,8 +31,10 @@ mod error;
 mod file;
 mod flush;
 mod hooked;
+mod left_buffers;
 mod memory;
 mod shared;
+mod shared_buffers;
 mod started;
 mod sync;
 mod timing;
@@ -50,7 +52,9 @@ pub use error::DeviceError;
 pub use file::{FileDevice, FileLock, LockHolder, OpenMode};
 pub use flush::{FlushCoordinator, FlushStats, Target};
 pub use hooked::{Asked, HookedDevice, Op, Request, Serve};
+pub use left_buffers::LeftBuffers;
 pub use memory::MemDevice;
 pub use shared::{SharedWords, Words};
+pub use shared_buffers::{SHARED_BUFFERS_BYTES, SharedBuffers};
 pub use started::{FileRead, ReadDone, ReadRing};
 pub use timing::{FlushTimer, FlushTiming};

@@ -29,16 +29,21 @@
 //!                flags
 //! CHANGES_AT     changes, by the slots of their requests: request (the key), context
 //! BLOCKS_AT      of each page: 1 + number of its block of 256 inode numbers (the key), or 0
-//! PAGES_AT       pages: of each inode of the block: flags and lookups (the key), newest context
+//! PAGES_AT       pages: of each inode of the block: flags and lookups (the key), newest context;
+//!                with the flag UNSAVED also its size, and when its contents were changed
 //! TAIL_AT        what the log does not have yet (`ferry-journal/src/log/tail.rs`)
+//! FRAMES_AT      contents (`cache/memory.rs`)
+//! WORDS          data that is being written (`SharedBuffers`)
 //! ```
 //!
 //! The file is sparse: what is not in use takes no memory. The locks are taken inside all others:
 //! that of a block's shard, then that of the free pages.
 
-use crate::api::Ino;
+use crate::api::{Ino, Timestamp};
+use crate::cache::memory::{FRAMES_WORDS, FrameMemory, LeftFrame, give_back_saved, left_frames};
+use ferry_device::{LeftBuffers, SHARED_BUFFERS_BYTES, SharedBuffers};
 pub use ferry_device::{SharedWords, Words};
-use ferry_journal::{Recovered, RequestId, TAIL_WORDS, Tail};
+use ferry_journal::{LeftLog, Recovered, RequestId, Seq, TAIL_WORDS, Tail};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -47,7 +52,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// The number is that of the form.
-const MAGIC: u64 = u64::from_le_bytes(*b"ferrykn3");
+const MAGIC: u64 = u64::from_le_bytes(*b"ferrykn4");
 const FOUND_AT: usize = 1;
 const FIRST_TREE_AT: usize = 2;
 const TREE_COUNT_AT: usize = 3;
@@ -76,10 +81,13 @@ const PAGES_MAX: usize = 1 << 20;
 const PAGES_AT: usize = BLOCKS_AT + PAGES_MAX;
 /// Inode numbers of a block.
 const BLOCK_INODES: u64 = 256;
-const INODE_WORDS: usize = 2;
+const INODE_WORDS: usize = 4;
 const PAGE_WORDS: usize = BLOCK_INODES as usize * INODE_WORDS;
 const TAIL_AT: usize = PAGES_AT + PAGES_MAX * PAGE_WORDS;
-const WORDS: usize = TAIL_AT + TAIL_WORDS;
+const FRAMES_AT: usize = (TAIL_AT + TAIL_WORDS).next_multiple_of(512);
+const WORDS: usize = FRAMES_AT + FRAMES_WORDS;
+/// With the buffers behind them.
+const ALL_WORDS: usize = WORDS + SHARED_BUFFERS_BYTES / size_of::<u64>();
 
 /// Locks of blocks, by their numbers.
 const SHARDS: usize = 64;
@@ -122,6 +130,10 @@ pub struct KnownInode {
     pub lookups: u32,
     /// Some of [`inode_flag`].
     pub flags: u32,
+    /// With the flag UNSAVED: its size, and when its contents were changed.
+    pub size: u64,
+    /// In nanoseconds.
+    pub changed: u64,
 }
 
 /// The version that a replica shows.
@@ -157,6 +169,9 @@ pub struct Left {
     pub trees: (u64, Vec<u64>),
     /// Requests whose changes the volume has.
     pub made: Vec<RequestId>,
+    /// Contents that the volume does not have, of the inodes with the flag UNSAVED that have not
+    /// lost any.
+    pub(crate) contents: HashMap<Ino, Vec<LeftFrame>>,
 }
 
 /// A block of inode numbers of which the kernel knows some.
@@ -190,6 +205,7 @@ pub struct Known<W = SharedWords> {
     shards: Box<[Mutex<HashMap<u64, Page>>]>,
     pages: Mutex<FreePages>,
     retained: Mutex<Retained>,
+    buffers: Option<Arc<SharedBuffers>>,
 }
 
 /// The key of an inode.
@@ -200,7 +216,9 @@ fn key(lookups: u32, flags: u32) -> u64 {
 impl Known {
     /// For a process that begins.
     pub fn new() -> io::Result<Self> {
-        Ok(Self::on(SharedWords::new(WORDS)?))
+        let memory = SharedWords::new(WORDS)?;
+        let buffers = Some(SharedBuffers::behind(memory.file()?)?);
+        Ok(Self { buffers, ..Self::on(memory) })
     }
 
     /// For the holder of the mount.
@@ -208,9 +226,20 @@ impl Known {
         self.memory.file()
     }
 
+    /// Where contents are that no context has. Frames that are given up may leave so many bytes for
+    /// the next ones.
+    pub(crate) fn frames(&self, spare_bytes: usize) -> Arc<FrameMemory> {
+        FrameMemory::new(Arc::clone(&self.memory), FRAMES_AT, spare_bytes)
+    }
+
     /// Where what the log does not have yet is noted.
     pub(crate) fn tail(&self) -> Arc<Tail> {
         Arc::new(Tail::new(Arc::clone(&self.memory), TAIL_AT))
+    }
+
+    /// Where data is that is being written.
+    pub(crate) fn buffers(&self) -> Option<Arc<SharedBuffers>> {
+        self.buffers.clone()
     }
 }
 
@@ -225,32 +254,66 @@ pub struct LeftBehind {
 
 /// The memory of a process that was killed.
 #[derive(Clone, Debug)]
-pub struct LeftWords(Arc<SharedWords>);
+pub struct LeftWords {
+    memory: Arc<SharedWords>,
+    log: Arc<LeftLog>,
+}
 
 impl LeftWords {
     /// In this file. `None`: another form.
     pub fn of(file: OwnedFd) -> Option<Self> {
         let memory = SharedWords::of(file).ok()?;
-        (memory.words().len() == WORDS && memory.get(0) == MAGIC).then(|| Self(Arc::new(memory)))
+        let is_it = memory.words().len() == ALL_WORDS && memory.get(0) == MAGIC;
+        if !is_it {
+            return None;
+        }
+        let data = LeftBuffers::of(memory.file().ok()?).ok()?;
+        let memory = Arc::new(memory);
+        let tail = Tail::new(Arc::clone(&memory), TAIL_AT);
+        Some(Self { memory, log: Arc::new(LeftLog { tail, data }) })
     }
 
     /// What the log did not have.
-    pub(crate) fn tail(&self) -> Arc<Tail> {
-        Arc::new(Tail::new(Arc::clone(&self.0), TAIL_AT))
+    pub(crate) fn log(&self) -> Arc<LeftLog> {
+        Arc::clone(&self.log)
     }
 
-    /// As if the log had had all.
+    /// The contents that the volume does not have, whose newest context is `recovered`. `None`: not
+    /// all of them are here.
+    pub(crate) fn frames(&self, recovered: Seq) -> Option<HashMap<Ino, Vec<LeftFrame>>> {
+        left_frames(&self.memory, FRAMES_AT, recovered.0)
+    }
+
+    /// Gives back the memory of contents that the volume has. Their number is that of the whole
+    /// cache, and perhaps there was too little memory already.
+    pub fn give_back_saved(&self) {
+        give_back_saved(&self.memory, FRAMES_AT);
+    }
+
+    /// Copies from a frame, as [`LeftFrame::copy_out`].
+    pub(crate) fn copy_out(&self, frame: &LeftFrame, at: usize, out: &mut [u8]) {
+        frame.copy_out(&self.memory, at, out);
+    }
+
+    /// As if only what is durable was there.
     #[cfg(test)]
-    pub(crate) fn without_tail(self) -> Self {
-        (0..8).for_each(|at| self.0.set(TAIL_AT + at, 0));
+    pub(crate) fn durable_only(self) -> Self {
+        (0..8).for_each(|at| self.memory.set(TAIL_AT + at, 0));
+        self.memory.set(FRAMES_AT + 1, 1);
         self
     }
 
     /// The rest. What the volume does not have now is lost. `None`: not all of it had room.
-    pub(crate) fn known(&self, recovered: &Recovered) -> Option<Left> {
-        let mut left = left_in(&*self.0, recovered.last.0, recovered.logged.0)?;
+    /// `had_others`: somebody else had the volume since, and contents are not written over theirs.
+    pub(crate) fn known(&self, recovered: &Recovered, had_others: bool) -> Option<Left> {
+        let (last, logged) = (recovered.last.0, recovered.logged.0);
+        // A process before this one may have used the numbers of contexts that were lost.
+        let last = self.log.tail.newest_taken().map_or(last, |taken| taken.0.min(last));
+        let contents = self.frames(Seq(found_first(&*self.memory, last)));
+        let contents = contents.filter(|_| !had_others);
+        let mut left = left_in(&*self.memory, last, logged, contents.is_some())?;
         left.made.extend(&recovered.requests);
-        Some(left)
+        Some(Left { contents: contents.unwrap_or_default(), ..left })
     }
 }
 
@@ -263,6 +326,7 @@ impl<W: Words> Known<W> {
             shards,
             pages: Mutex::default(),
             retained: Mutex::default(),
+            buffers: None,
         }
     }
 
@@ -447,6 +511,18 @@ impl<W: Words> Known<W> {
         }
     }
 
+    /// The size of a file whose contents no context has, and when they were changed.
+    pub fn note_contents(&self, ino: Ino, size: u64, changed: Timestamp) {
+        let (block, shard) = self.shard(ino);
+        let shard = shard.lock();
+        let Some(page) = shard.get(&block) else { return };
+        let (known, context) = Self::record(page.number, ino);
+        if self.memory.get(known) != 0 {
+            self.memory.set(context + 1, size);
+            self.memory.set(context + 2, changed.0 as u64);
+        }
+    }
+
     /// A context has changes of an inode, or of a name of it.
     pub fn logged(&self, ino: Ino, seq: u64) {
         let (block, shard) = self.shard(ino);
@@ -512,17 +588,24 @@ impl<W: Words> Known<W> {
     }
 }
 
-/// What a process has left in this memory, as [`LeftWords::known`]. Contexts up to `recovered` are
-/// there, and the log itself had those up to `logged`.
-fn left_in(memory: &impl Words, recovered: u64, logged: u64) -> Option<Left> {
-    if memory.get(0) != MAGIC || memory.get(FULL_AT) != 0 {
-        return None;
-    }
-    // A process that was killed before it had a memory of its own may have used numbers of contexts
-    // that were lost.
+/// The newest context that the first process found which looked at this memory; `recovered` is what
+/// this one finds. One that was killed before it had a memory of its own may have used numbers of
+/// contexts that were lost.
+fn found_first(memory: &impl Words, recovered: u64) -> u64 {
     let found = memory.get(FOUND_AT);
     let recovered = if found == 0 { recovered } else { recovered.min(found - 1) };
     memory.set(FOUND_AT, recovered + 1);
+    recovered
+}
+
+/// What a process has left in this memory, as [`LeftWords::known`]. Contexts up to `recovered` are
+/// there, and the log itself had those up to `logged`. `has_contents`: contents that no context has
+/// are there, too.
+fn left_in(memory: &impl Words, recovered: u64, logged: u64, has_contents: bool) -> Option<Left> {
+    if memory.get(0) != MAGIC || memory.get(FULL_AT) != 0 {
+        return None;
+    }
+    let recovered = found_first(memory, recovered);
     let up_to = |at, most: usize| (memory.get(at) as usize).min(most);
     let volume = [memory.get(VOLUME_AT), memory.get(VOLUME_AT + 1)];
     let has_lost_move = memory.get(MOVED_AT) > recovered;
@@ -535,13 +618,15 @@ fn left_in(memory: &impl Words, recovered: u64, logged: u64) -> Option<Left> {
         let Some(block) = memory.get(BLOCKS_AT + page).checked_sub(1) else { continue };
         for ino in block * BLOCK_INODES..(block + 1) * BLOCK_INODES {
             let (known, context) = Known::<SharedWords>::record(page, ino);
+            let (size, changed) = (memory.get(context + 1), memory.get(context + 2));
             let (known, context) = (memory.get(known), memory.get(context));
             let (lookups, mut flags) = (known as u32, (known >> 32) as u32 & !inode_flag::RETAINED);
-            if flags & inode_flag::UNSAVED != 0 || context > recovered {
+            let is_unsaved = flags & inode_flag::UNSAVED != 0;
+            if context > recovered || is_unsaved && !has_contents {
                 flags |= inode_flag::LOST;
             }
-            if known != 0 && (lookups != 0 || flags & inode_flag::LOST != 0) {
-                left.inodes.push(KnownInode { ino, lookups, flags });
+            if known != 0 && (lookups != 0 || flags & inode_flag::KEEPS != 0) {
+                left.inodes.push(KnownInode { ino, lookups, flags, size, changed });
             }
         }
     }

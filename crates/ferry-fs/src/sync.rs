@@ -4,6 +4,7 @@
 //! `deferred.rs`, `free_blocks.rs`, `residency.rs` and `rwsem.rs` against the model checkers'
 //! versions of the same names.
 
+pub(crate) use crate::cache::memory::{FrameWords, Unsaved};
 pub use parking_lot::{Condvar, Mutex, MutexGuard};
 pub use std::sync::Arc;
 pub use std::sync::atomic::{
@@ -19,9 +20,10 @@ use zerocopy::FromZeros;
 pub const LOOKS: u32 = 20_000;
 
 /// So many words of zeros. Memory that comes fresh from the system is not written again.
-pub fn zeros(words: usize) -> Box<[AtomicU64]> {
+pub fn zeros(words: usize) -> FrameWords {
     #[expect(clippy::expect_used, reason = "as any other allocation")]
-    <[AtomicU64]>::new_box_zeroed_with_elems(words).expect("memory for a frame")
+    let zeros = <[AtomicU64]>::new_box_zeroed_with_elems(words).expect("memory for a frame");
+    FrameWords::Heap(zeros)
 }
 
 /// Takes the lock.

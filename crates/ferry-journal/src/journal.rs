@@ -82,6 +82,7 @@ impl Journal {
             at_rest,
             last: replayed.end.seq,
             logged: taken.logged,
+            is_ours: taken.is_ours,
             requests: taken.requests,
             home_segments: home.file().segments(),
             log_damage: replayed.damage.clone(),

@@ -50,7 +50,7 @@ pub use log::format;
 pub use log::space::SpaceStats;
 #[cfg(feature = "compare")]
 pub use log::space::{BARGES_MAX, NoGrant, Space, Wake};
-pub use log::tail::{TAIL_WORDS, Tail};
+pub use log::tail::{LeftLog, TAIL_WORDS, Tail};
 pub use rebuild::{FoundState, Rebuilt, read_damaged, rebuild_home};
 pub use transaction::Transaction;
 pub use types::{

@@ -118,6 +118,9 @@ pub struct Recovered {
     /// Newest context that the log itself had: those behind it were taken from what a process had
     /// left that was killed ([`JournalOptions::left`](crate::JournalOptions::left)).
     pub logged: Seq,
+    /// The log ends with a record of the process that has left the rest, so nobody else had the
+    /// volume since.
+    pub is_ours: bool,
     /// The requests of transactions that were taken.
     pub requests: Vec<RequestId>,
     /// Segments that the home store owns.

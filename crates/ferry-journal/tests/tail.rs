@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Volume, credits, device_len, force, geometry, options};
-use ferry_device::{AlignedBuf, BlockDevice, SharedWords, Words};
+use ferry_device::{AlignedBuf, BlockDevice, LeftBuffers, SharedBuffers, SharedWords, Words};
 use ferry_journal::*;
 use ferry_sim::device::{Fault, Op, SimDevice, SimRng, sim_env};
 use std::collections::BTreeMap;
@@ -17,13 +17,14 @@ fn memory() -> Arc<SharedWords> {
     Arc::new(SharedWords::new(TAIL_WORDS).unwrap())
 }
 
-fn tail(memory: &Arc<SharedWords>) -> Option<Arc<Tail>> {
-    Some(Arc::new(Tail::new(memory.clone(), 0)))
+fn tail(memory: &Arc<SharedWords>) -> Tail {
+    Tail::new(memory.clone(), 0)
 }
 
 /// Another memory with the same in it. These tests use no more of it.
 fn copy(memory: &SharedWords) -> Arc<SharedWords> {
     let other = self::memory();
+    drop(SharedBuffers::behind(other.file().unwrap()).unwrap());
     (0..1 << 17).for_each(|at| other.set(at, memory.get(at)));
     other
 }
@@ -46,6 +47,7 @@ struct Life {
     volume: Volume,
     journal: Journal,
     memory: Arc<SharedWords>,
+    buffers: Arc<SharedBuffers>,
     /// Contents after each context.
     states: BTreeMap<Seq, Model>,
     /// Where data was written, by contexts.
@@ -58,10 +60,11 @@ impl Life {
         let device = Arc::new(SimDevice::new(device_len(&geo)));
         let volume = Volume::on(device.clone(), geo, sim_env(seed).0);
         let memory = memory();
-        let with = JournalOptions { tail: tail(&memory), ..options(false) };
+        let buffers = SharedBuffers::behind(memory.file().unwrap()).unwrap();
+        let with = JournalOptions { tail: Some(Arc::new(tail(&memory))), ..options(false) };
         let (journal, _) = volume.open_with(with).unwrap();
         let states = BTreeMap::from([(Seq(0), Model::new())]);
-        Self { device, volume, journal, memory, states, data: Vec::new() }
+        Self { device, volume, journal, memory, buffers, states, data: Vec::new() }
     }
 
     /// One that has made so many changes.
@@ -87,10 +90,11 @@ impl Life {
             }
         }
         let with_data = rng.chance(1, 5).then(|| {
-            let mut buf = AlignedBuf::zeroed(4096);
+            let mut buf = AlignedBuf::shared(&self.buffers, 4096).unwrap();
             buf.fill(number as u8 | 1);
             let crc = crc32c::crc32c(&crc32c::crc32c(&buf).to_le_bytes());
             let offset = self.volume.geo.segments_offset + (100 << 20 >> 2) + number * 4096;
+            buf.goes_to(offset);
             t.write_data(DataExtent { offset, buf: Arc::new(buf), crc }, Box::new(|r| r.unwrap()));
             offset
         });
@@ -136,7 +140,9 @@ impl Killed {
         memory: &Arc<SharedWords>,
     ) -> Result<(Journal, Recovered), JournalError> {
         let (dev, geo, env) = (device.clone() as _, self.geo, self.env.clone());
-        let with = JournalOptions { left: tail(memory), ..options(false) };
+        let data = LeftBuffers::of(memory.file().unwrap()).unwrap();
+        let left = LeftLog { tail: tail(memory), data };
+        let with = JournalOptions { left: Some(Arc::new(left)), ..options(false) };
         Volume { dev, geo, env }.open_with(with)
     }
 
@@ -186,7 +192,33 @@ fn a_process_that_is_killed_while_it_takes_them_leaves_them_to_the_next() {
 }
 
 #[test]
-fn contexts_end_before_the_first_whose_data_is_not_on_the_device() {
+fn data_that_did_not_reach_the_device_is_written_again() {
+    let mut written = 0;
+    for seed in 0..40 {
+        let (life, mut rng) = Life::lived(seed, 50);
+        let durable = life.journal.durable();
+        let killed = life.killed();
+        let device = Arc::new(killed.device.copy());
+        let Some((_, offset)) = killed.data.last().filter(|(seq, _)| *seq > durable) else {
+            continue;
+        };
+        let mut was = AlignedBuf::zeroed(4096);
+        device.read(*offset, &mut was).unwrap();
+        device.write(*offset, &AlignedBuf::zeroed(4096)).unwrap();
+        let (journal, _) = killed.open(&device, &killed.memory).unwrap();
+        assert_eq!(&contents(&journal), killed.newest(), "{seed}");
+        // The power fails before anything else is done.
+        let crashed = device.crash_image(device.trace_len(), &mut rng);
+        let mut is = AlignedBuf::zeroed(4096);
+        crashed.read(*offset, &mut is).unwrap();
+        assert_eq!(is[..], was[..], "{seed}");
+        written += 1;
+    }
+    assert!(written > 5, "{written}");
+}
+
+#[test]
+fn contexts_end_before_the_first_whose_data_is_neither_on_the_device_nor_in_memory() {
     let mut shorter = 0;
     for seed in 0..40 {
         let (life, _) = Life::lived(seed, 50);
@@ -196,7 +228,7 @@ fn contexts_end_before_the_first_whose_data_is_not_on_the_device() {
         let unlogged: Vec<_> = killed.data.iter().filter(|(seq, _)| *seq > durable).collect();
         let Some((seq, offset)) = unlogged.first() else { continue };
         device.write(*offset, &AlignedBuf::zeroed(4096)).unwrap();
-        let (journal, recovered) = killed.open(&device, &killed.memory).unwrap();
+        let (journal, recovered) = killed.open(&device, &copy(&killed.memory)).unwrap();
         assert_eq!(recovered.last.0 + 1, seq.0);
         assert_eq!(contents(&journal), killed.states[&recovered.last], "{seed}");
         shorter += 1;

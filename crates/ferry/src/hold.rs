@@ -198,6 +198,17 @@ pub fn left_words(file: &OwnedFd) -> Result<LeftWords, CliError> {
     LeftWords::of(file).ok_or_else(other_form)
 }
 
+/// Gives back the memory of a process before that nobody needs, while this one recovers. If it is
+/// not given back here, it is once the holder has another memory.
+pub fn give_back_saved(left: &LeftWords) {
+    let left = left.clone();
+    let body = move || left.give_back_saved();
+    let thread = std::thread::Builder::new().name("ferry-left".into()).spawn(body);
+    if let Err(error) = thread {
+        tracing::warn!(%error, "memory of the process before is given back at the end only");
+    }
+}
+
 /// Where what the kernel knows outlives this process. `None`: it ends with it.
 pub fn new_known() -> Option<Arc<Known>> {
     let known = Known::new().map(Arc::new);

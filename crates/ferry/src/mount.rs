@@ -275,6 +275,7 @@ fn serve(
     let survives = options.cache != CacheMode::Writeback;
     let known = Holder::get().filter(|_| survives).and_then(|_| hold::new_known());
     let left = held.as_ref().and_then(|held| held.open.left()).transpose()?;
+    left.iter().for_each(hold::give_back_saved);
     let left = left.map(|words| LeftBehind { words, had_others });
     let goes_on = held.is_some();
     let fs_options = FsOptions { goes_on, known: known.clone(), left, ..fs_options(options) };

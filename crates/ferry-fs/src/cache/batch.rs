@@ -2,7 +2,7 @@
 
 use crate::cache::eviction::CachedFile;
 use crate::keys::BLOCK;
-use ferry_device::AlignedBuf;
+use ferry_device::{AlignedBuf, SharedBuffers};
 use ferry_env::activity::{self, Layer};
 use ferry_journal::JournalError;
 use parking_lot::{Condvar, Mutex};
@@ -80,12 +80,19 @@ pub struct Transfers {
     in_flight: Mutex<Vec<Range<u64>>>,
     completed: Condvar,
     buffers: Mutex<Vec<Arc<AlignedBuf>>>,
+    /// Those that outlive the process.
+    shared: Option<Arc<SharedBuffers>>,
 }
 
 /// Large buffers that are kept for later use.
 const BUFFERS_MAX: usize = 8;
 
 impl Transfers {
+    /// With buffers that outlive the process, if there are such.
+    pub fn held_in(shared: Option<Arc<SharedBuffers>>) -> Self {
+        Self { shared, ..Self::default() }
+    }
+
     /// Waits until less than `most` bytes are in flight.
     pub fn wait_below(&self, most: usize) {
         let mut in_flight = self.in_flight.lock();
@@ -111,6 +118,9 @@ impl Transfers {
 
     /// A buffer of `len` bytes with any contents; one of `large` bytes or less may be an old one.
     pub fn buffer(&self, len: usize, large: usize) -> Arc<AlignedBuf> {
+        if let Some(buf) = self.shared.as_ref().and_then(|shared| AlignedBuf::shared(shared, len)) {
+            return Arc::new(buf);
+        }
         if len <= large / 8 || len > large {
             return Arc::new(AlignedBuf::zeroed(len));
         }
@@ -125,7 +135,7 @@ impl Transfers {
 
     /// Keeps a large buffer for later use, when the device is done with it.
     pub fn keep(&self, buf: &Arc<AlignedBuf>, large: usize) {
-        if buf.len() > large / 8 {
+        if buf.len() > large / 8 && !buf.is_shared() {
             let mut buffers = self.buffers.lock();
             if buffers.len() < BUFFERS_MAX {
                 buffers.push(Arc::clone(buf));

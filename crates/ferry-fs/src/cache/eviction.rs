@@ -10,6 +10,7 @@
 //! Claimed bytes count as free already, so that others do not evict for the same need.
 
 use crate::cache::frame_table::TableBudget;
+use crate::cache::memory::FrameMemory;
 use crate::cache::node::Node;
 use crate::cache::queues::{self, Item};
 use ferry_journal::JournalError;
@@ -61,6 +62,8 @@ const EPOCH_MIN: usize = 16;
 /// Memory of all files together.
 pub(crate) struct Cache {
     limit: AtomicUsize,
+    /// Where frames outlive the process.
+    pub memory: Option<Arc<FrameMemory>>,
     used: AtomicUsize,
     /// Bytes of what is claimed and not gone yet.
     claimed: AtomicUsize,
@@ -81,10 +84,17 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// An empty cache of at most `limit` bytes.
+    #[cfg(test)]
     pub fn new(limit: usize) -> Arc<Self> {
+        Self::held_in(None, limit)
+    }
+
+    /// An empty cache of at most `limit` bytes, with frames in this memory.
+    pub fn held_in(memory: Option<Arc<FrameMemory>>, limit: usize) -> Arc<Self> {
         let shards = (limit / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX);
         Arc::new(Self {
             limit: AtomicUsize::new(limit),
+            memory,
             used: AtomicUsize::new(0),
             claimed: AtomicUsize::new(0),
             dirty: AtomicUsize::new(0),

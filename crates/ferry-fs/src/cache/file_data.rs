@@ -47,6 +47,15 @@ pub struct FileData {
     pub(crate) fetching: Fetching,
 }
 
+impl FileData {
+    /// For the file with this number.
+    pub(crate) fn of(ino: u64) -> Self {
+        let mut data = Self::default();
+        data.pages.pages.get_mut().ino = ino;
+        data
+    }
+}
+
 /// *The page lock*, and what it protects. What is to be evicted while it is held is removed by its
 /// holder, who has just given it up.
 #[derive(Default)]

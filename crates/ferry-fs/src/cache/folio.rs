@@ -2,6 +2,7 @@
 
 use crate::cache::batch::Batch;
 use crate::cache::frame::{FOLIO_BYTES, Frame};
+use crate::cache::memory::{FrameMemory, Unsaved};
 use crate::cache::node::Node;
 use crate::keys::BLOCK;
 use std::sync::Arc;
@@ -44,11 +45,24 @@ pub struct Folio {
     pub over_hole: u16,
     /// Batches that are writing blocks of it.
     in_flight: Vec<Arc<Batch>>,
+    /// Blocks that write-back has taken, and the newest context that maps some; 0: not all yet.
+    taken: u16,
+    context: u64,
+    /// What was noted last.
+    noted: Unsaved,
+    /// Where its bytes are to be.
+    memory: Option<Arc<FrameMemory>>,
 }
 
 impl Folio {
     /// Folio `index`, which holds nothing.
+    #[cfg(test)]
     pub fn new(index: u64) -> Self {
+        Self::held_in(None, index)
+    }
+
+    /// Folio `index`, which holds nothing. Its bytes will be in this memory.
+    pub fn held_in(memory: Option<Arc<FrameMemory>>, index: u64) -> Self {
         Self {
             frame: Arc::new(Frame::new(index, 0, 0, Arc::default())),
             valid: 0,
@@ -56,6 +70,10 @@ impl Folio {
             over_unwritten: 0,
             over_hole: 0,
             in_flight: Vec::new(),
+            taken: 0,
+            context: 0,
+            noted: Unsaved::default(),
+            memory,
         }
     }
 
@@ -110,11 +128,20 @@ impl Folio {
         } else {
             return;
         };
-        let new = Frame::new(old.index, first, len.next_multiple_of(8), Arc::clone(old.node()));
+        let (len, node) = (len.next_multiple_of(8), Arc::clone(old.node()));
+        let held = self.memory.as_ref().and_then(|memory| memory.zeros(len / 8));
+        let new = match held {
+            Some(words) => Frame::of(old.index, first, words, node),
+            None => Frame::new(old.index, first, len, node),
+        };
         if old.len() > 0 {
             new.take_over(old);
         }
         new.set_valid(self.valid);
+        if old.is_held() && !new.is_held() {
+            // The note has gone with it.
+            self.noted = Unsaved::default();
+        }
         old.give_up();
         self.frame = Arc::new(new);
     }
@@ -145,6 +172,7 @@ impl Folio {
     /// Forgets blocks.
     pub fn forget(&mut self, blocks: u16) -> Undirtied {
         let cleaned = self.clean(blocks);
+        self.taken &= !blocks;
         self.frame.begin();
         self.valid &= !blocks;
         self.frame.set_valid(self.valid);
@@ -158,6 +186,39 @@ impl Folio {
         cleaned
     }
 
+    /// Write-back takes dirty blocks.
+    pub fn take(&mut self, blocks: u16) -> Undirtied {
+        (self.taken, self.context) = (self.taken | self.dirty & blocks, 0);
+        self.clean(blocks)
+    }
+
+    /// The blocks that were taken are mapped, by contexts up to this one.
+    pub fn mapped(&mut self, context: u64) {
+        self.context = context;
+    }
+
+    /// Notes for the next process what of it the volume may not have.
+    pub fn note(&mut self, ino: u64) {
+        let unsaved = Unsaved { dirty: self.dirty, taken: self.taken, context: self.context };
+        if unsaved == self.noted || self.memory.is_none() {
+            return;
+        }
+        self.noted = unsaved;
+        if let Some(block) = (unsaved.dirty | unsaved.taken).checked_ilog2()
+            && !self.frame.is_held()
+        {
+            // It has no bytes: all of its blocks are zeros.
+            if self.frame.len() == 0 {
+                let at = block as usize * BLOCK_BYTES;
+                self.room(at, at + 1);
+            }
+            if let (false, Some(memory)) = (self.frame.is_held(), &self.memory) {
+                return memory.is_full();
+            }
+        }
+        self.frame.note(ino, unsaved);
+    }
+
     /// `batch` writes blocks of it.
     pub fn add_batch(&mut self, batch: &Arc<Batch>) {
         self.in_flight.retain(|b| !b.is_over());
@@ -169,6 +230,9 @@ impl Folio {
     /// Nothing of it is dirty or being written.
     pub fn is_idle(&mut self) -> bool {
         self.in_flight.retain(|b| !b.is_over());
+        if self.in_flight.is_empty() {
+            self.taken = 0;
+        }
         self.dirty == 0 && self.in_flight.is_empty()
     }
 }
@@ -188,7 +252,7 @@ mod tests {
         folio.put(60_000, &[1; 5_536]);
         folio.get(65_530, &mut out[..6]);
         assert_eq!(out[..6], [1; 6]);
-        assert!(folio.memory() < FOLIO_BYTES + 256);
+        assert!(folio.memory() < FOLIO_BYTES + 320);
     }
 
     #[test]

@@ -13,7 +13,8 @@
 
 use crate::cache::node::Node;
 use crate::sync::{
-    AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock, try_lock, zeros,
+    AtomicU32, AtomicU64, FrameWords, Mutex, MutexGuard, Ordering, Unsaved, fence, lock, try_lock,
+    zeros,
 };
 use std::sync::Arc;
 
@@ -37,7 +38,7 @@ pub struct Frame {
     /// Held by a writer that shares the inode lock, while it copies. Others take it to wait for
     /// that, and hold nothing then.
     busy: Mutex<()>,
-    words: Box<[AtomicU64]>,
+    words: FrameWords,
 }
 
 impl Frame {
@@ -45,6 +46,11 @@ impl Frame {
     /// folio's.
     pub fn new(index: u64, first: usize, len: usize, node: Arc<Node>) -> Self {
         checked!(len.is_multiple_of(WORD), "frames are made of words");
+        Self::of(index, first, zeros(len / WORD), node)
+    }
+
+    /// The same with these words, which are zeros.
+    pub fn of(index: u64, first: usize, words: FrameWords, node: Arc<Node>) -> Self {
         Self {
             index,
             first,
@@ -52,7 +58,7 @@ impl Frame {
             valid: AtomicU32::new(0),
             node,
             busy: Mutex::new(()),
-            words: zeros(len / WORD),
+            words,
         }
     }
 
@@ -63,7 +69,7 @@ impl Frame {
 
     /// Bytes of memory.
     pub fn memory(&self) -> usize {
-        self.len() + size_of::<Self>() + 16
+        self.words.memory() + size_of::<Self>() + 16
     }
 
     /// The number to check against after copying; `None`: it is being changed, or given up.
@@ -94,6 +100,7 @@ impl Frame {
     pub fn end(&self) {
         let seq = self.seq.load(Ordering::Relaxed);
         checked!(seq % 2 == 1, "a change ends that did not begin");
+        self.words.publish();
         self.seq.store(seq + 1, Ordering::Release);
     }
 
@@ -101,6 +108,21 @@ impl Frame {
     pub fn give_up(&self) {
         let seq = self.seq.load(Ordering::Relaxed);
         self.seq.store(seq | 1, Ordering::Release);
+        self.words.withdraw();
+    }
+
+    /// Whether its bytes outlive the process.
+    pub fn is_held(&self) -> bool {
+        self.words.is_held()
+    }
+
+    /// Notes for the next process what of these bytes the volume may not have: once a change of
+    /// them that is under way has ended.
+    pub fn note(&self, ino: u64, unsaved: Unsaved) {
+        self.words.note(ino, self.index, self.first, unsaved);
+        if !self.is_changing() {
+            self.words.publish();
+        }
     }
 
     /// Reserves it for a writer that shares the inode lock.
@@ -159,10 +181,11 @@ impl Frame {
     /// Takes over what `old`, whose bytes lie inside, holds.
     pub fn take_over(&self, old: &Frame) {
         let from = (old.first - self.first) / WORD;
-        for (to, from) in self.words[from..].iter().zip(&old.words) {
+        for (to, from) in self.words[from..].iter().zip(old.words.iter()) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         self.set_valid(old.valid());
+        self.words.take_note(&old.words, self.first);
     }
 
     fn load(&self, from: usize, out: &mut [u8]) {

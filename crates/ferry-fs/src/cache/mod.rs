@@ -12,6 +12,7 @@ pub(crate) mod frame;
 pub(crate) mod frame_table;
 #[cfg(test)]
 mod frame_table_tests;
+pub(crate) mod memory;
 pub(crate) mod node;
 pub(crate) mod pages;
 mod queues;

@@ -39,6 +39,8 @@ pub struct Pages {
     pub inline_taken: bool,
     /// The contents are to move out of the record, whatever their size.
     pub no_inline: bool,
+    /// The number of the file.
+    pub ino: u64,
     /// Where memory is counted, once there is something to count; and where readers find frames.
     owner: Option<(Arc<Cache>, Arc<Front>)>,
 }
@@ -301,13 +303,15 @@ impl Pages {
     /// returns.
     pub fn with_folio<R>(&mut self, index: u64, change: impl FnOnce(&mut Folio) -> R) -> R {
         let mut new = false;
+        let memory = self.owner.as_ref().and_then(|(cache, _)| cache.memory.as_ref());
         let folio = self.folios.entry(index).or_insert_with(|| {
             new = true;
-            Box::new(Folio::new(index))
+            Box::new(Folio::held_in(memory.cloned(), index))
         });
         let (memory, dirty) = (if new { 0 } else { folio.memory() }, folio.dirty);
         let frame = Arc::as_ptr(folio.frame());
         let result = change(folio);
+        folio.note(self.ino);
         let (memory_now, dirty_now) = (folio.memory(), folio.dirty);
         let moved = !new && frame != Arc::as_ptr(folio.frame());
         if dirty != dirty_now {
@@ -333,6 +337,14 @@ impl Pages {
         self.dirty_blocks = self.dirty_blocks + after as u64 - before as u64;
         if let Some((cache, _)) = &self.owner {
             cache.charge_dirty(after * BLOCK as usize, before * BLOCK as usize);
+        }
+    }
+
+    /// The blocks of a folio that write-back has taken are mapped, by contexts up to this one.
+    pub fn mapped(&mut self, index: u64, context: u64) {
+        if let Some(folio) = self.folios.get_mut(&index) {
+            folio.mapped(context);
+            folio.note(self.ino);
         }
     }
 

@@ -7,7 +7,7 @@ use crate::error::FsError;
 use crate::extents::{Changes, Delta, Edit, Mapping, WINDOW_BLOCKS, Window};
 use crate::inode::extents_right::ExtentsGuard;
 use crate::inode::incore::Inode;
-use crate::keys::{self, BLOCK, InodeRecord};
+use crate::keys::{BLOCK, InodeRecord};
 use crate::space::free_blocks::{Claim, Want};
 use crate::store::data_store::{AttrEdit, Busy, DataStore, Dirty};
 use crate::store::drop::put_all;
@@ -237,7 +237,7 @@ impl DataStore {
         state.logged.blocks += added;
         self.set_windows(inode, &mut pages, edits);
         state.count_blocks(&pages);
-        txn.put(&keys::inode(inode.ino), &state.record().encode());
+        self.put_record(&mut txn, inode, &state);
         let seq = self.table.commit(txn, &delta, added, None, &self.space);
         self.note_seq(Some(inode), seq);
         Ok(Some(added))

@@ -9,7 +9,7 @@ use crate::file::plan::{apply, prepare};
 use crate::inode::extents_right::ExtentsGuard;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
-use crate::keys::{self, BLOCK, InodeRecord};
+use crate::keys::{BLOCK, InodeRecord};
 use crate::space::free_blocks::{Claim, Want};
 use crate::store::data_store::{AttrEdit, Busy, DataStore, Dirty, RECORD_BYTES};
 use crate::store::drop::BLOCKS_END;
@@ -116,7 +116,7 @@ impl DataStore {
             }
             state.times_dirty = false;
             state.count_blocks(&pages);
-            txn.put(&keys::inode(inode.ino), &state.record().encode());
+            self.put_record(&mut txn, inode, &state);
             let seq = txn.commit();
             self.note_seq(Some(inode), seq);
             self.leave_if_clean(inode, &state, &pages);

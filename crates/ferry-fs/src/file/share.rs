@@ -122,13 +122,16 @@ impl DataStore {
         drop(pages);
         fill_in(&frames, offset, data);
         finish(&frames);
-        match touch {
+        let changed = match touch {
             Touch::Times(now) => inode.state.note_write(*now),
-            Touch::Exactly(now) => inode.state.note_write_exactly(*now),
-            Touch::Nothing | Touch::Edit(_) => {}
-        }
+            Touch::Exactly(now) => {
+                inode.state.note_write_exactly(*now);
+                *now
+            }
+            Touch::Nothing | Touch::Edit(_) => state.rec.mtime,
+        };
         self.mark_dirty(inode);
-        self.note_unsaved(inode);
+        self.note_unsaved(inode, state.rec.size, changed);
         Ok(Attempt::Done)
     }
 }

@@ -66,7 +66,7 @@ impl Inode {
         Self {
             ino,
             state: StateLock::new(ino, InodeState::from_record(rec)),
-            file: FileData::default(),
+            file: FileData::of(ino),
             dir: DirData::default(),
             last_seq: AtomicU64::new(0),
             lookups: AtomicU64::new(0),

@@ -139,12 +139,14 @@ impl StateLock {
         state
     }
 
-    /// Notes a write; the caller holds the lock shared.
-    pub fn note_write(&self, now: Timestamp) {
+    /// Notes a write; the caller holds the lock shared. Returns the time that programs see.
+    pub fn note_write(&self, now: Timestamp) -> Timestamp {
         let (now, seen) = (nanos(now), self.written.load(Ordering::Relaxed));
         if seen == 0 || now < seen || now - seen >= STEP_NANOS {
             self.written.store(now, Ordering::Release);
+            return Timestamp(now.into());
         }
+        Timestamp(seen.into())
     }
 
     /// The same, to the nanosecond. `now` is one of those that can be noted: behind the epoch, and

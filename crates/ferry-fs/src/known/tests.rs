@@ -86,7 +86,7 @@ impl Model {
             let (lookups, flags, newest) = *known;
             let is_lost = flags & inode_flag::UNSAVED != 0 || newest > RECOVERED;
             let flags = flags | if is_lost { inode_flag::LOST } else { 0 };
-            KnownInode { ino: *ino, lookups, flags }
+            KnownInode { ino: *ino, lookups, flags, ..KnownInode::default() }
         };
         let file = |(fh, file): (&u64, &(Ino, u32))| KnownFile {
             fh: *fh,
@@ -142,7 +142,7 @@ proptest! {
             model.make(call);
             let after = model.left();
             for stores in first..=known.memory.stores() {
-                let found = left_in(&known.memory.after(stores), RECOVERED, RECOVERED).map(sorted);
+                let found = left_in(&known.memory.after(stores), RECOVERED, RECOVERED, false).map(sorted);
                 let found = found.expect("it has all of it");
                 // A file that takes the place of another one: for a moment there is none. So it is
                 // with requests.
@@ -155,7 +155,7 @@ proptest! {
                 let is_fine = found == before || found == after || found == without;
                 prop_assert!(is_fine, "{call:?} after {stores}: {found:?}, {before:?}, {after:?}");
             }
-            let all = left_in(&known.memory.after(known.memory.stores()), RECOVERED, RECOVERED).map(sorted);
+            let all = left_in(&known.memory.after(known.memory.stores()), RECOVERED, RECOVERED, false).map(sorted);
             prop_assert_eq!(all, Some(after));
         }
     }
@@ -168,7 +168,8 @@ fn a_kill_while_a_version_is_noted_leaves_it_in_no_earlier_timeline() {
     known.shows(&version(1));
     let before = known.memory.stores();
     known.shows(&version(2));
-    let after = |stores| left_in(&known.memory.after(stores), 0, 0).expect("all of it").version;
+    let after =
+        |stores| left_in(&known.memory.after(stores), 0, 0, false).expect("all of it").version;
     assert_eq!(after(before), version(1));
     for stores in before + 1..=known.memory.stores() {
         assert_eq!(after(stores).timeline, 2);
@@ -180,7 +181,7 @@ fn a_kill_while_a_version_is_noted_leaves_it_in_no_earlier_timeline() {
 fn what_has_no_room_is_not_gone_on_with() {
     let known = Known::on(RecordedWords::default());
     known.opened(&KnownFile { fh: FILES_MAX as u64, ..KnownFile::default() });
-    assert_eq!(left_in(&*known.memory, RECOVERED, RECOVERED), None);
+    assert_eq!(left_in(&*known.memory, RECOVERED, RECOVERED, false), None);
 }
 
 #[test]
@@ -199,7 +200,7 @@ fn a_second_kill_before_anything_is_noted_again_finds_the_same_losses() {
     known.count(7, 1);
     known.logged(7, RECOVERED + 1);
     let lost = |recovered| {
-        left_in(&*known.memory, recovered, recovered).expect("all of it").inodes[0].flags
+        left_in(&*known.memory, recovered, recovered, false).expect("all of it").inodes[0].flags
     };
     assert_eq!(lost(RECOVERED), inode_flag::LOST);
     // The process between has written contexts with the numbers of those that were lost.
@@ -213,6 +214,6 @@ fn another_process_finds_the_words_of_the_file() {
     let file = known.file().expect("a descriptor");
     drop(known);
     let words = LeftWords::of(file).expect("the same form");
-    let left = words.known(&Recovered::default()).expect("all of it");
-    assert_eq!(left.inodes, [KnownInode { ino: 9, lookups: 2, flags: 0 }]);
+    let left = words.known(&Recovered::default(), false).expect("all of it");
+    assert_eq!(left.inodes, [KnownInode { ino: 9, lookups: 2, ..KnownInode::default() }]);
 }

@@ -2,19 +2,23 @@
 //! open, and the inodes that the kernel knows. All else is on the volume, which the one before has
 //! closed in order.
 
-use crate::api::{Errno, Ino, ROOT};
+use crate::api::{Errno, Ino, ROOT, Timestamp};
+use crate::cache::frame::FOLIO_BYTES;
+use crate::cache::memory::LeftFrame;
 use crate::error::FsError;
 use crate::errseq::ErrorCursor;
 use crate::file::read::Misses;
 use crate::file::stream::Stream;
 use crate::inode::incore::Inode;
 use crate::inode::residency::Remembered;
-use crate::known::{Known, KnownFile, KnownInode, LeftBehind, inode_flag};
+use crate::keys::BLOCK;
+use crate::known::{Known, KnownFile, KnownInode, LeftBehind, LeftWords, inode_flag};
 use crate::local::handles::Handle;
 use crate::local::local_fs::LocalFs;
 use crate::local::lost_names;
 use crate::posix::is_dir;
 use crate::session_store::SessionStore;
+use crate::store::data_store::{At, Touch};
 use ferry_journal::{RequestId, Seq};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -150,6 +154,12 @@ impl Carried {
     }
 }
 
+/// The first bit at or behind `from`.
+fn next_bit(bits: u16, from: u32) -> Option<u32> {
+    let behind = u32::from(bits).checked_shr(from).filter(|bits| *bits != 0)?;
+    Some(from + behind.trailing_zeros())
+}
+
 /// So many entries, and the bytes behind them.
 fn entries<T: FromBytes>(bytes: &[u8], count: u64) -> Option<(Vec<T>, &[u8])> {
     let len = usize::try_from(count).ok()?.checked_mul(size_of::<T>())?;
@@ -250,22 +260,27 @@ impl LocalFs {
     ///
     /// [`FsOptions::left`]: crate::FsOptions::left
     pub fn take_over_left(&self) -> Result<Option<Carried>, FsError> {
-        let Some(LeftBehind { words, had_others }) = &self.options.left else { return Ok(None) };
+        let Some(LeftBehind { words, had_others }) = self.left.lock().take() else {
+            return Ok(None);
+        };
         // A process that is killed has left something to be recovered: it has opened the volume.
-        let had_others = *had_others || !self.options.read_only && !self.recovered.unclean;
+        // Of a store that is known already, by its epochs.
+        let is_ours = self.options.read_only
+            || self.recovered.unclean && (self.recovered.is_ours || self.data.is_far());
+        let had_others = had_others || !is_ours;
         // The numbers of contexts that were lost may be those of others now, so each inode that was
         // changed counts as one that has lost changes.
         let mut recovered = self.recovered.clone();
         if had_others {
             recovered.last = Seq(0);
         }
-        let Some(left) = words.known(&recovered) else { return Ok(None) };
+        let Some(left) = words.known(&recovered, had_others) else { return Ok(None) };
         self.must_be(left.volume)?;
         let nameless = self.reclaimer.queue.lock().leftovers.clone();
         let mut carried = Carried::default();
         // The kernel knows the root without a lookup.
         let by_kernel = |it: &&KnownInode| it.ino != ROOT && it.lookups > 0;
-        for KnownInode { ino, lookups, flags } in left.inodes.iter().filter(by_kernel) {
+        for KnownInode { ino, lookups, flags, .. } in left.inodes.iter().filter(by_kernel) {
             // What is not there any more stays known, too: its number means nothing else.
             let is_nameless = nameless.contains(ino);
             let is_linkable = is_nameless && flags & inode_flag::LINKABLE != 0;
@@ -290,7 +305,7 @@ impl LocalFs {
         let lost = left.inodes.iter().filter(has_lost).map(|inode| inode.ino);
         // Whatever is open may have lost its path.
         let moved = carried.files.iter().filter(|_| left.has_lost_move).map(|file| file.ino);
-        let lost: HashSet<Ino> = lost.chain(moved).collect();
+        let mut lost: HashSet<Ino> = lost.chain(moved).collect();
         let flags = u64::from(inode_flag::LOST | inode_flag::RESIZED);
         carried.losses.inodes = lost.iter().map(|ino| [*ino, flags]).collect();
         // The kernel has their old sizes yet, though programs were told of what they have lost.
@@ -302,6 +317,29 @@ impl LocalFs {
         self.adopt_all(&carried)?;
         self.note_made(&left.made);
         self.handles.begin_epoch(self.env.entropy.next_u64() as u32);
+        let is_unsaved = |it: &&KnownInode| {
+            it.flags & (inode_flag::UNSAVED | inode_flag::LOST) == inode_flag::UNSAVED
+        };
+        let mut restored = 0;
+        for inode in left.inodes.iter().filter(is_unsaved) {
+            let frames = left.contents.get(&inode.ino).map_or(&[][..], Vec::as_slice);
+            if nameless.contains(&inode.ino) && !carried.inodes.iter().any(|it| it.ino == inode.ino)
+            {
+                // Its space is on its way back.
+                continue;
+            }
+            match self.restore(&words, inode, frames) {
+                Ok(()) => restored += 1,
+                Err(error) => {
+                    tracing::warn!(inode = inode.ino, %error, "contents are lost");
+                    lost.insert(inode.ino);
+                    self.has_losses.store(true, Ordering::Release);
+                    if let Some(known) = &self.options.known {
+                        known.lose(inode.ino, inode_flag::LOST | inode_flag::RESIZED);
+                    }
+                }
+            }
+        }
         let mut directories: HashSet<Ino> = HashSet::new();
         for ino in &lost {
             directories.insert(lost_names::VOLUME);
@@ -318,6 +356,7 @@ impl LocalFs {
             open = carried.files.len(),
             closed = left.files.len() - carried.files.len(),
             lost = lost.len(),
+            restored,
             known = left.inodes.len(),
             "a process was killed: this one goes on from what was durable"
         );
@@ -328,6 +367,47 @@ impl LocalFs {
         *self.stale.lock() =
             Some(if is_changed { all.collect() } else { lost.into_iter().collect() });
         Ok(Some(carried))
+    }
+
+    /// Writes contents again that the process before had, and that no context has.
+    fn restore(
+        &self,
+        words: &LeftWords,
+        left: &KnownInode,
+        frames: &[LeftFrame],
+    ) -> Result<(), FsError> {
+        let Some(inode) = self.table.get(left.ino)? else { return Ok(()) };
+        let known = self.options.known.as_deref();
+        // It is noted that contents are unsaved only of what has a record.
+        known.inspect(|known| known.count(left.ino, 1));
+        let changed = Timestamp(left.changed.into());
+        let written = frames.iter().try_for_each(|frame| {
+            let mut at = 0;
+            while let Some(block) = next_bit(frame.blocks, at) {
+                let blocks = (frame.blocks >> block).trailing_ones();
+                at = block + blocks;
+                let inside = block as usize * BLOCK as usize;
+                let from = frame.index * FOLIO_BYTES as u64 + inside as u64;
+                let len = (u64::from(blocks) * BLOCK).min(left.size.saturating_sub(from));
+                let mut bytes = vec![0; len as usize];
+                words.copy_out(frame, inside, &mut bytes);
+                if !bytes.is_empty() {
+                    let touch = Touch::Edit(&mut |record| {
+                        record.mtime = changed;
+                        record.ctime = record.ctime.max(changed);
+                    });
+                    self.data.write(&inode, At::Offset(from), &bytes, touch)?;
+                }
+            }
+            Ok::<(), FsError>(())
+        });
+        let size = inode.state.share().rec.size;
+        let written = written.and_then(|()| match size < left.size {
+            true => self.data.grow(&inode, left.size).map(drop),
+            false => Ok(()),
+        });
+        known.inspect(|known| known.uncount(left.ino, 1, self.journal.durable().0));
+        written
     }
 
     /// The next process must know of them, too, should this one be killed before they are answered.

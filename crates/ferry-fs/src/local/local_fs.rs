@@ -200,6 +200,8 @@ pub struct LocalFs {
     pub(crate) has_losses: AtomicBool,
     /// What the kernel must forget when it can be told, because a process before was killed.
     pub(crate) stale: Mutex<Option<Vec<Ino>>>,
+    /// What a process has left that was killed, until that is taken over.
+    pub(crate) left: Mutex<Option<LeftBehind>>,
     /// Requests whose changes a process before has made that was killed: they are replayed.
     pub(crate) made_before: OnceLock<HashSet<u64>>,
     pub(crate) closed: Mutex<bool>,

@@ -115,6 +115,7 @@ impl LocalFs {
                 }
             }
             posix::set_attributes(&mut state.rec, set, self.time(how));
+            self.data.note_ahead(inode, &state);
             put_inode(&mut txn, inode.ino, &mut state);
             self.committed(txn.commit(), &[inode]);
             return Ok(());

@@ -26,7 +26,7 @@ pub struct CarriedReplica {
 impl CarriedReplica {
     /// What a process has left that was killed. `None`: not all of it had room.
     pub fn left(words: &LeftWords) -> Option<Self> {
-        let left = words.known(&Recovered::default())?;
+        let left = words.known(&Recovered::default(), true)?;
         let files = left.files.iter().map(|file| (file.fh, file.ino)).collect();
         Some(Self { volume: left.volume, version: left.version, files })
     }

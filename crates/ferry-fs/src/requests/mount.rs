@@ -63,7 +63,7 @@ fn layer_options(options: &FsOptions) -> (DataOptions, JournalOptions) {
         background: options.background,
         accept_damage: options.read_only,
         tail: known.map(|known| known.tail()),
-        left: left.map(|left| left.words.tail()),
+        left: left.map(|left| left.words.log()),
     };
     (data, journal)
 }
@@ -94,7 +94,7 @@ impl LocalFs {
     /// Opens the volume on `dev`: recovers it, and begins to reclaim what was removed before.
     pub fn open(
         dev: Arc<dyn BlockDevice>,
-        options: FsOptions,
+        mut options: FsOptions,
         env: Env,
     ) -> Result<Arc<Self>, VolumeError> {
         let sb = read_superblock(&dev)?;
@@ -157,6 +157,7 @@ impl LocalFs {
             lost_names: LostNames::default(),
             has_losses: AtomicBool::new(false),
             stale: Mutex::new(None),
+            left: Mutex::new(options.left.take()),
             made_before: OnceLock::new(),
             closed: Mutex::new(false),
             options,

@@ -113,6 +113,9 @@ pub struct Table {
     state: Mutex<State>,
     /// Somebody is done with a chunk.
     done: Condvar,
+    /// A test holds it, and no transaction joins a context.
+    #[cfg(test)]
+    pub joining: Mutex<()>,
 }
 
 /// What the journal says of a segment, for the cleaner's choice.
@@ -148,6 +151,8 @@ impl Table {
             count: AtomicU32::new(geometry.segment_count),
             state: Mutex::new(state),
             done: Condvar::new(),
+            #[cfg(test)]
+            joining: Mutex::default(),
         }
     }
 
@@ -391,6 +396,8 @@ impl Table {
         chunk: Option<&Chunk>,
         space: &Space,
     ) -> Seq {
+        #[cfg(test)]
+        drop(self.joining.lock());
         let mut state = self.state.lock();
         let state = &mut *state;
         let mut touched: Vec<u32> = chunk.map(|c| c.segment).into_iter().collect();

@@ -15,7 +15,7 @@ use crate::error::FsError;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 pub(crate) use crate::inode::table::InodeSource;
-use crate::keys::{BLOCK, InodeRecord};
+use crate::keys::{self, BLOCK, InodeRecord};
 use crate::known::{Known, inode_flag};
 use crate::space::free_blocks::Want;
 use crate::space::pool::Space;
@@ -27,7 +27,7 @@ use crate::store::removed::Removed;
 use crate::store::signal::Signal;
 use ferry_device::BlockDevice;
 use ferry_env::Env;
-use ferry_journal::{Geometry, Journal, JournalClient, JournalError, RequestId, Seq};
+use ferry_journal::{Geometry, Journal, JournalClient, JournalError, RequestId, Seq, Transaction};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -230,6 +230,9 @@ pub struct DataStore {
     pub(crate) inode_locks: InodeLocks,
 }
 
+/// Memory of frames that were given up has one part in so many of the cache, beside it.
+const SPARE_SHARE: usize = 16;
+
 impl DataStore {
     /// Makes the store; it answers the journal's questions already, but knows nothing before
     /// [`DataStore::start`].
@@ -239,13 +242,17 @@ impl DataStore {
         options: DataOptions,
         env: Env,
     ) -> Arc<Self> {
+        let known = options.known.as_ref().filter(|_| !options.read_only);
         Arc::new(Self {
-            cache: Cache::new(options.cache_bytes),
+            cache: Cache::held_in(
+                known.map(|known| known.frames(options.cache_bytes / SPARE_SHARE)),
+                options.cache_bytes,
+            ),
             space: Space::new(Arc::clone(&dev), geometry),
             table: Table::new(geometry),
             queue: Queue::default(),
             removed: Removed::default(),
-            writes: Arc::default(),
+            writes: Arc::new(Transfers::held_in(known.and_then(|known| known.buffers()))),
             moves: Moves::default(),
             reads: Transfers::default(),
             read_shares: ReadShares::default(),
@@ -316,26 +323,48 @@ impl DataStore {
         state.count_blocks(pages);
         inode.file.set_hint(pages.dirty_blocks);
         self.mark_dirty(inode);
-        self.note_unsaved(inode);
+        self.note_unsaved(inode, state.rec.size, state.rec.mtime);
     }
 
     /// Takes the inode off the queue if the journal has all of it.
     pub(crate) fn leave_if_clean(&self, inode: &Arc<Inode>, state: &InodeState, pages: &Pages) {
         if pages.dirty_blocks == 0 && !state.times_dirty && state.logged.size == state.rec.size {
             self.queue.leave(inode);
-            if let Some(known) = &self.options.known
-                && inode.clear_flag(Inode::UNSAVED)
-            {
-                known.change_flags(inode.ino, inode_flag::UNSAVED, 0);
-            }
+            self.note_saved(inode);
+        }
+    }
+
+    /// No contents of the inode are ahead of the journal, or nobody wants them any more. The inode
+    /// lock is held exclusively.
+    pub(crate) fn note_saved(&self, inode: &Inode) {
+        if let Some(known) = &self.options.known
+            && inode.clear_flag(Inode::UNSAVED)
+        {
+            known.change_flags(inode.ino, inode_flag::UNSAVED, 0);
+        }
+    }
+
+    /// The inode's record goes along with the transaction.
+    pub(crate) fn put_record(&self, txn: &mut Transaction<'_>, inode: &Inode, state: &InodeState) {
+        self.note_ahead(inode, state);
+        txn.put(&keys::inode(inode.ino), &state.record().encode());
+    }
+
+    /// A transaction is about to change the inode. If contents are ahead of the journal, what is
+    /// noted of them must not be older than the transaction: the next process would undo it.
+    pub(crate) fn note_ahead(&self, inode: &Inode, state: &InodeState) {
+        if inode.has_flag(Inode::UNSAVED)
+            && let Some(known) = &self.options.known
+        {
+            known.note_contents(inode.ino, state.rec.size, state.rec.mtime);
         }
     }
 
     /// Notes that contents are ahead of the journal. The inode lock is held, perhaps shared.
-    pub(crate) fn note_unsaved(&self, inode: &Inode) {
-        if let Some(known) = &self.options.known
-            && !inode.has_flag(Inode::UNSAVED)
-        {
+    pub(crate) fn note_unsaved(&self, inode: &Inode, size: u64, changed: Timestamp) {
+        let Some(known) = &self.options.known else { return };
+        known.note_contents(inode.ino, size, changed);
+        if !inode.has_flag(Inode::UNSAVED) {
             // In this order: another writer that sees the flag may be answered at once.
             known.change_flags(inode.ino, 0, inode_flag::UNSAVED);
             inode.set_flag(Inode::UNSAVED);

@@ -121,7 +121,7 @@ impl DataStore {
         pages.void = plan.next.map(|next| next..end);
         state.count_blocks(pages);
         state.times_dirty = false;
-        txn.put(&keys::inode(inode.ino), &state.record().encode());
+        self.put_record(&mut txn, inode, state);
         let seq = self.table.commit(txn, &plan.delta, held, None, &self.space);
         self.note_seq(Some(inode), seq);
         self.leave_if_clean(inode, state, pages);
@@ -225,7 +225,7 @@ impl DataStore {
                 let mut pages = inode.file.pages.write();
                 self.swap_dropped(inode, &mut state, &mut pages, plan.edits, &plan.delta);
                 if plan.next.is_some() {
-                    txn.put(&keys::inode(inode.ino), &state.record().encode());
+                    self.put_record(&mut txn, inode, &state);
                 } else if std::mem::take(&mut pages.intent) {
                     txn.delete(&keys::intent(inode.ino)); // of a truncation that an error interrupted
                 }
@@ -297,6 +297,7 @@ impl DataStore {
         state.count_blocks(&pages);
         drop(pages);
         self.queue.leave(inode);
+        self.note_saved(inode);
     }
 }
 

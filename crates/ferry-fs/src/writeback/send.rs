@@ -11,7 +11,7 @@ use crate::extents::Delta;
 use crate::inode::extents_right::ExtentsGuard;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
-use crate::keys::{self, BLOCK, INLINE_MAX};
+use crate::keys::{BLOCK, INLINE_MAX};
 use crate::space::segments::Chunk;
 use crate::store::data_store::{Busy, DataStore, count};
 use crate::writeback::batch::{BATCH_BLOCKS, Contents, OpenBatch, Taken, Work};
@@ -252,6 +252,7 @@ impl DataStore {
             let all =
                 crcs.iter().fold(0, |all, crc| crc32c::crc32c_append(all, &crc.to_le_bytes()));
             let offset = (self.table.first_block(chunk.segment) + u64::from(chunk.at)) * BLOCK;
+            buf.goes_to(offset);
             self.writes.keep(&buf, (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES);
             data = Some(DataExtent { offset, buf, crc: all });
         }
@@ -351,8 +352,21 @@ impl DataStore {
             inline.is_none_or(|len| len == state.logged.size),
             "contents and size belong together"
         );
-        txn.put(&keys::inode(inode.ino), &state.record().encode());
+        self.put_record(&mut txn, inode, &state);
         let seq = self.table.commit(txn, &delta, work.held, chunk, &self.space);
+        for run in &work.runs {
+            let folios =
+                run.block / FOLIO_BLOCKS..=(run.block + u64::from(run.len) - 1) / FOLIO_BLOCKS;
+            folios.for_each(|index| pages.mapped(index, seq.0));
+        }
+        if matches!(work.contents, Contents::Inline(_)) {
+            pages.mapped(0, seq.0);
+            // The record has it: it need not be cached. Before the commit, its frame is all that
+            // the next process would find of it.
+            if !pages.is_dirty(0) {
+                pages.forget(0, 1);
+            }
+        }
         if let Some(chunk) = chunk {
             let first = self.table.first_block(chunk.segment) + u64::from(chunk.at);
             for run in &work.runs {
@@ -438,7 +452,7 @@ fn inline_contents(state: &InodeState, pages: &Pages) -> Option<Box<[u8]>> {
 fn clean_run(pages: &mut Pages, run: Range<u64>, work: &mut Work) {
     let base = run.start / FOLIO_BLOCKS * FOLIO_BLOCKS;
     let cleaned = pages
-        .with_folio(run.start / FOLIO_BLOCKS, |f| f.clean(mask(run.start - base, run.end - base)));
+        .with_folio(run.start / FOLIO_BLOCKS, |f| f.take(mask(run.start - base, run.end - base)));
     work.held += cleaned.held;
     work.over_hole += cleaned.over_hole;
     pages.delayed -= cleaned.over_hole;
@@ -454,9 +468,6 @@ fn apply_logged(state: &mut InodeState, pages: &mut Pages, work: &Work, counted:
         Contents::Inline(contents) => {
             checked!(state.logged.blocks == 0, "contents in the record have no blocks beside them");
             state.logged.inline = Some(contents.clone());
-            if !pages.is_dirty(0) {
-                pages.forget(0, 1); // the record has it: it need not be cached
-            }
         }
         Contents::Extents => {
             if work.runs.first().is_some_and(|r| r.block == 0) {

@@ -3,7 +3,7 @@
 use crate::commit::policy::FlushPolicy;
 #[cfg(feature = "compare")]
 use crate::log::space::Wake;
-use crate::log::tail::Tail;
+use crate::log::tail::{LeftLog, Tail};
 use std::sync::Arc;
 
 /// Most records whose writes are in flight at the same time.
@@ -40,7 +40,7 @@ pub struct JournalOptions {
     /// Where what the log does not have yet outlives the process.
     pub tail: Option<Arc<Tail>>,
     /// The same of a process that was killed: its contexts are written to the log.
-    pub left: Option<Arc<Tail>>,
+    pub left: Option<Arc<LeftLog>>,
 }
 
 impl JournalOptions {

@@ -293,6 +293,12 @@ fn whole_prefix(disk: &Disk, found: &[ChainRecord], durable_point: u64) -> usize
     found.len()
 }
 
+/// The checksum of blocks' checksums, behind those before.
+pub fn crc_of_blocks(before: u32, blocks: &[u8]) -> u32 {
+    let append = |crc, block| crc32c::crc32c_append(crc, &crc32c::crc32c(block).to_le_bytes());
+    blocks.chunks_exact(BLOCK_SIZE).fold(before, append)
+}
+
 /// The error is that of the first block that cannot be read.
 pub fn extent_matches(disk: &Disk, extent: &ExtentEntry) -> io::Result<bool> {
     let mut left = extent.len as usize;
@@ -301,9 +307,7 @@ pub fn extent_matches(disk: &Disk, extent: &ExtentEntry) -> io::Result<bool> {
     while left > 0 {
         let mut buf = AlignedBuf::zeroed(left.min(READ_BYTES).next_multiple_of(BLOCK_SIZE));
         read_blocks(disk, offset, &mut buf).first()?;
-        for block in buf.chunks_exact(BLOCK_SIZE) {
-            crc = crc32c::crc32c_append(crc, &crc32c::crc32c(block).to_le_bytes());
-        }
+        crc = crc_of_blocks(crc, &buf);
         left = left.saturating_sub(buf.len());
         offset += buf.len() as u64;
     }

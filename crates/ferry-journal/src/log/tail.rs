@@ -10,8 +10,8 @@
 //! * TAIL-1. A transaction is here once the end of the ring is stored behind it: with all its
 //!   changes and the request that it was for, or not at all. It is here before anybody sees it.
 //! * TAIL-2. Contexts are taken in order and without gaps. The first one that had no room here, or
-//!   whose data is not on the device, ends them. Behind one that had no room nothing is noted until
-//!   it is durable, and until another context is open than then.
+//!   whose data is neither on the device nor in memory, ends them. Behind one that had no room
+//!   nothing is noted until it is durable, and until another context is open than then.
 //! * TAIL-3. The ids of records are stored before the records are written. A log that ends with
 //!   another record was written by somebody else meanwhile: nothing here belongs to it.
 //! * TAIL-4. How far the contexts were taken is stored before the next process writes a record of
@@ -31,7 +31,7 @@
 use super::record::ExtentEntry;
 use crate::types::{Change, Changes, Key, Point, RequestId};
 use crate::{Seq, Value};
-use ferry_device::{SharedWords, Words};
+use ferry_device::{LeftBuffers, SharedWords, Words};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -90,6 +90,15 @@ enum Room {
     Again { last: Seq },
 }
 
+/// What a process that was killed has left of the log.
+#[derive(Debug)]
+pub struct LeftLog {
+    /// Transactions.
+    pub tail: Tail,
+    /// Data that was being written.
+    pub data: LeftBuffers,
+}
+
 /// A context that the log does not have.
 #[derive(Debug, Default, PartialEq)]
 pub struct UnloggedContext {
@@ -105,6 +114,8 @@ pub struct Left {
     pub contexts: Vec<UnloggedContext>,
     /// The newest context that the log had when it was looked at first.
     pub logged: Seq,
+    /// The log ends with a record of the process, or of one that has taken over from it.
+    pub is_ours: bool,
     /// The requests of transactions that may be there behind it, each with its context.
     pub requests: Vec<(RequestId, Seq)>,
 }
@@ -263,10 +274,10 @@ impl<W: Words> Tail<W> {
             self.set(LOGGED_AT, end.seq.0 + 1);
         }
         let logged = Seq(self.get(LOGGED_AT) - 1);
-        let taken = self.get(TAKEN_AT).checked_sub(1).map(Seq);
-        let is_ours = (0..IDS).any(|at| self.get(IDS_AT + at) == end.id);
-        let mut left = Left { contexts: Vec::new(), logged, requests: Vec::new() };
-        if taken.is_none() && !is_ours {
+        let taken = self.newest_taken();
+        let is_ours = taken.is_some() || (0..IDS).any(|at| self.get(IDS_AT + at) == end.id);
+        let mut left = Left { contexts: Vec::new(), logged, is_ours, requests: Vec::new() };
+        if !is_ours {
             return left;
         }
         let full = Seq(self.get(FULL_AT));
@@ -291,6 +302,11 @@ impl<W: Words> Tail<W> {
         let whole = follows.take_while(|(seq, context)| context.seq.0 == *seq).count();
         left.contexts.truncate(whole);
         left
+    }
+
+    /// The newest context that was taken, if a process before has done that.
+    pub fn newest_taken(&self) -> Option<Seq> {
+        self.get(TAKEN_AT).checked_sub(1).map(Seq)
     }
 
     /// The log has all that could be taken: the contexts up to `seq`.

@@ -4,6 +4,7 @@
 use super::*;
 use crate::inode::table::InodeSource;
 use crate::known::{LeftBehind, LeftWords};
+use crate::store::data_store::{Busy, Dirty};
 use crate::{Carried, RequestId};
 use std::sync::atomic::Ordering;
 
@@ -149,21 +150,21 @@ fn what_is_not_whole_is_not_taken_over() {
 }
 
 /// A world whose process can be killed, with what it has noted of the kernel.
-fn mortal() -> (World, std::os::fd::OwnedFd) {
+pub(super) fn mortal(options: FsOptions) -> (World, std::os::fd::OwnedFd) {
     let known = Arc::new(crate::Known::new().unwrap());
     let file = known.file().unwrap();
-    let options = FsOptions { background: false, known: Some(known), ..FsOptions::default() };
+    let options = FsOptions { background: false, known: Some(known), ..options };
     (World::with(options), file)
 }
 
 /// The process is killed, and the next one goes on from what it has noted and from what was
 /// durable.
 fn killed(world: &mut World, file: &mut std::os::fd::OwnedFd) {
-    killed_and(world, file, LeftWords::without_tail);
+    killed_and(world, file, LeftWords::durable_only);
 }
 
 /// The process is killed, and `left` is what the next one finds.
-fn killed_and(
+pub(super) fn killed_and(
     world: &mut World,
     file: &mut std::os::fd::OwnedFd,
     left: impl FnOnce(LeftWords) -> LeftWords,
@@ -192,7 +193,7 @@ fn fsync(world: &World, ino: Ino, fh: u64) -> Done {
 
 #[test]
 fn names_that_were_not_durable_survive_a_kill() {
-    let (mut world, mut file) = mortal();
+    let (mut world, mut file) = mortal(FsOptions::default());
     sync_all(&world);
     let dir = world.mkdir(ROOT, "dir").unwrap();
     let (ino, fh) = world.create(dir, "file").unwrap();
@@ -212,9 +213,86 @@ fn names_that_were_not_durable_survive_a_kill() {
     }
 }
 
+/// Bytes that are not the same at any two blocks.
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len).map(|at| ((at as u64 * 31 + at as u64 / 4096 * 7 + seed * 101) % 251) as u8).collect()
+}
+
+#[test]
+fn contents_that_were_not_written_back_survive_a_kill() {
+    let (mut world, mut file) = mortal(FsOptions::default());
+    let mut expected = Vec::new();
+    let mut make = |world: &World, name: &str, durable: usize| {
+        let (ino, fh) = world.create(ROOT, name).unwrap();
+        let bytes = pattern(durable as u64, durable);
+        world.write(ino, fh, 0, &bytes).unwrap();
+        expected.push((name.to_owned(), ino, fh, bytes));
+    };
+    [("small", 100), ("large", 300_000), ("cut", 200_000), ("block", 4096)]
+        .iter()
+        .for_each(|(name, len)| make(&world, name, *len));
+    sync_all(&world);
+    [("new", 70), ("new and large", 250_000)]
+        .iter()
+        .for_each(|(name, len)| make(&world, name, *len));
+    let write = |world: &World, at: &mut (String, Ino, u64, Vec<u8>), offset: usize, len: usize| {
+        let bytes = pattern(offset as u64 + 3, len);
+        world.write(at.1, at.2, offset as u64, &bytes).unwrap();
+        let end = at.3.len().max(offset + len);
+        at.3.resize(end, 0);
+        at.3[offset..offset + len].copy_from_slice(&bytes);
+    };
+    let cut = |world: &World, at: &mut (String, Ino, u64, Vec<u8>), size: usize| {
+        let inode = world.fs.table.need(at.1).unwrap();
+        world.fs.data.set_size(&inode, size as u64, &mut |_| {}).unwrap();
+        at.3.resize(size, 0);
+    };
+    write(&world, &mut expected[0], 50, 20);
+    write(&world, &mut expected[1], 65_000, 10_000);
+    write(&world, &mut expected[1], 290_001, 100_000);
+    write(&world, &mut expected[2], 150_000, 100_000);
+    cut(&world, &mut expected[2], 160_123);
+    write(&world, &mut expected[2], 500_000, 10);
+    write(&world, &mut expected[3], 4096, 1);
+    write(&world, &mut expected[5], 1 << 20, 5);
+    let (removed, open) = world.create(ROOT, "removed").unwrap();
+    world.write(removed, open, 0, b"removed").unwrap();
+    world.unlink(ROOT, "removed").unwrap();
+    let changed = world.attr(expected[1].1).mtime;
+    for turn in 0..4 {
+        killed_and(&mut world, &mut file, |left| left);
+        for (name, ino, fh, bytes) in &expected {
+            assert_eq!(world.attr(*ino).size, bytes.len() as u64, "{name} {turn}");
+            let found = world.read(*ino, *fh, bytes.len()).unwrap();
+            assert!(found == *bytes, "{name} {turn}");
+        }
+        assert_eq!(world.attr(expected[1].1).mtime, changed, "{turn}");
+        assert_eq!(world.read(removed, open, 100).unwrap(), b"removed");
+        world.check();
+        // Something is taken by write-back, and the context that maps it is not durable.
+        if turn == 1 {
+            let inode = world.fs.table.need(expected[1].1).unwrap();
+            world.fs.data.write_back(Dirty::File(&inode), Busy::Wait).unwrap();
+        }
+        if turn == 2 {
+            write(&world, &mut expected[1], 1000, 9000);
+            let fresh = world.attr(expected[1].1).mtime;
+            assert!(fresh >= changed);
+            killed_and(&mut world, &mut file, |left| left);
+            assert_eq!(world.attr(expected[1].1).mtime, fresh);
+            break;
+        }
+    }
+    for (name, ino, fh, bytes) in &expected {
+        fsync(&world, *ino, *fh).unwrap();
+        assert!(world.read(*ino, *fh, bytes.len()).unwrap() == *bytes, "{name}");
+    }
+    world.check();
+}
+
 #[test]
 fn what_was_durable_is_there_after_a_kill_and_what_was_not_is_stale() {
-    let (mut world, mut file) = mortal();
+    let (mut world, mut file) = mortal(FsOptions::default());
     let (stays, a) = world.create(ROOT, "stays").unwrap();
     world.write(stays, a, 0, b"stays").unwrap();
     let (removed, b) = world.create(ROOT, "removed").unwrap();
@@ -250,7 +328,7 @@ fn what_was_durable_is_there_after_a_kill_and_what_was_not_is_stale() {
 
 #[test]
 fn an_open_file_is_told_once_that_it_has_lost_contents() {
-    let (mut world, mut file) = mortal();
+    let (mut world, mut file) = mortal(FsOptions::default());
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     world.write(ino, fh, 0, &[1; 50_000]).unwrap();
     let (durable, other) = world.create(ROOT, "durable").unwrap();
@@ -276,7 +354,7 @@ fn an_open_file_is_told_once_that_it_has_lost_contents() {
 
 #[test]
 fn a_kill_of_a_process_that_has_just_gone_on_loses_no_error() {
-    let (mut world, mut file) = mortal();
+    let (mut world, mut file) = mortal(FsOptions::default());
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     fsync(&world, ino, fh).unwrap();
     world.write(ino, fh, 0, &[2; 50_000]).unwrap();
@@ -288,7 +366,7 @@ fn a_kill_of_a_process_that_has_just_gone_on_loses_no_error() {
 
 #[test]
 fn a_file_without_a_name_can_get_one_after_a_kill() {
-    let (mut world, mut file) = mortal();
+    let (mut world, mut file) = mortal(FsOptions::default());
     let made = world.me.call(|cx| world.fs.tmpfile(cx, ROOT, 0o600, libc::O_RDWR)).unwrap();
     let (ino, fh) = (made.0.attr.expect("it was made").ino, made.1.fh);
     world.write(ino, fh, 0, b"contents").unwrap();
@@ -305,7 +383,7 @@ fn a_file_without_a_name_can_get_one_after_a_kill() {
 
 #[test]
 fn a_directory_that_has_lost_names_says_so_to_each_program_that_was_there() {
-    let (mut world, mut file) = mortal();
+    let (mut world, mut file) = mortal(FsOptions::default());
     let dir = world.mkdir(ROOT, "dir").unwrap();
     world.lookup(ROOT, "dir").unwrap();
     world.me.caller = std::process::id();
@@ -365,7 +443,7 @@ const CHANGES: [Change; 10] = [
 fn a_change_that_was_durable_before_its_answer_was_noted_is_made_once() {
     for (number, (change, once_more)) in CHANGES.into_iter().enumerate() {
         for is_killed_at_once in [false, true] {
-            let (mut world, mut file) = mortal();
+            let (mut world, mut file) = mortal(FsOptions::default());
             for name in ["there", "file", "from"] {
                 world.file(ROOT, name).unwrap();
             }
@@ -407,7 +485,7 @@ fn drop_lookup(world: &World, ino: Ino) {
 
 #[test]
 fn what_the_kernel_has_forgotten_tells_of_its_losses_all_the_same() {
-    let (mut world, mut file) = mortal();
+    let (mut world, mut file) = mortal(FsOptions::default());
     world.me.caller = std::process::id();
     let dir = world.mkdir(ROOT, "dir").unwrap();
     world.lookup(ROOT, "dir").unwrap();
@@ -449,7 +527,7 @@ fn what_the_kernel_has_forgotten_tells_of_its_losses_all_the_same() {
 #[test]
 fn each_descriptor_is_told_of_a_loss_though_others_were_before_another_kill_or_change() {
     for kills_again in [true, false] {
-        let (mut world, mut file) = mortal();
+        let (mut world, mut file) = mortal(FsOptions::default());
         world.me.caller = std::process::id();
         let (ino, first) = world.create(ROOT, "file").unwrap();
         let second = world.open(ino).unwrap();
@@ -472,7 +550,7 @@ fn each_descriptor_is_told_of_a_loss_though_others_were_before_another_kill_or_c
 
 #[test]
 fn a_sync_of_the_volume_says_once_to_each_older_program_that_something_is_lost() {
-    let (mut world, mut file) = mortal();
+    let (mut world, mut file) = mortal(FsOptions::default());
     world.me.caller = std::process::id();
     let sync = |world: &World| world.me.call(|cx| world.fs.ioctl(cx, ROOT, ioctl::SYNC, &[], 0));
     let (ino, fh) = world.create(ROOT, "file").unwrap();
@@ -487,7 +565,7 @@ fn a_sync_of_the_volume_says_once_to_each_older_program_that_something_is_lost()
 
 #[test]
 fn a_file_that_has_lost_contents_replaces_no_other_before_that_is_told() {
-    let (mut world, mut file) = mortal();
+    let (mut world, mut file) = mortal(FsOptions::default());
     let (ino, fh) = world.create(ROOT, "new").unwrap();
     let (old, other) = world.create(ROOT, "old").unwrap();
     world.write(old, other, 0, b"durable").unwrap();
@@ -504,7 +582,7 @@ fn a_file_that_has_lost_contents_replaces_no_other_before_that_is_told() {
 
 #[test]
 fn what_is_appended_to_a_file_that_has_become_shorter_goes_to_its_end() {
-    let (mut world, mut file) = mortal();
+    let (mut world, mut file) = mortal(FsOptions::default());
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     world.write(ino, fh, 0, b"durable").unwrap();
     sync_all(&world);
@@ -523,7 +601,7 @@ fn what_is_appended_to_a_file_that_has_become_shorter_goes_to_its_end() {
 
 #[test]
 fn a_lost_move_of_a_directory_is_told_by_each_open_file() {
-    let (mut world, mut file) = mortal();
+    let (mut world, mut file) = mortal(FsOptions::default());
     world.me.caller = std::process::id();
     let dir = world.mkdir(ROOT, "dir").unwrap();
     let (ino, fh) = world.create(dir, "file").unwrap();
@@ -542,8 +620,8 @@ fn a_lost_move_of_a_directory_is_told_by_each_open_file() {
 
 #[test]
 fn only_the_volume_that_the_process_before_had_is_gone_on_with() {
-    let (world, file) = mortal();
-    let (other, _) = mortal();
+    let (world, file) = mortal(FsOptions::default());
+    let (other, _) = mortal(FsOptions::default());
     let known = Some(Arc::new(crate::Known::new().unwrap()));
     let words = LeftWords::of(file).unwrap();
     let left = Some(LeftBehind { words, had_others: false });
@@ -557,7 +635,7 @@ fn only_the_volume_that_the_process_before_had_is_gone_on_with() {
 
 #[test]
 fn what_is_only_read_is_forgotten_if_somebody_has_changed_it_meanwhile() {
-    let (mut world, mut file) = mortal();
+    let (mut world, mut file) = mortal(FsOptions::default());
     let (ino, _) = world.create(ROOT, "file").unwrap();
     sync_all(&world);
     world.fs.close().unwrap();
@@ -580,7 +658,7 @@ fn what_is_only_read_is_forgotten_if_somebody_has_changed_it_meanwhile() {
 
 #[test]
 fn what_was_changed_is_lost_if_somebody_else_has_had_the_volume_meanwhile() {
-    let (mut world, mut file) = mortal();
+    let (mut world, mut file) = mortal(FsOptions::default());
     let (ino, fh) = world.create(ROOT, "file").unwrap();
     let (other, unchanged) = world.create(ROOT, "other").unwrap();
     sync_all(&world);

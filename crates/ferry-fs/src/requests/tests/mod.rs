@@ -9,6 +9,7 @@ mod cold_inodes;
 mod deferred_errors;
 mod durable;
 mod far;
+mod killed;
 mod long_drops;
 mod orphans;
 mod pressure;
