@@ -351,6 +351,9 @@ impl<W: Words> Known<W> {
 
     /// Something has no room: no process can go on from here.
     fn is_full(&self) {
+        if self.memory.get(FULL_AT) == 0 {
+            tracing::warn!("more is noted than has room: the mount ends if its process is killed");
+        }
         self.memory.set(FULL_AT, 1);
     }
 

@@ -214,7 +214,11 @@ impl FrameMemory {
 
     /// Something is dirty that has no room here: what is here is not all.
     pub(crate) fn is_full(&self) {
-        self.word(FULL_AT).store(1, Ordering::Release);
+        if self.word(FULL_AT).swap(1, Ordering::AcqRel) == 0 {
+            tracing::warn!(
+                "memory of the cache is full: contents are lost if the process is killed"
+            );
+        }
     }
 
     /// Gives the memory of a slot back, if there is enough of it for the next ones. Nobody has the
@@ -517,6 +521,35 @@ mod tests {
             let fill = if number % 7 == 0 { number as u64 + 1 } else { 0 };
             assert!(frame.iter().all(|word| word.load(Ordering::Relaxed) == fill), "{number}");
         }
+    }
+
+    #[test]
+    fn free_slots_of_other_sizes_have_no_more_memory_than_they_may() {
+        let (words, memory) = memory();
+        let bytes = || {
+            let file = std::fs::File::from(words.file().unwrap());
+            std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap()) as usize * 512
+        };
+        let mut stay = Vec::new();
+        for len in [1024, 2048, 4096, 8192] {
+            let fill = |frame: &FrameWords| {
+                frame.iter().for_each(|word| word.store(1, Ordering::Relaxed));
+            };
+            let frames: Vec<_> = (0..1000).map(|_| memory.zeros(len).unwrap()).collect();
+            frames.iter().for_each(fill);
+            // One in each chunk stays, so no chunk comes back.
+            stay.extend(frames.into_iter().step_by(40));
+        }
+        let of_stay: usize = stay.iter().map(FrameWords::memory).sum();
+        // What is free, and steps of memory that were begun; notes have pages of their own.
+        let most = of_stay + (1 << 20) + CLASSES.len() * STEP_WORDS * 8 + 4 * 1000 * 4096;
+        assert!(bytes() < most, "{} {most}", bytes());
+        // They are zeros again.
+        for len in [1024, 2048, 4096, 8192] {
+            let frames: Vec<_> = (0..1000).map(|_| memory.zeros(len).unwrap()).collect();
+            assert!(frames.iter().all(|frame| frame[len - 1].load(Ordering::Relaxed) == 0));
+        }
+        assert_eq!(left_frames(&words, 0, 9), Some(HashMap::new()));
     }
 
     #[test]

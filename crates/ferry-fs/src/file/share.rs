@@ -128,7 +128,9 @@ impl DataStore {
                 inode.state.note_write_exactly(*now);
                 *now
             }
-            Touch::Nothing | Touch::Edit(_) => state.rec.mtime,
+            Touch::Nothing | Touch::Edit(_) => {
+                inode.state.newest_write().unwrap_or(state.rec.mtime)
+            }
         };
         self.mark_dirty(inode);
         self.note_unsaved(inode, state.rec.size, changed);

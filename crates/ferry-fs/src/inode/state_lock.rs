@@ -155,6 +155,12 @@ impl StateLock {
         self.written.store(nanos(now), Ordering::Release);
     }
 
+    /// When the newest write was that the record does not say yet.
+    pub fn newest_write(&self) -> Option<Timestamp> {
+        let seen = self.written.load(Ordering::Acquire);
+        (seen != 0).then(|| Timestamp(seen.into()))
+    }
+
     /// Notes a read, where that moves the access time: if it is not newer than the last change, or
     /// is a day old. `true`: the caller sees to it that the time is logged some day, and says so by
     /// [`StateLock::unlist`] before. Called without the lock. `always`: each read moves it.

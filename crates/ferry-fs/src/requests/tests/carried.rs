@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::inode::table::InodeSource;
-use crate::known::{LeftBehind, LeftWords};
+use crate::known::{LeftBehind, LeftWords, inode_flag};
 use crate::store::data_store::{Busy, Dirty};
 use crate::{Carried, RequestId};
 use std::sync::atomic::Ordering;
@@ -288,6 +288,21 @@ fn contents_that_were_not_written_back_survive_a_kill() {
         assert!(world.read(*ino, *fh, bytes.len()).unwrap() == *bytes, "{name}");
     }
     world.check();
+}
+
+#[test]
+fn contents_of_files_that_were_removed_are_not_noted() {
+    let (world, _file) = mortal(FsOptions::default());
+    let known = world.options.known.clone().unwrap();
+    let (ino, fh) = world.create(ROOT, "removed").unwrap();
+    known.count(ino, 1);
+    world.write(ino, fh, 0, b"contents").unwrap();
+    assert_ne!(known.flags(ino) & inode_flag::UNSAVED, 0);
+    world.unlink(ROOT, "removed").unwrap();
+    world.release(ino, fh);
+    world.fs.forget(ino, lookups(&world, ino));
+    assert!(!world.stored(ino));
+    assert_eq!(known.flags(ino) & inode_flag::UNSAVED, 0);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferry_fs::known::{SharedWords, Words};
+use parking_lot::Mutex;
 
 use crate::codec::Wire;
 use crate::message::Outcome;
@@ -69,7 +70,7 @@ pub(in crate::client) mod flag {
 pub struct Notes<W = SharedWords> {
     pub(super) memory: W,
     /// Flags, as they are in the memory.
-    flags: AtomicU64,
+    flags: Mutex<u64>,
     /// Where the next answer goes.
     next_answer: AtomicU64,
 }
@@ -104,7 +105,7 @@ impl Notes {
 impl<W: Words> Notes<W> {
     pub(super) fn on(memory: W) -> Self {
         memory.set(0, MAGIC);
-        Self { memory, flags: AtomicU64::default(), next_answer: AtomicU64::default() }
+        Self { memory, flags: Mutex::default(), next_answer: AtomicU64::default() }
     }
 
     /// Numbers of this process begin with this one.
@@ -113,13 +114,11 @@ impl<W: Words> Notes<W> {
     }
 
     pub(in crate::client) fn set_flag(&self, flag: u64, on: bool) {
-        let before = if on {
-            self.flags.fetch_or(flag, Ordering::AcqRel)
-        } else {
-            self.flags.fetch_and(!flag, Ordering::AcqRel)
-        };
-        if (before & flag != 0) != on {
-            self.memory.set(FLAGS_AT, self.flags.load(Ordering::Acquire));
+        let mut flags = self.flags.lock();
+        let new = if on { *flags | flag } else { *flags & !flag };
+        if new != *flags {
+            *flags = new;
+            self.memory.set(FLAGS_AT, new);
         }
     }
 

@@ -162,7 +162,15 @@ impl Table {
             Some(number) => *number,
             None => match self.take(memory) {
                 Some(number) => number,
-                None => return memory.set(FULL_AT, 1),
+                None => {
+                    if memory.get(FULL_AT) == 0 {
+                        tracing::warn!(
+                            region = self.region.at,
+                            "more is noted than has room: the mount ends if its process is killed"
+                        );
+                    }
+                    return memory.set(FULL_AT, 1);
+                }
             },
         };
         let at = self.region.at + number * RECORD_WORDS;
