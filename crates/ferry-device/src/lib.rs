@@ -19,8 +19,9 @@
 //! memory       MemDevice                hooked  HookedDevice, for tests
 //! device       BlockDevice, Io          error   DeviceError
 //! started      FileRead, ReadRing
-//! left_buffers > buffer (AlignedBuf) > shared_buffers      timing  FlushTimer, FlushTiming
-//! shared       SharedWords
+//! left_buffers > buffer (AlignedBuf) > shared_buffers > mapping
+//! timing       FlushTimer, FlushTiming
+//! shared       SharedWords > mapping
 //! sync         locks and atomics that a model checker can take the place of
 //! ```
 
@@ -32,6 +33,7 @@ mod file;
 mod flush;
 mod hooked;
 mod left_buffers;
+mod mapping;
 mod memory;
 mod shared;
 mod shared_buffers;
@@ -55,6 +57,6 @@ pub use hooked::{Asked, HookedDevice, Op, Request, Serve};
 pub use left_buffers::LeftBuffers;
 pub use memory::MemDevice;
 pub use shared::{SharedWords, Words};
-pub use shared_buffers::{SHARED_BUFFERS_BYTES, SharedBuffers};
+pub use shared_buffers::{SHARED_BUFFERS_BYTES, SLOT_BYTES as SHARED_BUFFER_MAX, SharedBuffers};
 pub use started::{FileRead, ReadDone, ReadRing};
 pub use timing::{FlushTimer, FlushTiming};

@@ -1,35 +1,33 @@
 //! Words of memory that outlive the process: a file without a name, mapped. A process that has its
 //! descriptor finds the words as they were left, at whatever moment the one before was killed.
-#![expect(unsafe_code, reason = "memory from mmap(2)")]
+#![expect(unsafe_code, reason = "words in mapped memory")]
 
+use crate::mapping::Mapping;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// The words. Those that nobody has written are 0, and take no memory.
 #[derive(Debug)]
 pub struct SharedWords {
-    file: OwnedFd,
-    at: NonNull<AtomicU64>,
+    mapping: Mapping,
     count: usize,
 }
 
-// SAFETY: the mapping is the struct's own, and all that is in it is atomic.
-unsafe impl Send for SharedWords {}
-// SAFETY: the same.
-unsafe impl Sync for SharedWords {}
+/// The bytes of words.
+fn bytes(words: Range<usize>) -> Range<usize> {
+    words.start * size_of::<AtomicU64>()..words.end * size_of::<AtomicU64>()
+}
 
 impl SharedWords {
     /// So many new words.
     pub fn new(count: usize) -> io::Result<Self> {
         let file = memfd_create("ferry-words", MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, (count * size_of::<AtomicU64>()) as u64)?;
+        ftruncate(&file, bytes(0..count).end as u64)?;
         Self::map(file, count)
     }
 
@@ -41,57 +39,32 @@ impl SharedWords {
     }
 
     fn map(file: OwnedFd, count: usize) -> io::Result<Self> {
-        let (access, how) =
-            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
-        let len = count * size_of::<AtomicU64>();
-        // SAFETY: a new mapping, which nobody else in this process knows.
-        let at = unsafe { mmap(ptr::null_mut(), len, access, how, &file, 0) }?;
-        // Most of it is a hole, which a dump of the process would fill.
-        // SAFETY: the mapping was made here, and its bytes stay as they are.
-        unsafe { madvise(at, len, Advice::LinuxDontDump) }?;
-        let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { file, at, count })
+        Ok(Self { mapping: Mapping::new(file, 0, bytes(0..count).end)?, count })
     }
 
     /// All of them.
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: so many are mapped, aligned to a page, for as long as `self` lives. Any bytes are
-        // a word.
-        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.count) }
+        // a word, and all that is in the mapping is atomic.
+        unsafe { std::slice::from_raw_parts(self.mapping.at().as_ptr().cast(), self.count) }
     }
 
-    /// Brings in the memory of these words, which begin and end with pages. That takes two thirds
-    /// of the time that it takes page by page. What fails here fails where the words are used.
+    /// Brings in the memory of these words, which begin and end with pages. What fails here fails
+    /// where the words are used.
     pub fn bring_in(&self, words: Range<usize>) {
-        let at = &self.words()[words];
-        // SAFETY: these bytes are mapped, and keep their values.
-        let done = unsafe {
-            madvise(at.as_ptr().cast_mut().cast(), size_of_val(at), Advice::LinuxPopulateWrite)
-        };
-        if let Err(error) = done {
+        if let Err(error) = self.mapping.bring_in(bytes(words)) {
             tracing::debug!(%error, "memory is not brought in");
         }
     }
 
     /// Makes these words 0 again, and gives the memory of the whole pages among them back.
     pub fn make_zero(&self, words: Range<usize>) -> io::Result<()> {
-        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let bytes = [words.start, words.len()].map(|words| (words * size_of::<AtomicU64>()) as u64);
-        Ok(fallocate(&self.file, how, bytes[0], bytes[1])?)
+        self.mapping.make_zero(bytes(words))
     }
 
     /// The file, for another process.
     pub fn file(&self) -> io::Result<OwnedFd> {
-        self.file.as_fd().try_clone_to_owned()
-    }
-}
-
-impl Drop for SharedWords {
-    fn drop(&mut self) {
-        let len = self.count * size_of::<AtomicU64>();
-        // SAFETY: the mapping is the struct's own, and nothing borrows it any more.
-        let unmapped = unsafe { munmap(self.at.as_ptr().cast(), len) };
-        debug_assert!(unmapped.is_ok(), "it is mapped");
+        self.mapping.file().as_fd().try_clone_to_owned()
     }
 }
 

@@ -7,21 +7,21 @@
 //! 0                  of each slot 8 bytes, native order: 1 + the offset that its bytes go to, or 0
 //! SLOTS x 8 bytes    slots of SLOT_BYTES
 //! ```
-#![expect(unsafe_code, reason = "memory from mmap(2)")]
+#![expect(unsafe_code, reason = "words and buffers in mapped memory")]
 
+use crate::mapping::Mapping;
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, fallocate, ftruncate};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::fs::ftruncate;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) const SLOTS: usize = 512;
 /// The longest buffer: a batch of write-back with its summaries.
-pub(crate) const SLOT_BYTES: usize = 1040 << 12;
+pub const SLOT_BYTES: usize = 1040 << 12;
 pub(crate) const SLOTS_AT: usize = SLOTS * size_of::<u64>();
 /// Bytes of such memory. What nobody has written takes none.
 pub const SHARED_BUFFERS_BYTES: usize = SLOTS_AT + SLOTS * SLOT_BYTES;
@@ -30,22 +30,14 @@ pub const SHARED_BUFFERS_BYTES: usize = SLOTS_AT + SLOTS * SLOT_BYTES;
 const STAYS: usize = 8;
 const SMALL: usize = 128 << 10;
 
-/// The buffers, and which of them are free.
+/// The buffers, and which of them are free. Their heads are atomic words, and each slot belongs to
+/// one buffer at most.
 #[derive(Debug)]
 pub struct SharedBuffers {
-    file: OwnedFd,
-    /// Where in the file they begin.
-    from: u64,
-    at: NonNull<u8>,
+    mapping: Mapping,
     /// Of each slot a bit, which is set if it is free.
     free: Mutex<[u64; SLOTS / 64]>,
 }
-
-// SAFETY: the mapping is the struct's own. Its head is atomic words, and each slot belongs to one
-// buffer at most.
-unsafe impl Send for SharedBuffers {}
-// SAFETY: the same.
-unsafe impl Sync for SharedBuffers {}
 
 /// A slot that belongs to a buffer.
 pub(crate) struct Slot {
@@ -60,15 +52,8 @@ impl SharedBuffers {
         let from = file.metadata()?.len();
         let file = OwnedFd::from(file);
         ftruncate(&file, from + SHARED_BUFFERS_BYTES as u64)?;
-        let (access, how) =
-            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
-        // SAFETY: a new mapping, which nobody else in this process knows.
-        let at = unsafe { mmap(ptr::null_mut(), SHARED_BUFFERS_BYTES, access, how, &file, from) }?;
-        // Most of it is a hole, which a dump of the process would fill.
-        // SAFETY: the mapping was made here, and its bytes stay as they are.
-        unsafe { madvise(at, SHARED_BUFFERS_BYTES, Advice::LinuxDontDump) }?;
-        let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Arc::new(Self { file, from, at, free: Mutex::new([u64::MAX; SLOTS / 64]) }))
+        let mapping = Mapping::new(file, from, SHARED_BUFFERS_BYTES)?;
+        Ok(Arc::new(Self { mapping, free: Mutex::new([u64::MAX; SLOTS / 64]) }))
     }
 
     /// A slot for `len` bytes. `None`: there is no room.
@@ -86,25 +71,21 @@ impl SharedBuffers {
     fn heads(&self) -> &[AtomicU64] {
         // SAFETY: so many are mapped, aligned to a page, for as long as `self` lives. They are in
         // no slot.
-        unsafe { std::slice::from_raw_parts(self.at.as_ptr().cast(), SLOTS) }
-    }
-}
-
-impl Drop for SharedBuffers {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is the struct's own, and nothing borrows it any more: each buffer has
-        // a share of `self`.
-        let unmapped = unsafe { munmap(self.at.as_ptr().cast(), SHARED_BUFFERS_BYTES) };
-        debug_assert!(unmapped.is_ok(), "it is mapped");
+        unsafe { std::slice::from_raw_parts(self.mapping.at().as_ptr().cast(), SLOTS) }
     }
 }
 
 impl Slot {
+    /// Where in the mapping it begins.
+    fn first(&self) -> usize {
+        SLOTS_AT + self.number * SLOT_BYTES
+    }
+
     /// Its `SLOT_BYTES` bytes, with any contents. They belong to the owner of the slot until
     /// [`Slot::give_back`]: it was free, so nobody else has them.
     pub(crate) fn bytes(&self) -> NonNull<u8> {
         // SAFETY: inside of the mapping, which lives as long as `self`.
-        unsafe { self.buffers.at.add(SLOTS_AT + self.number * SLOT_BYTES) }
+        unsafe { self.buffers.mapping.at().add(self.first()) }
     }
 
     pub(crate) fn goes_to(&self, offset: u64) {
@@ -115,9 +96,8 @@ impl Slot {
     pub(crate) fn give_back(&self, used: usize) {
         let buffers = &self.buffers;
         if self.number >= STAYS && used > SMALL {
-            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let from = buffers.from + (SLOTS_AT + self.number * SLOT_BYTES) as u64;
-            if let Err(error) = fallocate(&buffers.file, how, from, SLOT_BYTES as u64) {
+            let bytes = self.first()..self.first() + SLOT_BYTES;
+            if let Err(error) = buffers.mapping.make_zero(bytes) {
                 tracing::debug!(%error, "memory of a buffer is not given back");
             }
         }

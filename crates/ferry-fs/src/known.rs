@@ -40,7 +40,9 @@
 //! that of a block's shard, then that of the free pages.
 
 use crate::api::{Ino, Timestamp};
-use crate::cache::memory::{FRAMES_WORDS, FrameMemory, LeftFrame, give_back_saved, left_frames};
+use crate::cache::memory::{
+    FRAMES_WORDS, FrameMemory, LeftFrame, Numbers, give_back_saved, left_frames,
+};
 use ferry_device::{LeftBuffers, SHARED_BUFFERS_BYTES, SharedBuffers};
 pub use ferry_device::{SharedWords, Words};
 use ferry_journal::{LeftLog, Recovered, RequestId, Seq, TAIL_WORDS, Tail};
@@ -192,18 +194,12 @@ struct Retained {
 /// So many records are retained without a look.
 const RETAINED_MIN: usize = 256;
 
-#[derive(Debug, Default)]
-struct FreePages {
-    free: Vec<usize>,
-    used: usize,
-}
-
 /// The memory, and where in it things are.
 #[derive(Debug)]
 pub struct Known<W = SharedWords> {
     memory: Arc<W>,
     shards: Box<[Mutex<HashMap<u64, Page>>]>,
-    pages: Mutex<FreePages>,
+    pages: Mutex<Numbers>,
     retained: Mutex<Retained>,
     buffers: Option<Arc<SharedBuffers>>,
 }
@@ -371,14 +367,7 @@ impl<W: Words> Known<W> {
     /// A page for a block. `None`: there is none left.
     fn take_page(&self, block: u64) -> Option<Page> {
         let mut pages = self.pages.lock();
-        let number = pages.free.pop().or_else(|| {
-            let number = pages.used;
-            (number < PAGES_MAX).then(|| {
-                pages.used += 1;
-                self.memory.set(PAGES_USED_AT, pages.used as u64);
-                number
-            })
-        })?;
+        let number = pages.take(PAGES_MAX, |used| self.memory.set(PAGES_USED_AT, used))?;
         self.memory.set(BLOCKS_AT + number, block + 1);
         Some(Page { number, live: 0 })
     }
@@ -463,7 +452,7 @@ impl<W: Words> Known<W> {
             let number = page.number;
             shard.remove(&block);
             self.memory.set(BLOCKS_AT + number, 0);
-            self.pages.lock().free.push(number);
+            self.pages.lock().give_back(number);
         }
     }
 

@@ -63,16 +63,37 @@ pub(crate) struct FrameMemory {
     /// The first word.
     base: usize,
     classes: [Mutex<Class>; CLASSES.len()],
-    chunks: Mutex<FreeChunks>,
+    chunks: Mutex<Numbers>,
     /// Words of large slots that are free and have their memory, and how many may.
     spare: AtomicUsize,
     spare_max: usize,
 }
 
+/// Numbers that are given out and come back.
 #[derive(Debug, Default)]
-struct FreeChunks {
+pub(crate) struct Numbers {
     used: usize,
     free: Vec<usize>,
+}
+
+impl Numbers {
+    /// A number below `most`, if there is one. `more` hears how many there are, if there is one
+    /// more than ever.
+    pub(crate) fn take(&mut self, most: usize, more: impl FnOnce(u64)) -> Option<usize> {
+        self.free.pop().or_else(|| {
+            let number = self.used;
+            (number < most).then(|| {
+                self.used += 1;
+                more(self.used as u64);
+                number
+            })
+        })
+    }
+
+    /// Nobody uses the number any more.
+    pub(crate) fn give_back(&mut self, number: usize) {
+        self.free.push(number);
+    }
 }
 
 /// Chunks of one class.
@@ -123,6 +144,16 @@ fn slot_words(class: usize) -> usize {
 /// others.
 fn spare_words(class: usize) -> usize {
     if CLASSES[class] < LARGE_WORDS { 0 } else { slot_words(class) }
+}
+
+/// Where a chunk begins.
+fn chunk_at(chunk: usize) -> usize {
+    DATA_AT + chunk * CHUNK_WORDS
+}
+
+/// Where the note of a slot is.
+fn slot_at(class: usize, chunk: usize, number: usize) -> usize {
+    chunk_at(chunk) + number * slot_words(class)
 }
 
 /// Slots of a chunk.
@@ -192,22 +223,15 @@ impl FrameMemory {
         let steps = |slots: usize| (slots * slot_words(class)).div_ceil(STEP_WORDS);
         let new = steps(number)..steps(number + 1);
         if !new.is_empty() {
-            let first = self.base + DATA_AT + chunk * CHUNK_WORDS;
+            let first = self.base + chunk_at(chunk);
             self.words.bring_in(first + new.start * STEP_WORDS..first + new.end * STEP_WORDS);
         }
     }
 
     fn take_chunk(&self, class: usize) -> Option<usize> {
         let mut chunks = self.chunks.lock();
-        let chunk = chunks.free.pop().or_else(|| {
-            let chunk = chunks.used;
-            (chunk < CHUNKS_MAX).then(|| {
-                chunks.used += 1;
-                self.word(0).store(chunks.used as u64, Ordering::Release);
-                chunk
-            })
-        });
-        let chunk = chunk?;
+        let more = |used| self.word(0).store(used, Ordering::Release);
+        let chunk = chunks.take(CHUNKS_MAX, more)?;
         self.word(CHUNKS_AT + chunk).store(class as u64 + 1, Ordering::Release);
         Some(chunk)
     }
@@ -228,7 +252,7 @@ impl FrameMemory {
         if words == 0 || self.spare.fetch_add(words, Ordering::Relaxed) + words <= self.spare_max {
             return false;
         }
-        let first = self.base + DATA_AT + chunk * CHUNK_WORDS + number * slot_words(class);
+        let first = self.base + slot_at(class, chunk, number);
         let is_empty = self.words.make_zero(first + NOTE_WORDS..first + slot_words(class)).is_ok();
         if is_empty {
             self.spare.fetch_sub(words, Ordering::Relaxed);
@@ -257,9 +281,9 @@ impl FrameMemory {
         let spare = free.map_or(0, |free| free.again.len()) * spare_words(class);
         self.spare.fetch_sub(spare, Ordering::Relaxed);
         self.word(CHUNKS_AT + chunk).store(0, Ordering::Release);
-        let first = self.base + DATA_AT + chunk * CHUNK_WORDS;
+        let first = self.base + chunk_at(chunk);
         match self.words.make_zero(first..first + CHUNK_WORDS) {
-            Ok(()) => self.chunks.lock().free.push(chunk),
+            Ok(()) => self.chunks.lock().give_back(chunk),
             Err(error) => tracing::warn!(%error, "memory of the cache is not given back"),
         }
     }
@@ -268,7 +292,7 @@ impl FrameMemory {
 impl Slot {
     /// Where its note is.
     fn at(&self) -> usize {
-        DATA_AT + self.chunk * CHUNK_WORDS + self.number * slot_words(self.class)
+        slot_at(self.class, self.chunk, self.number)
     }
 
     fn words(&self) -> &[AtomicU64] {
@@ -390,7 +414,7 @@ fn left_chunks(words: &SharedWords, base: usize) -> impl Iterator<Item = (usize,
     let used = 0..get(0).min(CHUNKS_MAX);
     let of_class = move |chunk| {
         let class = get(CHUNKS_AT + chunk).checked_sub(1)?;
-        (class < CLASSES.len()).then_some((class, base + DATA_AT + chunk * CHUNK_WORDS))
+        (class < CLASSES.len()).then_some((class, base + chunk_at(chunk)))
     };
     used.filter_map(of_class)
 }
@@ -442,14 +466,19 @@ pub(crate) fn give_back_saved(words: &SharedWords, base: usize) {
 }
 
 impl LeftFrame {
-    /// Copies from byte `at` of the folio on; zeros outside of what is held.
+    /// Copies from byte `at` of the folio on, with which a word begins; zeros outside of what is
+    /// held.
     pub(crate) fn copy_out(&self, words: &SharedWords, at: usize, out: &mut [u8]) {
-        for (offset, byte) in (at..).zip(out) {
-            let inside = offset.checked_sub(self.first).filter(|inside| *inside < self.len);
-            *byte = inside.map_or(0, |inside| {
-                let word = words.words()[self.at + inside / 8].load(Ordering::Relaxed);
-                word.to_ne_bytes()[inside % 8]
-            });
+        let end = at + out.len();
+        out.fill(0);
+        let held = at.max(self.first)..end.min(self.first + self.len);
+        if held.is_empty() {
+            return;
+        }
+        let first = self.at + (held.start - self.first) / size_of::<u64>();
+        let out = out[held.start - at..held.end - at].chunks_mut(size_of::<u64>());
+        for (bytes, word) in out.zip(&words.words()[first..]) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[..bytes.len()]);
         }
     }
 }

@@ -317,17 +317,14 @@ impl LocalFs {
         self.adopt_all(&carried)?;
         self.note_made(&left.made);
         self.handles.begin_epoch(self.env.entropy.next_u64() as u32);
+        // The space of what has no name is on its way back, if the kernel does not know it.
         let is_unsaved = |it: &&KnownInode| {
             it.flags & (inode_flag::UNSAVED | inode_flag::LOST) == inode_flag::UNSAVED
+                && (it.lookups > 0 || !nameless.contains(&it.ino))
         };
         let mut restored = 0;
         for inode in left.inodes.iter().filter(is_unsaved) {
             let frames = left.contents.get(&inode.ino).map_or(&[][..], Vec::as_slice);
-            if nameless.contains(&inode.ino) && !carried.inodes.iter().any(|it| it.ino == inode.ino)
-            {
-                // Its space is on its way back.
-                continue;
-            }
             match self.restore(&words, inode, frames) {
                 Ok(()) => restored += 1,
                 Err(error) => {

@@ -16,7 +16,7 @@ use crate::space::segments::Chunk;
 use crate::store::data_store::{Busy, DataStore, count};
 use crate::writeback::batch::{BATCH_BLOCKS, Contents, OpenBatch, Taken, Work};
 use crate::writeback::map::Entry;
-use ferry_device::AlignedBuf;
+use ferry_device::{AlignedBuf, SHARED_BUFFER_MAX};
 use ferry_journal::{Credits, DataExtent, Journal};
 use parking_lot::RwLockReadGuard;
 use std::ops::Range;
@@ -24,6 +24,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const BLOCK_BYTES: usize = BLOCK as usize;
+/// The longest buffer: a full batch and its summaries. It can outlive the process.
+const BUFFER_BYTES: usize = (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES;
+const _: () = assert!(BUFFER_BYTES <= SHARED_BUFFER_MAX);
 /// What one run of blocks may cost a transaction beside its checksums: the halves of an extent that
 /// it splits.
 const RUN_BYTES: usize = 2300;
@@ -49,9 +52,8 @@ struct Taking {
 impl DataStore {
     /// Room for a chunk's data.
     pub(crate) fn open_batch(&self, chunk: Option<Chunk>, busy: Busy) -> OpenBatch {
-        let large = (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES;
         let blocks = chunk.as_ref().map(|c| (c.len + c.summaries()) as usize);
-        let buf = blocks.map(|b| self.writes.buffer(b * BLOCK_BYTES, large));
+        let buf = blocks.map(|b| self.writes.buffer(b * BLOCK_BYTES, BUFFER_BYTES));
         let range = chunk.as_ref().map_or(0..0, |c| {
             let first = self.table.first_block(c.segment) + u64::from(c.at);
             first..first + u64::from(c.len + c.summaries())
@@ -253,7 +255,7 @@ impl DataStore {
                 crcs.iter().fold(0, |all, crc| crc32c::crc32c_append(all, &crc.to_le_bytes()));
             let offset = (self.table.first_block(chunk.segment) + u64::from(chunk.at)) * BLOCK;
             buf.goes_to(offset);
-            self.writes.keep(&buf, (BATCH_BLOCKS as usize + 16) * BLOCK_BYTES);
+            self.writes.keep(&buf, BUFFER_BYTES);
             data = Some(DataExtent { offset, buf, crc: all });
         }
         if data.is_none() {
