@@ -235,3 +235,22 @@ fn contexts_end_before_the_first_whose_data_is_neither_on_the_device_nor_in_memo
     }
     assert!(shorter > 5, "{shorter}");
 }
+
+#[test]
+fn a_log_that_somebody_else_has_written_to_is_theirs_for_each_process_that_goes_on() {
+    let (life, _) = Life::lived(7, 60);
+    let killed = life.killed();
+    let mut device = Arc::new(killed.device.copy());
+    let Killed { geo, env, .. } = &killed;
+    let (others, _) = Volume { dev: device.clone() as _, geo: *geo, env: env.clone() }.open();
+    std::mem::forget(others);
+    // The first of them is killed, too.
+    for number in 0..2 {
+        device = Arc::new(device.copy());
+        let (journal, recovered) = killed.open(&device, &killed.memory).unwrap();
+        assert!(!recovered.is_ours, "{number}");
+        std::mem::forget(journal);
+    }
+    let (_, recovered) = killed.open(&Arc::new(killed.device.copy()), &killed.memory).unwrap();
+    assert!(recovered.is_ours);
+}

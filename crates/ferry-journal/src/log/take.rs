@@ -69,7 +69,9 @@ pub fn take(
         replayed.bytes += blocks_for(body_len) * LOG_BLOCK as u64;
         taken += 1;
     }
-    tail.taken(replayed.end.seq);
+    if left.is_ours {
+        tail.taken(replayed.end.seq);
+    }
     if found > 0 {
         tracing::info!(taken, lost = found - taken, "contexts that the log did not have yet");
     }
