@@ -33,6 +33,17 @@ in_bare_debian() {
     mount -t fuse.ferry /srv/data.ferry /mnt
     cp -a /usr/share /mnt/share
     diff -r /usr/share /mnt/share
+    program() { readlink "/proc/$(ferry stats /mnt --json | grep -o "\"daemon\": *[0-9]*" | grep -o "[0-9]*\$")/exe"; }
+    echo begun >/mnt/open
+    exec 3>>/mnt/open
+    cp /usr/bin/ferry /usr/bin/ferry.other
+    mv /usr/bin/ferry.other /usr/bin/ferry
+    test "$(program)" = "/usr/bin/ferry (deleted)"
+    dpkg -i /tmp/ferryfs.deb
+    test "$(program)" = /usr/bin/ferry
+    echo ended >&3
+    test "$(cat /mnt/open)" = "$(printf "begun\nended")"
+    exec 3>&-
     ferry umount /mnt
     ferry fsck /srv/data.ferry
     dpkg --purge ferryfs

@@ -177,6 +177,35 @@ fn space_is_given_back_once_for_many_log_writes() {
     journal.close().unwrap();
 }
 
+/// A process that recovers it would ask a store for each record.
+#[test]
+fn a_log_far_away_is_checkpointed_at_some_thousand_contexts_and_one_on_disk_when_it_fills_up() {
+    const CONTEXTS: u64 = 2500;
+    let moves = |far: bool| {
+        let geo = geometry(64 << 20, 256);
+        let memory = Arc::new(MemDevice::new(device_len(&geo)));
+        let device = HookedDevice::new(memory).far_away(if far { 1 << 20 } else { 0 });
+        // An idle log is not checkpointed meanwhile.
+        let options = JournalOptions { commit_interval: Duration::from_secs(60), ..options(true) };
+        let volume = Volume::on(Arc::new(device), geo, Env::real());
+        let (journal, _) = volume.open_with(options).unwrap();
+        let moves = || journal.stats().tail_moves;
+        let before = moves();
+        for n in 0..CONTEXTS {
+            force(&journal, put(&journal, &n.to_be_bytes(), &[7; 100])).unwrap();
+        }
+        let clock = Env::real().clock;
+        let until = clock.monotonic() + Duration::from_secs(20);
+        while far && moves() == before && clock.monotonic() < until {
+            std::thread::yield_now();
+        }
+        let moved = moves() - before;
+        journal.close().unwrap();
+        moved
+    };
+    assert_eq!((moves(false), moves(true)), (0, 1));
+}
+
 #[test]
 fn a_change_is_durable_in_time_though_the_thread_would_rest_for_longer() {
     let interval = Duration::from_secs(2);

@@ -28,8 +28,8 @@ use crate::keys::Passphrase;
 use crate::runs::Run;
 use crate::store::Store;
 use crate::volume::{
-    Chain, FoundRoot, Shards, Volume, is_newest_root, load_shards, newest_claim, newest_whole_root,
-    read_root, read_super,
+    Chain, Followed, FoundRoot, Shards, SmallObjects, Volume, is_newest_root, load_shards,
+    newest_claim, newest_whole_root, read_root, read_super,
 };
 use ferry_env::Env;
 use std::collections::HashMap;
@@ -70,7 +70,7 @@ pub(crate) struct Owned {
 
 /// What a follower has seen last.
 struct Seen {
-    chain: Chain,
+    chain: Arc<Chain>,
     shards: HashMap<(u64, ObjectRef), Arc<[Run<Location>]>>,
 }
 
@@ -84,6 +84,8 @@ pub struct Follower {
     seen: Option<Seen>,
     /// The root that another process had seen last, from which this one goes on.
     before: Option<u64>,
+    /// Small objects of the log, before the first look.
+    read: SmallObjects,
 }
 
 impl Follower {
@@ -117,7 +119,19 @@ impl Follower {
             cache: cache.map(Arc::new),
             seen: None,
             before: None,
+            read: SmallObjects::default(),
         }
+    }
+
+    /// Has so many bytes of small objects of the log in memory, for who recovers the volume behind
+    /// this follower.
+    pub(crate) fn remember(&mut self, bytes_max: usize) {
+        self.read = SmallObjects::of_at_most(bytes_max);
+    }
+
+    /// What was read of the log, for a claimant.
+    pub fn followed(&self) -> Followed {
+        Followed(self.seen.as_ref().map(|seen| Arc::clone(&seen.chain)))
     }
 
     /// Goes on from this root, which another process has seen last: the first look tells whether
@@ -227,12 +241,12 @@ impl Follower {
             },
             (None, None) => false,
         };
-        let mut chain = Chain::new(root);
+        let mut chain = Chain { read: Some(self.read.clone()), ..Chain::new(root) };
         if let Some(seen) = before {
             chain.take_from(&seen.chain);
         }
         chain.follow(&self.access, &self.volume, None)?;
-        Ok((Seen { chain, shards }, new_timeline))
+        Ok((Seen { chain: Arc::new(chain), shards }, new_timeline))
     }
 
     /// Whether one of the roots behind that of `seen`, up to `newest`, was a rollback.
@@ -296,7 +310,7 @@ impl Follower {
             new_timeline,
             device: ObjectDevice::version(
                 self.access.clone(),
-                (self.volume.clone(), found.chain.clone(), shards),
+                (self.volume.clone(), Chain::clone(&found.chain), shards),
                 self.cache.clone(),
                 self.limits,
                 &self.env,

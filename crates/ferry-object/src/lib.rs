@@ -114,4 +114,4 @@ pub use space::SnapshotSizes;
 pub use standby::{Found, Standby};
 pub use store::{Held, RequestCosts, Store, Waiting};
 pub use url::{S3Url, StoreUrl};
-pub use volume::{Claimant, VolumeOptions};
+pub use volume::{Claimant, Followed, VolumeOptions};

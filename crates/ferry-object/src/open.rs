@@ -20,7 +20,7 @@ use crate::space::SnapshotSizes;
 use crate::standby::Standby;
 use crate::store::{Store, exists};
 use crate::url::StoreUrl;
-use crate::volume::{Claimant, VolumeOptions, identify, list_snapshots, read_super};
+use crate::volume::{Claimant, Followed, VolumeOptions, identify, list_snapshots, read_super};
 use ferry_device::Snapshot;
 use ferry_env::Env;
 use std::fs;
@@ -35,7 +35,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a volume is opened for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub enum Opening {
     /// To be read while nobody owns it. Nothing is claimed.
     Read,
@@ -52,6 +52,8 @@ pub enum Opening {
     OwnAsOneOfSeveral {
         /// From the owner of this epoch, too, which may be alive.
         from: Option<u64>,
+        /// What it has read while it stood by.
+        followed: Followed,
     },
 }
 
@@ -126,7 +128,7 @@ fn claimant(
                     locks
                 }
                 // A reader without the right to write there knows nothing of dead owners.
-                Err(error) if *opening == Opening::Read => {
+                Err(error) if matches!(opening, Opening::Read) => {
                     tracing::debug!(%error, "no locks on this machine");
                     owner.machine = String::new();
                     DirLocks::new(machine_directory(&name))
@@ -135,15 +137,21 @@ fn claimant(
             }
         }
     };
-    let (take_over, force, only_from) = match *opening {
-        Opening::Read | Opening::Snapshot(_) => (false, false, None),
-        Opening::Own { take_over, force } => (take_over, force, None),
-        Opening::OwnAsOneOfSeveral { from } => (from.is_some(), false, from),
-    };
-    let beats = matches!(opening, Opening::OwnAsOneOfSeveral { .. });
     let locks = Some(Arc::new(locks) as Arc<dyn Locks>);
-    let rest = Claimant::default();
-    Ok(Claimant { owner, take_over, locks, passphrase, force, beats, only_from, ..rest })
+    let claimant = Claimant { owner, locks, passphrase, ..Claimant::default() };
+    Ok(match opening {
+        Opening::Read | Opening::Snapshot(_) => claimant,
+        Opening::Own { take_over, force } => {
+            Claimant { take_over: *take_over, force: *force, ..claimant }
+        }
+        Opening::OwnAsOneOfSeveral { from, followed } => Claimant {
+            take_over: from.is_some(),
+            only_from: *from,
+            followed: followed.clone(),
+            beats: true,
+            ..claimant
+        },
+    })
 }
 
 fn limits() -> Limits {

@@ -15,12 +15,16 @@
 
 use crate::error::ObjectError;
 use crate::follow::{Follower, Owned};
+use crate::volume::Followed;
 use std::time::Duration;
 
 /// An owner that is silent for so long is taken for dead: some heartbeats.
 const SILENCE: Duration = Duration::from_secs(4);
 /// The pause between two looks.
 const LOOK: Duration = Duration::from_millis(500);
+/// Bytes of the log's objects in memory, for the moment when the volume is this server's: as much
+/// as the log of a file system has.
+const REMEMBERED: usize = 64 << 20;
 
 /// What a look has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +91,8 @@ impl Standby {
     pub const PAUSE: Duration = LOOK;
 
     /// For the volume that is followed.
-    pub fn new(follower: Follower) -> Self {
+    pub fn new(mut follower: Follower) -> Self {
+        follower.remember(REMEMBERED);
         let silence = Silence::default();
         Self { follower, version: (0, false), owner: None, next_beat: 0, silence }
     }
@@ -95,6 +100,11 @@ impl Standby {
     /// Who has the volume, as far as is known.
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_ref().filter(|_| !self.is_closed()).map(|owner| owner.name.as_str())
+    }
+
+    /// What was read of the log, for the claim.
+    pub fn followed(&self) -> Followed {
+        self.follower.followed()
     }
 
     fn epoch(&self) -> u64 {

@@ -28,7 +28,7 @@ use ferry_device::Snapshot;
 use ferry_env::Env;
 use ferry_env::planted::{Bug, is_planted};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ use std::time::Duration;
 const WINDOW_DEFAULT: u32 = 64;
 /// So many owners that have not served are looked at, to find out whether all are dead.
 const LOOK_BACK_MAX: u64 = 64;
-/// Bytes of small objects in memory, at most.
+/// Bytes of small objects that somebody has in memory who reads the log once, at most.
 const SMALL_BYTES_MAX: usize = 16 << 20;
 
 /// What a new volume is to be.
@@ -380,21 +380,34 @@ pub(crate) struct Chain {
 
 /// Small objects, of which a request for the beginning brought all bytes. The log of the file
 /// system has one for each flush.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct SmallObjects {
-    objects: HashMap<ObjectRef, Arc<Vec<u8>>>,
+    objects: BTreeMap<ObjectRef, Arc<Vec<u8>>>,
     len: usize,
+    bytes_max: usize,
+}
+
+impl Default for SmallObjects {
+    fn default() -> Self {
+        Self::of_at_most(SMALL_BYTES_MAX)
+    }
 }
 
 impl SmallObjects {
-    /// Adds all bytes of an object, as long as there is room.
+    pub fn of_at_most(bytes_max: usize) -> Self {
+        Self { objects: BTreeMap::new(), len: 0, bytes_max }
+    }
+
+    /// Adds all bytes of an object. Where there is no room, the oldest of the log leave.
     pub fn add(&mut self, object: ObjectRef, bytes: Arc<Vec<u8>>) {
-        if self.len + bytes.len() > SMALL_BYTES_MAX {
-            return;
-        }
         self.len += bytes.len();
         if let Some(before) = self.objects.insert(object, bytes) {
             self.len -= before.len();
+        }
+        while self.len > self.bytes_max
+            && let Some((_, oldest)) = self.objects.pop_first()
+        {
+            self.len -= oldest.len();
         }
     }
 
@@ -405,7 +418,7 @@ impl SmallObjects {
 
     /// Nothing here is read any more, or it was damaged on its way.
     pub fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self::of_at_most(self.bytes_max);
     }
 }
 
@@ -421,8 +434,13 @@ impl Chain {
     }
 
     /// Goes on where an earlier chain ended, if that went past this one's end. What it has from
-    /// there on must not have been deleted since.
+    /// there on must not have been deleted since. Objects that were read of the log before stay,
+    /// for the file system's log goes back behind the root: a name that the map has was never
+    /// deleted, so it means what it meant then.
     pub fn take_from(&mut self, earlier: &Self) {
+        if self.read.is_some() && earlier.read.is_some() {
+            self.read.clone_from(&earlier.read);
+        }
         let end = (self.next, self.last_id);
         let begins = (earlier.root.root.first, earlier.root.root.last_id) == end;
         let at = earlier.links.iter().position(|link| (link.header.next, link.header.id) == end);
@@ -593,7 +611,13 @@ pub struct Claimant {
     pub backs_up: bool,
     /// Is told of a wait that the user would wonder about.
     pub tell: Option<fn(&str)>,
+    /// What it has followed of the volume before, if it has.
+    pub followed: Followed,
 }
+
+/// What a [`Follower`](crate::Follower) has read of a volume's log.
+#[derive(Clone, Default)]
+pub struct Followed(pub(crate) Option<Arc<Chain>>);
 
 impl Claimant {
     /// Whether the owner that claimed this epoch is known to be dead.
@@ -735,6 +759,9 @@ pub(crate) fn claim(
     let beats = beats.transpose()?;
     let take_over = || {
         let mut chain = Chain::to_recover(take_over_root(access, &volume, env)?);
+        if let Some(followed) = &claimant.followed.0 {
+            chain.take_from(followed);
+        }
         chain.end(access, &volume, env)?;
         access.store.settle();
         let wait = match before {

@@ -10,6 +10,8 @@ use ferry_object::{
     Claimant, Limits, ObjectDevice, ObjectError, S3Settings, S3Store, Store, ThreadExecutor,
     TimeLimits, VolumeOptions, prove,
 };
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -39,6 +41,33 @@ fn open(settings: &S3Settings) -> S3Store {
 
 fn store(fake: &Fake) -> S3Store {
     open(&settings(&fake.url(), &[]).expect("they are complete"))
+}
+
+/// A process that is stopped between two writes leaves half of an object, and some stores lock its
+/// name then.
+#[test]
+fn a_small_object_is_sent_with_one_write() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("it has an address"));
+    let served = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("the store is called");
+        [1000, 30_000].map(|_| {
+            let mut bytes = vec![0; 1 << 20];
+            let len = stream.read(&mut bytes).expect("a request comes");
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").expect("it hears");
+            bytes.truncate(len);
+            bytes
+        })
+    });
+    let store = open(&settings(&url, &[]).expect("they are complete"));
+    for (len, byte) in [(1000, 1), (30_000, 2)] {
+        store.put("s/1", &vec![byte; len]).expect("put");
+    }
+    let requests = served.join().expect("it has answered");
+    for (request, (len, byte)) in requests.iter().zip([(1000, 1), (30_000, 2)]) {
+        assert!(request.starts_with(b"PUT "));
+        assert!(request.ends_with(&[b"\r\n\r\n".to_vec(), vec![byte; len]].concat()));
+    }
 }
 
 #[test]

@@ -6,8 +6,8 @@ use common::TestStore;
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice};
 use ferry_env::{Clock, Env};
 use ferry_object::{
-    Claimant, Follower, Found, Limits, ObjectDevice, ObjectError, Standby, ThreadExecutor,
-    VolumeOptions,
+    Claimant, Followed, Follower, Found, Limits, ObjectDevice, ObjectError, Standby,
+    ThreadExecutor, VolumeOptions,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,9 +47,20 @@ impl World {
     }
 
     fn open(&self, from: Option<u64>, beats: bool) -> Result<Arc<ObjectDevice>, ObjectError> {
+        self.open_behind(Followed::default(), from, beats)
+    }
+
+    fn open_behind(
+        &self,
+        followed: Followed,
+        from: Option<u64>,
+        beats: bool,
+    ) -> Result<Arc<ObjectDevice>, ObjectError> {
         let take_over = from.is_some();
-        let claimant = Claimant { take_over, only_from: from, beats, ..Claimant::default() };
-        let limits = Limits { term: Duration::from_millis(20), ..Limits::default() };
+        let claimant =
+            Claimant { take_over, only_from: from, beats, followed, ..Claimant::default() };
+        let term = Duration::from_millis(20);
+        let limits = Limits { term, root_log_objects: 100, ..Limits::default() };
         ObjectDevice::open(self.objects.store(), self.threads(), &claimant, limits, &self.env)
     }
 
@@ -149,4 +160,37 @@ fn a_claimant_that_died_before_it_wrote_a_root_is_silent() {
     assert!(is_some_heartbeats(after), "{after:?}");
     let next = world.open(Some(epoch), true).expect("it is taken over");
     next.close().expect("it is closed");
+}
+
+#[test]
+fn who_stood_by_takes_the_volume_over_without_the_log_being_read_again() {
+    const FLUSHES: u64 = 250;
+    let world = World::new();
+    let owner = world.open(None, true).expect("it is free");
+    let mut standby = world.standby();
+    for number in 0..FLUSHES {
+        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+        block.fill(number as u8 + 1);
+        owner.write(number * BLOCK_SIZE as u64, &block).expect("it is written");
+        owner.flush().expect("it is durable");
+        if number % 7 == 0 {
+            world.look(&mut standby);
+        }
+    }
+    assert!(owner.stats().root > 2, "roots were written: the map has most of the log");
+    let (_, found) = world.silent_after(&mut standby);
+    let Found::Silent { epoch } = found else { panic!("{found:?}") };
+    let asked = |followed: Followed, from: u64| {
+        let next = world.open_behind(followed, Some(from), true).expect("it is taken over");
+        for number in 0..FLUSHES {
+            let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+            next.read(number * BLOCK_SIZE as u64, &mut block).expect("it is there");
+            assert!(block.iter().all(|byte| *byte == number as u8 + 1), "block {number}");
+        }
+        next.stats().gets
+    };
+    let behind = asked(standby.followed(), epoch);
+    let alone = asked(Followed::default(), epoch + 1);
+    assert!(behind < 60, "{behind} requests");
+    assert!(alone > FLUSHES, "{alone} requests");
 }

@@ -864,11 +864,15 @@ pub struct ResizeArgs {
 #[command(after_help = "\
 The daemon of the mount ends in order, and the program that runs this command goes on with its mount: nothing is unmounted, open files stay open,
 and programs wait meanwhile. If the new program does not start, the one before goes on. It works for volumes on disks of this machine and in stores, for mounts of a server, and for replicas.
-  apt-get install ./ferryfs_0.3.0_amd64.deb && ferry upgrade-mount /mnt")]
+  ferry upgrade-mount /mnt
+  ferry upgrade-mount --all")]
 pub struct UpgradeMountArgs {
     /// The mount point, or any directory in it; or the volume
-    #[arg(value_name = "MOUNTPOINT|VOLUME")]
-    pub target: Location,
+    #[arg(value_name = "MOUNTPOINT|VOLUME", required_unless_present = "all")]
+    pub target: Option<Location>,
+    /// All mounts of this machine, as the packages do when they bring a newer program
+    #[arg(long, conflicts_with = "target")]
+    pub all: bool,
     /// Another program to go on
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,

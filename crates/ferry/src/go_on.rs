@@ -32,20 +32,47 @@ const SILENCE: Duration = Duration::from_secs(10);
 
 /// Runs the command.
 pub fn run(args: &UpgradeMountArgs) -> Result<(), CliError> {
-    let mount = mounts::meant(&args.target)?;
+    let named = args.program.as_deref();
+    let Some(target) = &args.target else {
+        return run_all(&program(named)?);
+    };
+    let mount = mounts::meant(target)?;
     mounts::must_be_reached(&mount)?;
-    let program = program(args.program.as_deref())?;
+    replace(&mount, &program(named)?)
+}
+
+/// Each mount for itself: one that stays with its program keeps no other one from a change.
+fn run_all(program: &Path) -> Result<(), CliError> {
+    let mounts = mounts::list().map_err(CliError::path("/proc/self/mountinfo", "cannot read"))?;
+    let (mut tried, mut failed) = (0, 0);
+    for mount in mounts::one_of_each(&mounts) {
+        tried += 1;
+        if let Err(error) = replace(mount, program) {
+            eprintln!("ferry: {error}");
+            failed += 1;
+        }
+    }
+    match failed {
+        0 => Ok(()),
+        _ => Err(CliError::Failed(format!(
+            "{failed} of {tried} mounts go on in the program of before"
+        ))),
+    }
+}
+
+/// Lets the daemon of a mount end, and waits until `program` goes on.
+fn replace(mount: &Mount, program: &Path) -> Result<(), CliError> {
     let failed = |why: &str| CliError::Failed(format!("{}: {why}", mount.target.display()));
-    let before = asked::daemon(&mount);
+    let before = asked::daemon(mount);
     let question = format!("{GO_ON}{}", program.display());
     let why = ", and if no other process goes on with the mount just now";
-    let answer = asked::must_ask(&mount, &question, SETTLES, why)?;
+    let answer = asked::must_ask(mount, &question, SETTLES, why)?;
     if let Some(why) = answer["refused"].as_str() {
         return Err(failed(&printable(why)));
     }
     let clock = Env::real().clock;
     let asked_at = clock.monotonic();
-    let next = next_daemon(&mount, before, || clock.monotonic() - asked_at < STARTS)?;
+    let next = next_daemon(mount, before, || clock.monotonic() - asked_at < STARTS)?;
     let paused = clock.monotonic() - asked_at;
     let runs = std::fs::read_link(format!("/proc/{next}/exe"));
     if runs.is_ok_and(|runs| runs != program) {

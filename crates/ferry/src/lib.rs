@@ -54,6 +54,7 @@ mod debug;
 mod diff;
 mod doctor;
 mod error;
+mod execute;
 mod flame;
 mod fsck;
 mod go_on;

@@ -14,6 +14,8 @@ use tracing_subscriber::fmt::{self, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::execute;
+
 /// Where syslogd and journald listen.
 const SYSLOG_SOCKET: &str = "/dev/log";
 /// The environment variable that says how much is logged.
@@ -104,6 +106,9 @@ const WHAT_A_PANIC_MEANS: &str = "this is a bug in ferry, and the volume is safe
 /// next server, which would panic, too.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|info| {
+        while execute::is_under_way() {
+            std::thread::park();
+        }
         if ferry_journal::panic_is_caught() {
             // The home store's database has read damaged pages. The caller gets an error.
             tracing::error!("the home store is damaged: {info}");

@@ -222,6 +222,13 @@ pub fn must_be_reached(mount: &Mount) -> Result<(), CliError> {
     }
 }
 
+/// One mount of each FerryFS that can be reached. What is mounted at several places has one daemon.
+pub fn one_of_each(mounts: &[Mount]) -> Vec<&Mount> {
+    let mut devices = BTreeSet::new();
+    let reached = mounts.iter().filter(|m| m.is_ferry() && cover(m, mounts).is_none());
+    reached.filter(|m| devices.insert(&m.device)).collect()
+}
+
 /// The mount at the same mount point that hides this one.
 pub fn cover<'m>(mount: &Mount, mounts: &'m [Mount]) -> Option<&'m Mount> {
     mounts.iter().find(|m| m.parent == mount.id && m.id != mount.id && m.target == mount.target)
@@ -316,6 +323,14 @@ mod tests {
         assert!(several(&mounts[2], &mounts).is_empty());
         mounts.extend(parse(b"39 36 0:55 / /a rw - tmpfs none rw\n"));
         assert!(several(&mounts[1], &mounts).is_empty(), "the other one is hidden");
+    }
+
+    #[test]
+    fn of_each_daemon_one_mount_is_taken_that_can_be_reached() {
+        let text = b"36 35 0:52 / /a rw - fuse.ferry /v rw\n37 36 0:53 / /a rw - fuse.ferry /w rw\n38 35 0:52 / /b rw - fuse.ferry /v rw\n39 35 0:53 /d /c rw - fuse.ferry /w rw\n40 35 0:54 / /e rw - tmpfs none rw\n";
+        let mounts = parse(text);
+        let taken: Vec<_> = one_of_each(&mounts).into_iter().map(|mount| mount.id).collect();
+        assert_eq!(taken, [37, 38], "36 is hidden, 39 has the daemon of 37");
     }
 
     #[test]

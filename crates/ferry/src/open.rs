@@ -12,9 +12,9 @@ use ferry_device::{
 use ferry_env::Env;
 use ferry_fs::{Given, LocalFs};
 use ferry_object::{
-    BackupSource, CacheOptions, Follower, ObjectDevice, ObjectError, OnDisk, Opening, Passphrase,
-    Snapshot, SnapshotSizes, Standby, StoreUrl, backup_source, follow_volume, open_to_copy,
-    open_volume, snapshot_sizes, snapshots_of, stand_by,
+    BackupSource, CacheOptions, Followed, Follower, ObjectDevice, ObjectError, OnDisk, Opening,
+    Passphrase, Snapshot, SnapshotSizes, Standby, StoreUrl, backup_source, follow_volume,
+    open_to_copy, open_volume, snapshot_sizes, snapshots_of, stand_by,
 };
 
 use crate::error::CliError;
@@ -383,15 +383,16 @@ pub fn stand_by_in_store(
 }
 
 /// Opens the volume in a store for one server of several, which writes a heartbeat. `from`: from
-/// the owner of this epoch, too, which may be alive.
+/// the owner of this epoch, too, which may be alive; `followed`: what it has read while it stood
+/// by.
 pub fn open_for_one_of_several(
     volume: &Location,
     url: &StoreUrl,
-    from: Option<u64>,
+    (from, followed): (Option<u64>, Followed),
     on_disk: &OnDisk,
     env: &Env,
 ) -> Result<Opened, OpenError> {
-    let opening = Opening::OwnAsOneOfSeveral { from };
+    let opening = Opening::OwnAsOneOfSeveral { from, followed };
     // The passphrase may have changed since this server stands by.
     let opened = open_in_store(volume, &OnceCell::new(), |passphrase| {
         open_volume(url, opening.clone(), passphrase.cloned(), on_disk, env)

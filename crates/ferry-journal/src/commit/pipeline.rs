@@ -67,8 +67,8 @@ pub struct Pipe {
     pub next: Point,
     /// The log is durable up to here.
     pub end: Point,
-    /// Position where recovery would start.
-    pub tail: u64,
+    /// Where recovery would start.
+    pub tail: Point,
     /// The log before this position was discarded, or is written over.
     pub discarded: u64,
     /// Durable point: the newest context that a durable record, or the home store, names as
@@ -116,7 +116,7 @@ pub enum Action {
 
 impl Pipe {
     /// No record in flight; the log is durable up to `end` and starts at `tail`.
-    pub fn new(end: Point, tail: u64, dispatcher: Dispatcher) -> Self {
+    pub fn new(end: Point, tail: Point, dispatcher: Dispatcher) -> Self {
         Self {
             next: end,
             end,
@@ -149,7 +149,7 @@ impl Pipe {
 
     /// Blocks between the log's tail and its end.
     pub fn used_blocks(&self) -> u64 {
-        self.next.position - self.tail
+        self.next.position - self.tail.position
     }
 
     /// The flush policy and its statistics.

@@ -18,6 +18,9 @@ pub const LAYERS_MAX: usize = 6;
 /// of the log space that was free then is used: the changes since may have removed the keys that
 /// needed the room.
 const RETRY_FRACTION: u64 = 8;
+/// Contexts in the log, at about which it is checkpointed if each is a request to read: programs
+/// wait for these requests when a mount or a server goes on elsewhere.
+const FAR_CONTEXTS_MAX: u64 = 2000;
 /// Bytes in the home store for a changed key: the page that holds it is written anew.
 const PAGE: u64 = 4096;
 
@@ -53,7 +56,7 @@ impl Core {
             let mut head = self.head.write();
             head.barrier = pipe.end.seq;
             let layers = head.view.layers.iter().filter(|l| l.last <= pipe.end.seq).cloned();
-            (pipe.end, pipe.tail, layers.collect::<Vec<_>>())
+            (pipe.end, pipe.tail.position, layers.collect::<Vec<_>>())
         };
         if end.position == tail && !closing && !matches!(why, Checkpoint::Vacate(_)) {
             return Ok(());
@@ -81,7 +84,7 @@ impl Core {
         self.discard_log(tail);
         {
             let mut pipe = self.pipe.lock();
-            pipe.tail = end.position;
+            pipe.tail = end;
             pipe.advance_durable_point(end.seq);
         }
         if end.position > tail {
@@ -282,16 +285,24 @@ impl Core {
     /// Bytes of log that a checkpoint could release now.
     pub fn releasable(&self) -> u64 {
         let pipe = self.pipe.lock();
-        (pipe.end.position - pipe.tail) * LOG_BLOCK as u64
+        (pipe.end.position - pipe.tail.position) * LOG_BLOCK as u64
     }
 
     /// Whether it is time for a checkpoint: half of the log is used and a checkpoint would release
     /// much of that, or log space is short. A checkpoint that began only when space is short would
-    /// often end after the log is full, with every change waiting.
+    /// often end after the log is full, with every change waiting. Or a recovery would ask a store
+    /// for many records.
     pub fn fills_up(&self) -> bool {
         let log = self.log_bytes();
         let half = self.space.free() < log / 2 && self.releasable() >= log / 4;
-        half || self.short_of_space()
+        half || self.short_of_space() || self.is_slow_to_read()
+    }
+
+    fn is_slow_to_read(&self) -> bool {
+        self.disk.reads_ahead() && {
+            let pipe = self.pipe.lock();
+            pipe.end.seq.0 - pipe.tail.seq.0 >= FAR_CONTEXTS_MAX
+        }
     }
 
     /// Whether less than a quarter of the log is free, or a transaction waits for space.

@@ -128,7 +128,7 @@ impl Core {
             head: RwLock::new(Head::new(Seq(end.seq.0 + 1), view)),
             pipe: Mutex::new(Pipe::new(
                 end,
-                start.position,
+                start,
                 Dispatcher::new(options.flush, options.fast_flush)
                     .with_interval_min(options.flush_interval_min),
             )),

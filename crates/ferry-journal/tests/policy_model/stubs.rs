@@ -413,7 +413,7 @@ pub mod core {
                 head: Lock::new(Head { seq: Seq(1), transactions: 0 }),
                 pipe: Lock::new(Pipe::new(
                     Point { seq: Seq(0), position: 0, id: 0 },
-                    0,
+                    Point { seq: Seq(0), position: 0, id: 0 },
                     dispatcher,
                 )),
                 hold_timer: HoldTimer::default(),

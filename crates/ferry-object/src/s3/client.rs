@@ -5,6 +5,7 @@ use super::credentials::Credentials;
 use super::location::Address;
 use super::settings::{S3Settings, TimeLimits};
 use super::sign::{Unsigned, encode, query, sign};
+use super::whole::SendsWhole;
 use crate::error::ObjectError;
 use ferry_env::Clock;
 use ferry_env::activity::{self, Layer};
@@ -13,6 +14,8 @@ use std::path::Path;
 use std::sync::Arc;
 use ureq::http::Request as HttpRequest;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::unversioned::transport::{Connector, DefaultConnector};
 use ureq::{Agent, Error};
 
 /// Connections that wait for the next request; one for each of the threads that talk to the store.
@@ -82,7 +85,8 @@ impl Client {
                 .unversioned_rustls_crypto_provider(provider);
             config = config.https_only(true).tls_config(tls.build());
         }
-        let agent = Agent::new_with_config(config.build());
+        let connector = DefaultConnector::default().chain(SendsWhole);
+        let agent = Agent::with_parts(config.build(), connector, DefaultResolver::default());
         Ok(Self { agent, bucket: bucket.into(), address, region, credentials, limits, clock })
     }
 

@@ -24,6 +24,7 @@ mod rules;
 mod settings;
 mod sign;
 mod time;
+mod whole;
 
 pub(crate) use location::closing_slash;
 pub use location::{Endpoint, S3Location};

@@ -12,8 +12,8 @@ use crate::device::{Fault, Op, SimDevice, SimRng};
 use ferry_device::{AlignedBuf, BLOCK_SIZE, BlockDevice, Io, LockHolder};
 use ferry_env::{Clock, Entropy, Env};
 use ferry_object::{
-    Claimant, Executor, Limits, LocalStore, Locks, ObjectDevice, ObjectError, Owner, Replaced,
-    Snapshot, Store, VolumeOptions,
+    Claimant, Executor, Followed, Follower, Limits, LocalStore, Locks, ObjectDevice, ObjectError,
+    Owner, Replaced, Snapshot, Store, VolumeOptions,
 };
 use parking_lot::Mutex;
 use std::io;
@@ -48,6 +48,8 @@ pub struct Plan {
     rollbacks: bool,
     /// Owners clone snapshots.
     clones: bool,
+    /// Owners follow the volume before they claim it.
+    follows: bool,
 }
 
 /// How a run ended.
@@ -177,6 +179,7 @@ impl Plan {
             snapshots: SimRng::new(seed ^ 0x5a_a95).chance(1, 2),
             rollbacks: SimRng::new(seed ^ 0xb_acc0).chance(1, 2),
             clones: SimRng::new(seed ^ 0xc_10e5).chance(1, 2),
+            follows: SimRng::new(seed ^ 0xf0_110).chance(1, 2),
         };
         // Numbers of their own: seeds without local logs stay what they were.
         let disks = &mut SimRng::new(seed ^ 0x10ca1);
@@ -559,7 +562,9 @@ impl Run {
         let back_ms = if self.plan.hurried { 200 } else { 3_000 };
         let start = if life == 0 { 10_000 } else { self.below(back_ms) };
         executor.pause(Duration::from_millis(start));
+        let mut follower = None;
         let (device, epoch, local) = loop {
+            let followed = self.followed(&mut follower, owner, executor);
             // What the log has is uploaded, whether it is used now or not.
             let layer = self.local(owner, uploads);
             let id = layer.as_ref().map(|layer| layer.id());
@@ -583,6 +588,7 @@ impl Run {
                 local: layer.as_ref().and(id),
                 uploaded: id.into_iter().collect(),
                 force: !self.plan.disks.iter().any(Option::is_some) || self.below(2) == 0,
+                followed,
                 ..Claimant::default()
             };
             let opened = ObjectDevice::open(
@@ -622,6 +628,29 @@ impl Run {
         let Some(image) = self.look_at_all(owner, &device, local) else { return };
         let ended = Arc::default();
         Life { run: self, owner, epoch, device, executor, uploads, image, begun: 0, ended }.work();
+    }
+
+    /// What a claimant has followed of the volume, if it has: just now, or a while ago.
+    fn followed(
+        &self,
+        follower: &mut Option<Follower>,
+        owner: usize,
+        executor: &Arc<SimExecutor>,
+    ) -> Followed {
+        if follower.is_none() && self.plan.follows && self.below(2) == 0 {
+            let (store, executor) = (self.store(owner, self.plan.faults), executor.clone());
+            let passphrase = stored::passphrase(self.plan.seed);
+            let (limits, env) = (self.plan.limits, self.env());
+            *follower = Follower::open(store, executor, passphrase.as_ref(), limits, &env).ok();
+        }
+        let Some(follower) = follower else { return Followed::default() };
+        for _ in 0..self.below(3) {
+            // What it has seen before stays if it sees nothing now.
+            let _version = follower.look(false);
+            let time = self.below(2_000);
+            executor.pause(Duration::from_millis(time));
+        }
+        follower.followed()
     }
 
     /// Reads the whole volume, and compares it with what may be there; `None`: another owner took

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::clients::{self, Role};
 use crate::error::CliError;
+use crate::execute::execute;
 use crate::location::Location;
 use crate::open::{How, OpenError, Opened, explain, open_for_one_of_several, stand_by_in_store};
 use crate::starter;
@@ -54,8 +55,8 @@ pub fn open(
     starter::notify_systemd("READY=1");
     tracing::info!(%volume, %address, "stands by");
     loop {
-        let from = waiting.turn();
-        match open_for_one_of_several(volume, url, from, on_disk, env) {
+        let claims = (waiting.turn(), waiting.standby.followed());
+        match open_for_one_of_several(volume, url, claims, on_disk, env) {
             Ok(opened) => return Ok(opened),
             Err(error) => waiting.say(&explain(volume, &error).to_string()),
         }
@@ -128,5 +129,5 @@ pub fn again(released: bool) -> CliError {
         true => command.env(RELEASED, "1"),
         false => command.env_remove(RELEASED),
     };
-    CliError::Failed(format!("cannot stand by again: {}", command.exec()))
+    CliError::Failed(format!("cannot stand by again: {}", execute(command)))
 }
