@@ -33,11 +33,12 @@ use crate::keys::Passphrase;
 use crate::locks::Locks;
 use crate::pins::{no_snapshot, numbered};
 use crate::runs::Run;
+use crate::small::SmallObjects;
 use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
 use crate::store::{Store, exists};
 use crate::volume::{
-    Chain, Claimant, Ownership, Shards, SmallObjects, Volume, VolumeOptions, claim, identify, make,
-    observe, observe_snapshot, owner_of, read_pinned,
+    Chain, Claimant, Ownership, Shards, Volume, VolumeOptions, claim, identify, make, observe,
+    observe_snapshot, owner_of, read_pinned,
 };
 use crate::warming::Warming;
 use ferry_device::{

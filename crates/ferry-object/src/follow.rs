@@ -26,10 +26,11 @@ use crate::format::{
 };
 use crate::keys::Passphrase;
 use crate::runs::Run;
+use crate::small::SmallObjects;
 use crate::store::Store;
 use crate::volume::{
-    Chain, Followed, FoundRoot, Shards, SmallObjects, Volume, is_newest_root, load_shards,
-    newest_claim, newest_whole_root, read_root, read_super,
+    Chain, Followed, FoundRoot, Shards, Volume, is_newest_root, load_shards, newest_claim,
+    newest_whole_root, read_root, read_super,
 };
 use ferry_env::Env;
 use std::collections::HashMap;
@@ -74,6 +75,18 @@ struct Seen {
     shards: HashMap<(u64, ObjectRef), Arc<[Run<Location>]>>,
 }
 
+impl Seen {
+    fn epoch(&self) -> u64 {
+        let root = self.chain.root.header.epoch;
+        self.chain.links.last().map_or(root, |link| link.header.epoch.max(root))
+    }
+
+    /// Its owner has closed it.
+    fn is_closed(&self) -> bool {
+        self.chain.root.root.state == RootState::Closed && self.chain.links.is_empty()
+    }
+}
+
 /// Follows a volume. The module's documentation has the rules.
 pub struct Follower {
     access: Access,
@@ -84,8 +97,8 @@ pub struct Follower {
     seen: Option<Seen>,
     /// The root that another process had seen last, from which this one goes on.
     before: Option<u64>,
-    /// Small objects of the log, before the first look.
-    read: SmallObjects,
+    /// Bytes of small objects of the log in memory, at most.
+    remembered_max: usize,
 }
 
 impl Follower {
@@ -119,14 +132,14 @@ impl Follower {
             cache: cache.map(Arc::new),
             seen: None,
             before: None,
-            read: SmallObjects::default(),
+            remembered_max: SmallObjects::BYTES_MAX,
         }
     }
 
     /// Has so many bytes of small objects of the log in memory, for who recovers the volume behind
     /// this follower.
     pub(crate) fn remember(&mut self, bytes_max: usize) {
-        self.read = SmallObjects::of_at_most(bytes_max);
+        self.remembered_max = bytes_max;
     }
 
     /// What was read of the log, for a claimant.
@@ -148,6 +161,12 @@ impl Follower {
     /// Looks for a version that is newer than the last one. `anew`: that one is opened again, if
     /// there is none.
     pub fn look(&mut self, anew: bool) -> Result<Option<Version>, ObjectError> {
+        let found = self.find_newer(anew)?.zip(self.seen.as_ref());
+        Ok(found.map(|(new_timeline, seen)| self.opened(seen, new_timeline)))
+    }
+
+    /// The same, and no device is made of the version. Returns whether it is in another timeline.
+    pub(crate) fn find_newer(&mut self, anew: bool) -> Result<Option<bool>, ObjectError> {
         if let Some(seen) = &self.seen
             && !anew
             && self.is_newest(&seen.chain)?
@@ -155,9 +174,13 @@ impl Follower {
             return Ok(None);
         }
         let (found, new_timeline) = self.read()?;
-        let version = self.opened(&found, new_timeline);
         self.seen = Some(found);
-        Ok(Some(version))
+        Ok(Some(new_timeline))
+    }
+
+    /// The epoch of the version that was found last, and whether its owner has closed it.
+    pub(crate) fn newest(&self) -> (u64, bool) {
+        self.seen.as_ref().map_or((0, false), |seen| (seen.epoch(), seen.is_closed()))
     }
 
     /// The newest claim, if there is one.
@@ -241,7 +264,8 @@ impl Follower {
             },
             (None, None) => false,
         };
-        let mut chain = Chain { read: Some(self.read.clone()), ..Chain::new(root) };
+        let read = Some(SmallObjects::of_at_most(self.remembered_max));
+        let mut chain = Chain { read, ..Chain::new(root) };
         if let Some(seen) = before {
             chain.take_from(&seen.chain);
         }
@@ -301,12 +325,11 @@ impl Follower {
     fn opened(&self, found: &Seen, new_timeline: bool) -> Version {
         let root = &found.chain.root;
         let shards: Shards = root.root.shards.iter().map(|at| found.shards[at].to_vec()).collect();
-        let newest = found.chain.links.last().map_or(root.header.epoch, |link| link.header.epoch);
         Version {
-            epoch: newest.max(root.header.epoch),
+            epoch: found.epoch(),
             root: root.header.number,
             log: found.chain.next,
-            closed: root.root.state == RootState::Closed && found.chain.links.is_empty(),
+            closed: found.is_closed(),
             new_timeline,
             device: ObjectDevice::version(
                 self.access.clone(),

@@ -33,6 +33,7 @@
 //! cache      DiskCache: parts of objects on a disk of the machine
 //! local_log  LocalLog: objects that the store lacks, on a disk of the machine
 //! retained   names that only snapshots need    runs       runs of blocks with a value
+//! small      objects that came as a whole, in memory
 //! pins       snapshots, for users
 //! format     the objects, byte by byte
 //! codec      compression and encryption of what objects store
@@ -73,6 +74,7 @@ mod rollback;
 mod roots;
 mod runs;
 mod s3;
+mod small;
 mod snapshots;
 mod space;
 mod standby;

@@ -78,8 +78,6 @@ impl Silence {
 /// Stands by for a volume. The module's documentation has the rules.
 pub struct Standby {
     follower: Follower,
-    /// The epoch of the newest version, and whether that is closed.
-    version: (u64, bool),
     owner: Option<Owned>,
     /// The owner's next heartbeat.
     next_beat: u64,
@@ -94,7 +92,7 @@ impl Standby {
     pub fn new(mut follower: Follower) -> Self {
         follower.remember(REMEMBERED);
         let silence = Silence::default();
-        Self { follower, version: (0, false), owner: None, next_beat: 0, silence }
+        Self { follower, owner: None, next_beat: 0, silence }
     }
 
     /// Who has the volume, as far as is known.
@@ -113,7 +111,7 @@ impl Standby {
 
     /// STANDBY-3.
     fn is_closed(&self) -> bool {
-        let (epoch, is_closed) = self.version;
+        let (epoch, is_closed) = self.follower.newest();
         is_closed && self.epoch() <= epoch
     }
 
@@ -121,12 +119,9 @@ impl Standby {
     pub fn look(&mut self) -> Result<Found, ObjectError> {
         let begun = self.follower.now();
         let before = self.silence.look();
-        let version = self.follower.look(false)?;
-        let is_new = version.is_some();
-        if let Some(version) = version {
-            self.version = (version.epoch, version.closed);
-        }
-        let may_be_another = self.version.1 || self.version.0 > self.epoch();
+        let is_new = self.follower.find_newer(false)?.is_some();
+        let (epoch, is_closed) = self.follower.newest();
+        let may_be_another = is_closed || epoch > self.epoch();
         let is_new = (may_be_another && self.ask_for_owner()?) | is_new | self.hears_beat()?;
         let is_silent = match is_new {
             true => {

@@ -24,6 +24,7 @@ use crate::keys::{Encryption, Of, Passphrase, make_key, unlock};
 use crate::locks::Locks;
 use crate::pins::{CloneName, for_people, no_snapshot};
 use crate::runs::Run;
+use crate::small::SmallObjects;
 use ferry_device::Snapshot;
 use ferry_env::Env;
 use ferry_env::planted::{Bug, is_planted};
@@ -36,8 +37,6 @@ use std::time::Duration;
 const WINDOW_DEFAULT: u32 = 64;
 /// So many owners that have not served are looked at, to find out whether all are dead.
 const LOOK_BACK_MAX: u64 = 64;
-/// Bytes of small objects that somebody has in memory who reads the log once, at most.
-const SMALL_BYTES_MAX: usize = 16 << 20;
 
 /// What a new volume is to be.
 #[derive(Clone, Debug)]
@@ -376,50 +375,6 @@ pub(crate) struct Chain {
     pub last_id: Id,
     /// Who recovers the volume reads the log again, and has it from here. `None`: nobody does.
     pub read: Option<SmallObjects>,
-}
-
-/// Small objects, of which a request for the beginning brought all bytes. The log of the file
-/// system has one for each flush.
-#[derive(Clone)]
-pub(crate) struct SmallObjects {
-    objects: BTreeMap<ObjectRef, Arc<Vec<u8>>>,
-    len: usize,
-    bytes_max: usize,
-}
-
-impl Default for SmallObjects {
-    fn default() -> Self {
-        Self::of_at_most(SMALL_BYTES_MAX)
-    }
-}
-
-impl SmallObjects {
-    pub fn of_at_most(bytes_max: usize) -> Self {
-        Self { objects: BTreeMap::new(), len: 0, bytes_max }
-    }
-
-    /// Adds all bytes of an object. Where there is no room, the oldest of the log leave.
-    pub fn add(&mut self, object: ObjectRef, bytes: Arc<Vec<u8>>) {
-        self.len += bytes.len();
-        if let Some(before) = self.objects.insert(object, bytes) {
-            self.len -= before.len();
-        }
-        while self.len > self.bytes_max
-            && let Some((_, oldest)) = self.objects.pop_first()
-        {
-            self.len -= oldest.len();
-        }
-    }
-
-    /// All bytes of an object, if they are here.
-    pub fn of(&self, object: ObjectRef) -> Option<&Arc<Vec<u8>>> {
-        self.objects.get(&object)
-    }
-
-    /// Nothing here is read any more, or it was damaged on its way.
-    pub fn clear(&mut self) {
-        *self = Self::of_at_most(self.bytes_max);
-    }
 }
 
 impl Chain {

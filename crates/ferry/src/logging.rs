@@ -103,7 +103,8 @@ const WHAT_A_PANIC_MEANS: &str = "this is a bug in ferry, and the volume is safe
 /// Logs panics, and ends the process at once: a panic is a bug, and a daemon without one of its
 /// threads would leave requests without an answer. A server first answers the client whose change
 /// or request it was ([`ferry_net::Server::on_panic`]); otherwise the client would send it to the
-/// next server, which would panic, too.
+/// next server, which would panic, too. A thread that panics while the process becomes another
+/// program ([`execute`]) ends with it.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|info| {
         while execute::is_under_way() {
