@@ -50,6 +50,9 @@ const RETRY_OTHERS_MAX: Duration = Duration::from_millis(250);
 /// The same, if the server refuses this client.
 const RETRY_REFUSED_MAX: Duration = Duration::from_secs(30);
 
+/// So many reasons are logged of why no connection comes about.
+const REASONS_MAX: usize = 16;
+
 /// A connection whose greetings are exchanged.
 pub(in crate::client) struct Greeted {
     stream: Box<dyn Stream>,
@@ -130,6 +133,8 @@ impl Link {
     async fn stay_connected(&self, mut greeted: Option<Greeted>, restore: Arc<dyn Restore>) {
         let mut retry = RETRY_FIRST;
         let mut tries = 0;
+        // Why no connection came about since the last one, each reason once.
+        let mut said: Vec<String> = Vec::new();
         loop {
             let mut most = if self.connector.has_others() { RETRY_OTHERS_MAX } else { RETRY_MAX };
             match greeted.take() {
@@ -152,6 +157,7 @@ impl Link {
                     // A connection that the server has welcomed may break soon after.
                     if is_welcome {
                         (retry, tries) = (RETRY_FIRST, 0);
+                        said.clear();
                     }
                     if let Err(error) = ended {
                         tracing::warn!(%error, "the server is gone: operations wait for it");
@@ -165,7 +171,13 @@ impl Link {
             retry = most.min(retry * 2);
             tries += 1;
             greeted = crate::rt::select! {
-                result = self.greet(self.connect_time(tries)) => result.inspect_err(|error| tracing::debug!(%error, "no connection")).ok(),
+                result = self.greet(self.connect_time(tries)) => result.inspect_err(|error| {
+                    let error = error.to_string();
+                    if said.len() < REASONS_MAX && !said.contains(&error) {
+                        tracing::warn!(error, "no connection");
+                        said.push(error);
+                    }
+                }).ok(),
                 () = self.overdue() => None,
                 () = self.closed.notified() => return,
             };

@@ -27,11 +27,9 @@ const UNANSWERED_MAX: usize = 896;
 const UNANSWERED_BYTES_MAX: usize = 24 << 20;
 /// The same, as the age of the oldest of them.
 const UNANSWERED_AGE_MAX: Duration = Duration::from_secs(3);
-/// Inodes of a claim that no operation waits for. What programs ask for meanwhile stands behind a
-/// few of these.
-const CLAIM_BATCH: usize = 256;
-/// Claims without answers beyond which no more are sent unasked.
-const CLAIMS_MAX: usize = 4;
+/// Inodes of a claim that no operation waits for. What programs ask for meanwhile stands behind
+/// one of these at most. The server may have to read each of them, from a store that is far.
+const CLAIM_BATCH: usize = 32;
 
 pub(super) struct Request {
     pub(super) pending: Pending,
@@ -421,16 +419,14 @@ impl State {
         self.push_restoring(Pending { touched, ..Pending::unattended(op) });
     }
 
-    /// Claims more, when the session is restored.
+    /// Claims more, when the session is restored and all claims are answered.
     pub(super) fn claim_more(&mut self) {
-        if !self.is_restored() {
+        if !self.is_restored() || self.unclaimed.in_flight() > 0 {
             return;
         }
-        while self.unclaimed.in_flight() < CLAIMS_MAX && !self.unclaimed.is_empty() {
-            let claims = self.unclaimed.next(CLAIM_BATCH);
-            if !claims.is_empty() {
-                self.claim(claims);
-            }
+        let claims = self.unclaimed.next(CLAIM_BATCH);
+        if !claims.is_empty() {
+            self.claim(claims);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Inodes that the kernel knows and that a new session has not claimed yet.
 //!
-//! * CLAIM-1: a session claims what its restoring needs first. The rest is claimed afterwards, a
-//!   few batches at a time, or before the first operation that names it: that stands behind the
+//! * CLAIM-1: a session claims what its restoring needs first. The rest is claimed afterwards, one
+//!   small batch at a time, or before the first operation that names it: that stands behind the
 //!   claim.
 //! * CLAIM-2: what the kernel forgets before that is never claimed.
 //! * CLAIM-3: the next session begins anew with all that the kernel knows then; nothing of this is
