@@ -28,6 +28,8 @@ kinds = sys.argv[5:] or ["kill", "release", "stop"]
 base.mkdir(parents=True, exist_ok=True)
 # A stopped server is stopped until the other one has the volume, and serves for so long.
 SERVES = 3
+# A server that has lost the volume says so in few lines, and not for each request.
+ERRORS_MAX = 30
 # The servers may take so long to be what they should be.
 SETTLES = 60
 failures, longest = [], {kind: [] for kind in kinds}
@@ -221,6 +223,10 @@ for server in servers:
     server.process.send_signal(signal.SIGCONT)
     server.process.terminate()
     server.process.wait(60)
+for server in servers:
+    errors = (base / f"server-{server.name}").read_text().count(" ERROR ")
+    if errors > ERRORS_MAX * rounds:
+        failures.append(f"server {server.name} has logged {errors} errors in {rounds} rounds")
 checked = run(ferry, "fsck", store)
 print(checked.stdout.strip())
 if checked.returncode:

@@ -955,7 +955,10 @@ impl BlockDevice for ObjectDevice {
         };
         read.map_err(|error| {
             self.read_failed.store(true, Ordering::Release);
-            tracing::error!(%error, "cannot read {} bytes at {offset}", buf.len());
+            // Why a volume has stopped was said once.
+            if !self.has_failed.load(Ordering::SeqCst) {
+                tracing::error!(%error, "cannot read {} bytes at {offset}", buf.len());
+            }
             error.into()
         })
     }

@@ -222,13 +222,18 @@ impl DataStore {
         journal: &Journal,
     ) -> Result<bool, FsError> {
         let (entries, readable) = self.entries(victim)?;
+        if !readable {
+            // Nothing is readable in a volume that another owner has by now.
+            self.writable()?;
+        }
         if !self.move_entries(victim.segment, entries, going, journal)? {
             return Ok(false);
         }
         if self.table.left(&victim).is_some_and(|left| left > 0) && readable {
-            tracing::warn!(
+            // As behind a crash, which came between the data and their summary.
+            tracing::info!(
                 segment = victim.segment,
-                "a segment's summaries are incomplete; looking through all extents"
+                "a segment's summaries do not name all that is in it: all extents are looked through"
             );
             let entries = self.scan_extents(victim.segment, journal)?;
             if !self.move_entries(victim.segment, entries, going, journal)? {
