@@ -59,6 +59,26 @@ leave_debian() {
   done
 }
 
+# The units, with the systemd of a Debian that is booted. It has a network and processes of its own.
+under_systemd() {
+  local root=$scratch/debian booted inside=() status=0
+  cp "$repo/scripts/suites/units.sh" "$root/tmp/ferryfs.deb" "$root/root"
+  systemd-nspawn --quiet --register=no --keep-unit --private-network --directory="$root" --bind=/dev/fuse \
+    --console=pipe --boot >"$scratch/boot" 2>&1 </dev/null &
+  booted=$!
+  inside=(nsenter --all --target "")
+  for _ in $(seq 100); do
+    inside[3]=$(pgrep --parent "$booted" || true)
+    "${inside[@]}" systemctl is-system-running --quiet 2>/dev/null && break
+    sleep 0.3
+  done
+  "${inside[@]}" sh -eux /root/units.sh || status=$?
+  [ "$status" = 0 ] || "${inside[@]}" journalctl --no-pager --lines=60 --unit="ferry*"
+  "${inside[@]}" systemctl poweroff || kill "$booted"
+  wait "$booted" || true
+  return "$status"
+}
+
 # What contrib/container/Containerfile does to its base, which has no less than this Debian, and what
 # the image runs.
 makes_image() {
@@ -110,8 +130,9 @@ suite_package() {
   check "the server's unit is hardened" 30 less_exposed ferry-serve@
   check "the unit of snapshots is hardened" 30 less_exposed ferry-snapshot@
   check "systemd takes all units" 60 verified
-  check "a bare Debian 12 is there" 600 mmdebstrap --quiet --variant=minbase bookworm "$scratch/debian"
+  check "a bare Debian 12 is there" 600 mmdebstrap --quiet --variant=minbase --include=dbus,systemd-sysv bookworm "$scratch/debian"
   check "from the package to a file on a mount, and back" 60 in_bare_debian
   check "a container's image can be made of it" 60 makes_image
   check "the bare Debian is left" 30 leave_debian
+  check "systemd runs all units, and restarts a mount that programs use" 180 under_systemd
 }

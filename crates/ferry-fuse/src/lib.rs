@@ -39,3 +39,4 @@ pub use error::Error;
 pub use init::IO_MAX;
 pub use mount::{HELPER, MountOptions, Transport, Unmount, abort, connection, unmount};
 pub use session::{Connection, Ended, MountHandle, Session};
+pub use sys::inherited;

@@ -3,7 +3,9 @@
 #![expect(unsafe_code, reason = "libc offers these calls with raw pointers only")]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 
 /// `FUSE_DEV_IOC_CLONE`: `_IOR(229, 0, uint32_t)`.
 const DEV_IOC_CLONE: libc::c_ulong = 2 << 30 | 4 << 16 | 229 << 8;
@@ -58,6 +60,17 @@ pub(crate) fn interrupt(thread: libc::pid_t) {
     let process = rustix::process::getpid().as_raw_nonzero().get();
     // SAFETY: takes numbers.
     let _ended = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, INTERRUPTS) };
+}
+
+/// Another descriptor of what is open as this number, which another program has opened for this
+/// one. Programs that this one starts do not get that number.
+pub fn inherited(number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: it is used for these two calls alone. If it is not open, both fail; if something of
+    // this process has it, that loses nothing.
+    let inherited = unsafe { BorrowedFd::borrow_raw(number) };
+    let own = fcntl_dupfd_cloexec(inherited, 0)?;
+    fcntl_setfd(inherited, FdFlags::CLOEXEC)?;
+    Ok(own)
 }
 
 /// Leaves the calling thread without open files; other threads keep theirs.

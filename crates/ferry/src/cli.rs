@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use ferry_device::Kind;
 
 use ferry_journal::FlushPolicy;
@@ -866,16 +866,24 @@ The daemon of the mount ends in order, and the program that runs this command go
 and programs wait meanwhile. If the new program does not start, the one before goes on. It works for volumes on disks of this machine and in stores, for mounts of a server, and for replicas.
   ferry upgrade-mount /mnt
   ferry upgrade-mount --all")]
+#[command(group(ArgGroup::new("mounts").required(true).args(["target", "all"])))]
 pub struct UpgradeMountArgs {
     /// The mount point, or any directory in it; or the volume
-    #[arg(value_name = "MOUNTPOINT|VOLUME", required_unless_present = "all")]
+    #[arg(value_name = "MOUNTPOINT|VOLUME")]
     pub target: Option<Location>,
     /// All mounts of this machine, as the packages do when they bring a newer program
-    #[arg(long, conflicts_with = "target")]
+    #[arg(long)]
     pub all: bool,
     /// Another program to go on
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
+    /// For a unit of systemd that ends: if UNIT restarts, its next start goes on with the mount,
+    /// with the ARGUMENTS that the mount has already. Otherwise nothing happens
+    #[arg(long, value_name = "UNIT", requires = "target", conflicts_with_all = ["all", "program"])]
+    pub next_start: Option<String>,
+    /// With --next-start: the command that the unit starts, without the name of the program
+    #[arg(last = true, value_name = "ARGUMENTS", requires = "next_start")]
+    pub arguments: Vec<OsString>,
 }
 
 /// The arguments of `ferry upgrade`.

@@ -1,12 +1,15 @@
 //! `ferry upgrade-mount`: another program goes on with a mount, while programs use it.
 
-use std::io::Read;
+use std::ffi::OsString;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use ferry_env::Env;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, CWD, Mode as FileMode, OFlags, StatxFlags, fstat, open, statx};
+use rustix::process::{PidfdFlags, pidfd_open};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::asked;
@@ -14,10 +17,11 @@ use crate::cli::UpgradeMountArgs;
 use crate::control::print;
 use crate::daemon::GO_ON;
 use crate::error::CliError;
+use crate::location::Location;
 use crate::mounts::{self, Mount};
 use crate::socket::printable;
-use crate::starter;
-use crate::waiting::pause;
+use crate::waiting::{pause, timespec};
+use crate::{service, starter};
 
 /// The daemon may take so long to make everything durable, before any program waits for it.
 const SETTLES: Duration = Duration::from_secs(120);
@@ -33,6 +37,9 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// Runs the command.
 pub fn run(args: &UpgradeMountArgs) -> Result<(), CliError> {
     let named = args.program.as_deref();
+    if let (Some(unit), Some(target)) = (&args.next_start, &args.target) {
+        return leave_to_next_start(target, unit, &args.arguments);
+    }
     let Some(target) = &args.target else {
         return run_all(&program(named)?);
     };
@@ -60,16 +67,40 @@ fn run_all(program: &Path) -> Result<(), CliError> {
     }
 }
 
+/// If a unit ends to start again with the same arguments, leaves its mount to the next start;
+/// returns when the unit's process has ended. Otherwise the unit stops, which unmounts.
+fn leave_to_next_start(
+    target: &Location,
+    unit: &str,
+    arguments: &[OsString],
+) -> Result<(), CliError> {
+    let failed = |error: io::Error| CliError::Failed(format!("{unit}: {error}"));
+    let Some(main) = service::main_process() else { return Ok(()) };
+    if service::arguments_of(main).map_err(failed)? != arguments || !service::restarts(unit) {
+        return Ok(());
+    }
+    let process = pidfd_open(main, PidfdFlags::empty()).map_err(|error| failed(error.into()))?;
+    let mount = mounts::find_ferry(target)?;
+    let_go(&mount, Path::new(service::NEXT_START))?;
+    let mut ended = [PollFd::new(&process, PollFlags::IN)];
+    poll(&mut ended, Some(&timespec(STARTS))).map(drop).map_err(|error| failed(error.into()))
+}
+
+/// Asks the daemon of a mount to end, so that another process goes on.
+fn let_go(mount: &Mount, program: &Path) -> Result<(), CliError> {
+    let question = format!("{GO_ON}{}", program.display());
+    let why = ", and if no other process goes on with the mount just now";
+    let answer = asked::must_ask(mount, &question, SETTLES, why)?;
+    answer["refused"].as_str().map_or(Ok(()), |why| {
+        Err(CliError::Failed(format!("{}: {}", mount.target.display(), printable(why))))
+    })
+}
+
 /// Lets the daemon of a mount end, and waits until `program` goes on.
 fn replace(mount: &Mount, program: &Path) -> Result<(), CliError> {
     let failed = |why: &str| CliError::Failed(format!("{}: {why}", mount.target.display()));
     let before = asked::daemon(mount);
-    let question = format!("{GO_ON}{}", program.display());
-    let why = ", and if no other process goes on with the mount just now";
-    let answer = asked::must_ask(mount, &question, SETTLES, why)?;
-    if let Some(why) = answer["refused"].as_str() {
-        return Err(failed(&printable(why)));
-    }
+    let_go(mount, program)?;
     let clock = Env::real().clock;
     let asked_at = clock.monotonic();
     let next = next_daemon(mount, before, || clock.monotonic() - asked_at < STARTS)?;

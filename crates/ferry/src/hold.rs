@@ -12,8 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
+use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -28,12 +27,10 @@ use ferry_env::{Clock, Env};
 use ferry_fs::{Known, LeftWords};
 use ferry_fuse::Connection;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    connect, listen, recvmsg, sendmsg, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
+    SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg, socket_with,
 };
 use rustix::process::{
     Pid, PidfdFlags, Signal, geteuid, getpid, getppid, kill_process, pidfd_open,
@@ -42,8 +39,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use zeroize::Zeroizing;
 
 use crate::error::CliError;
+use crate::held::{CONNECTION, HeldThings, MOUNTPOINT, RIGHTS, end, memory, read_all, send};
 use crate::waiting::timespec;
-use crate::{logging, passphrase, starter};
+use crate::{logging, passphrase, service, starter};
 
 /// The environment variable with the name of the holder's socket.
 const SOCKET: &str = "FERRY_HOLDER";
@@ -51,8 +49,6 @@ const SOCKET: &str = "FERRY_HOLDER";
 const OWN: &str = "/proc/self/exe";
 /// The longest message: the longest path, and a word.
 const MESSAGE_MAX: usize = 8192;
-/// Bytes of a control message with a descriptor.
-const RIGHTS: usize = rustix::cmsg_space!(ScmRights(1));
 
 /// A process may take so long to go on with a mount. A volume was closed in order, so there is
 /// nothing to recover.
@@ -78,9 +74,6 @@ const REST: Duration = Duration::from_secs(1);
 const DEVICE: &str = "device";
 const MEMORY: &str = "memory";
 const CARRIED: &str = "carried";
-const MOUNTPOINT: &str = "mountpoint";
-/// The kernel's number of the connection.
-const CONNECTION: &str = "connection";
 /// What the process before had noted of the kernel when it was killed.
 const KNOWN: &str = "known";
 /// There if what is mounted is in a store or at a server, which may be away.
@@ -104,18 +97,6 @@ impl Message {
     }
 }
 
-fn send(socket: &OwnedFd, parts: &[&[u8]], descriptor: Option<&OwnedFd>) -> io::Result<()> {
-    let bytes = parts.join(&b' ');
-    let mut space = [MaybeUninit::uninit(); RIGHTS];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = descriptor.map(|descriptor| [descriptor.as_fd()]);
-    if let Some(descriptors) = &descriptors {
-        control.push(SendAncillaryMessage::ScmRights(descriptors));
-    }
-    sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
-}
-
 /// The next message; `None`: the other side has ended.
 fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
     let (mut bytes, mut space) = (vec![0; MESSAGE_MAX], [MaybeUninit::uninit(); RIGHTS]);
@@ -128,23 +109,6 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
     });
     bytes.truncate(got);
     Ok((got > 0).then_some(Message { bytes, descriptor }))
-}
-
-/// Memory with these bytes, for the next process.
-fn memory(name: &str, bytes: &[u8]) -> Result<OwnedFd, CliError> {
-    let failed = |error: io::Error| CliError::Failed(format!("memory for the holder: {error}"));
-    let memory = memfd_create(name, MemfdFlags::CLOEXEC);
-    let mut memory = File::from(memory.map_err(|error| failed(error.into()))?);
-    memory.write_all(bytes).map_err(failed)?;
-    Ok(memory.into())
-}
-
-/// All bytes of such memory.
-fn read_all(memory: OwnedFd) -> io::Result<Vec<u8>> {
-    let (mut memory, mut bytes) = (File::from(memory), Vec::new());
-    memory.rewind()?;
-    memory.read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Whether the other side is this process. Its number says it only among the processes of this
@@ -362,9 +326,6 @@ impl Holder {
     }
 }
 
-/// What the holder has for the next process, by name.
-type HeldThings = BTreeMap<Vec<u8>, (Vec<u8>, Option<OwnedFd>)>;
-
 /// The holder's side: one process that it has started.
 struct Served {
     child: Child,
@@ -443,6 +404,15 @@ pub fn run(
                 // What it has closed in order is not gone on with from what it had noted.
                 holding.if_killed.clear();
                 (program, left, tries) = (next, clock.monotonic(), TRIES);
+                if program == Path::new(service::NEXT_START) {
+                    match service::leave(&holding.things) {
+                        Ok(()) => return Ok(ExitCode::SUCCESS),
+                        Err(error) => {
+                            tracing::error!(%error, "the next start cannot get the mount")
+                        }
+                    }
+                    program = OWN.into();
+                }
             }
             // The program of before can go on: the mount is as that one has left it.
             Ok(Served { is_ready: false, .. }) | Err(_)
@@ -498,7 +468,8 @@ impl Holding {
         bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         listen(&listener, 1)?;
         let [log, passphrase] = [log, passphrase].map(|path| path.map(Path::to_owned));
-        let [things, saying, if_killed] = Default::default();
+        let things = service::take().map_err(io::Error::other)?;
+        let [saying, if_killed] = Default::default();
         let (is_to_end, deaths) = (false, 0);
         let clock = Env::real().clock;
         Ok(Self {
@@ -632,13 +603,7 @@ impl Holding {
     /// The mount ends, with all requests. A process that was killed may have its descriptor yet,
     /// for it waits for the answer to one of them.
     fn end(&self) {
-        let number = [&self.things, &self.if_killed].into_iter().find_map(|held| {
-            let (number, _) = held.get(CONNECTION.as_bytes())?;
-            std::str::from_utf8(number).ok()?.parse().ok()
-        });
-        if let Some(Err(error)) = number.map(ferry_fuse::abort) {
-            tracing::error!(%error, "programs may hang: end the mount with `ferry umount --force`");
-        }
+        [&self.things, &self.if_killed].into_iter().for_each(end);
     }
 
     fn hear(&mut self, served: &mut Served, pid: Pid) -> io::Result<()> {
@@ -679,6 +644,7 @@ impl Holding {
             b"ready" => {
                 (served.is_ready, served.since) = (true, self.clock.monotonic());
                 self.things.clear();
+                service::took();
                 // It may have come while no process was there to take it.
                 if self.is_to_end {
                     let _ended = kill_process(pid, Signal::TERM);

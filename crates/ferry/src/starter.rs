@@ -169,13 +169,23 @@ pub fn leave_terminal() -> io::Result<()> {
 /// As sd_notify(3): sends one datagram to the socket that systemd names. Without systemd nothing
 /// happens.
 pub fn notify_systemd(state: &str) {
-    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let address = match name.as_encoded_bytes() {
-        [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),
-        _ => SocketAddr::from_pathname(&name),
-    };
-    let sent = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &to));
+    let sent = systemd().and_then(|socket| match socket {
+        Some(socket) => socket.send(state.as_bytes()).map(drop),
+        None => Ok(()),
+    });
     if let Err(error) = sent {
         tracing::warn!(%error, "cannot notify systemd");
     }
+}
+
+/// The socket at which systemd listens to this process.
+pub fn systemd() -> io::Result<Option<UnixDatagram>> {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return Ok(None) };
+    let address = match name.as_encoded_bytes() {
+        [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),
+        _ => SocketAddr::from_pathname(&name),
+    }?;
+    let socket = UnixDatagram::unbound()?;
+    socket.connect_addr(&address)?;
+    Ok(Some(socket))
 }

@@ -1,0 +1,197 @@
+//! A unit of systemd that restarts: its processes end, and systemd has the mount's connection to
+//! the kernel until the next start goes on with it. Programs wait meanwhile.
+//!
+//! systemd ends a unit in the same way whether it restarts or stops. Which of both it does is in
+//! its list of jobs.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ferry_fuse::Unmount;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, getpid};
+
+use crate::error::CliError;
+use crate::held::{self, HeldThings};
+use crate::starter;
+use crate::waiting::timespec;
+
+/// Stands for the program that goes on with a mount: what the unit starts next.
+pub const NEXT_START: &str = "systemd:next-start";
+
+/// The first descriptor that systemd gives a process.
+const FIRST: i32 = 3;
+/// All that has no descriptor of its own: lengths, names and contents.
+const WORDS: &str = "words";
+/// The arguments of the process that has left the mount.
+const ARGUMENTS: &str = "arguments";
+/// systemd may take so long to list a job, or to take a descriptor.
+const ANSWERS: Duration = Duration::from_secs(10);
+
+/// This process has what systemd had.
+static TOOK: AtomicBool = AtomicBool::new(false);
+
+/// The arguments of this process, each with a zero behind it.
+fn own_arguments() -> Vec<u8> {
+    std::env::args_os().skip(1).flat_map(|word| [word.into_vec(), vec![0]].concat()).collect()
+}
+
+fn encode<'w>(words: impl Iterator<Item = (&'w [u8], &'w [u8])>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in words.flat_map(|(name, word)| [name, word]) {
+        bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(part);
+    }
+    bytes
+}
+
+fn decode(mut bytes: &[u8]) -> Option<BTreeMap<Vec<u8>, Vec<u8>>> {
+    let mut part = || {
+        let (len, rest) = bytes.split_first_chunk::<8>()?;
+        let (part, rest) =
+            rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
+        bytes = rest;
+        Some((part.to_vec(), rest.is_empty()))
+    };
+    let mut words = BTreeMap::new();
+    loop {
+        let ((name, _), (word, is_last)) = (part()?, part()?);
+        words.insert(name, word);
+        if is_last {
+            return Some(words);
+        }
+    }
+}
+
+/// Gives systemd what the next start needs to go on with a mount. It has all of it when this
+/// returns.
+pub fn leave(things: &HeldThings) -> Result<(), CliError> {
+    let failed = |error: io::Error| CliError::Failed(format!("systemd: {error}"));
+    let socket = starter::systemd()
+        .map_err(failed)?
+        .ok_or_else(|| failed(io::ErrorKind::NotConnected.into()))?;
+    let socket = OwnedFd::from(socket);
+    let say = |message: &str, descriptor: &OwnedFd| {
+        held::send(&socket, &[message.as_bytes()], Some(descriptor)).map_err(failed)
+    };
+    let keep = |name: &str, descriptor: &OwnedFd| {
+        say(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), descriptor)
+    };
+    let arguments = own_arguments();
+    let words = things.iter().filter(|(_, (_, descriptor))| descriptor.is_none());
+    let words = words.map(|(name, (word, _))| (&name[..], &word[..]));
+    let words = encode(words.chain([(ARGUMENTS.as_bytes(), &arguments[..])]));
+    keep(WORDS, &held::memory("ferry-words", &words)?)?;
+    for (name, (_, descriptor)) in things {
+        if let Some(descriptor) = descriptor {
+            keep(&String::from_utf8_lossy(name), descriptor)?;
+        }
+    }
+    // It closes this one when it has taken the others.
+    let (reader, writer) = io::pipe().map_err(failed)?;
+    say("BARRIER=1", &writer.into())?;
+    let mut taken = [PollFd::new(&reader, PollFlags::empty())];
+    match poll(&mut taken, Some(&timespec(ANSWERS))) {
+        Ok(1) => Ok(()),
+        Ok(_) => Err(failed(io::ErrorKind::TimedOut.into())),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+/// What the start before has left: this process goes on with its mount. If that had other
+/// arguments, its mount ends.
+pub fn take() -> Result<HeldThings, CliError> {
+    let failed =
+        |error: io::Error| CliError::Failed(format!("what systemd has of the mount: {error}"));
+    let variable = |name| std::env::var(name).unwrap_or_default();
+    if variable("LISTEN_PID") != getpid().to_string() {
+        return Ok(HeldThings::default());
+    }
+    let mut things = HeldThings::default();
+    for (number, name) in (FIRST..).zip(variable("LISTEN_FDNAMES").split(':')) {
+        let descriptor = ferry_fuse::inherited(number).map_err(failed)?;
+        things.insert(name.into(), (Vec::new(), Some(descriptor)));
+    }
+    TOOK.store(true, Ordering::Relaxed);
+    let Some((_, Some(words))) = things.remove(WORDS.as_bytes()) else {
+        return Ok(HeldThings::default());
+    };
+    let words = decode(&held::read_all(words).map_err(failed)?);
+    let mut words = words.ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
+    let arguments = words.remove(ARGUMENTS.as_bytes());
+    things.extend(words.into_iter().map(|(name, word)| (name, (word, None))));
+    if arguments == Some(own_arguments()) {
+        return Ok(things);
+    }
+    tracing::warn!("the mount is made anew, with other arguments");
+    held::end(&things);
+    if let Some((mountpoint, _)) = things.get(held::MOUNTPOINT.as_bytes()) {
+        let mountpoint = PathBuf::from(OsStr::from_bytes(mountpoint));
+        ferry_fuse::unmount(&mountpoint, Unmount::Lazy)
+            .map_err(|error| CliError::Failed(error.to_string()))?;
+    }
+    took();
+    Ok(HeldThings::default())
+}
+
+/// systemd need not have any more what this process has taken.
+pub fn took() {
+    if TOOK.swap(false, Ordering::Relaxed) {
+        let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+        for name in names.split(':') {
+            starter::notify_systemd(&format!("FDSTOREREMOVE=1\nFDNAME={name}"));
+        }
+    }
+}
+
+/// The main process of a unit, for a command that ends the unit.
+pub fn main_process() -> Option<Pid> {
+    std::env::var("MAINPID").ok()?.parse().ok().and_then(Pid::from_raw)
+}
+
+/// The arguments of a process, without its name.
+pub fn arguments_of(process: Pid) -> io::Result<Vec<OsString>> {
+    let all = std::fs::read(format!("/proc/{}/cmdline", process.as_raw_nonzero()))?;
+    let words = all.strip_suffix(b"\0").unwrap_or(&all).split(|byte| *byte == 0);
+    Ok(words.skip(1).map(|word| OsStr::from_bytes(word).to_owned()).collect())
+}
+
+/// Whether systemd ends the unit to start it again. If that cannot be found, the unit stops.
+pub fn restarts(unit: &str) -> bool {
+    let mut list = Command::new("systemctl");
+    list.args(["list-jobs", "--no-legend", "--plain", "--", unit]);
+    match starter::first_line(&mut list, ANSWERS) {
+        // JOB UNIT TYPE STATE
+        Ok((line, true)) => line.split_whitespace().nth(2) == Some("restart"),
+        Ok((_, false)) => false,
+        Err(error) => {
+            tracing::warn!(%error, "systemctl: cannot tell a restart from a stop");
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_what_they_were_and_damaged_ones_are_none() {
+        let words = [("arguments", &b"mount\0/a b\0"[..]), ("mountpoint", b"/mnt"), ("none", b"")];
+        let bytes = encode(words.iter().map(|(name, word)| (name.as_bytes(), *word)));
+        let found = decode(&bytes);
+        let expected = words.map(|(name, word)| (name.as_bytes().to_vec(), word.to_vec()));
+        assert_eq!(found, Some(expected.into()));
+        assert!(
+            (0..bytes.len())
+                .all(|len| { decode(&bytes[..len]).is_none_or(|some| some.len() < words.len()) })
+        );
+    }
+}

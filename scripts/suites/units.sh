@@ -1,0 +1,111 @@
+# What the units of systemd do, in a bare Debian with the package, which systemd has booted.
+# shellcheck shell=sh
+
+dpkg --install /root/ferryfs.deb
+daemon() { ferry stats "$1" --json | sed -n 's/.*"daemon": *\([0-9]*\).*/\1/p'; }
+program() { readlink "/proc/$(daemon "$1")/exe"; }
+# settings NAME: of this unit, from the input.
+settings() {
+  mkdir -p "/mnt/$1"
+  { echo "MOUNTPOINT=/mnt/$1"; cat; } >"/etc/ferryfs/$1.conf"
+}
+killed() { kill -9 "$(daemon "$1")"; }
+newer() {
+  cp /usr/bin/ferry /usr/bin/ferry.other
+  mv /usr/bin/ferry.other /usr/bin/ferry
+}
+units() { systemctl show --property=NRestarts,ActiveState "$1" | xargs; }
+
+# A mount with an open file, over everything that systemd does but a stop.
+ferry mkfs /srv/data.ferry --size 1G
+echo VOLUME=/srv/data.ferry | settings data
+systemctl start ferry@data
+mountpoint -q /mnt/data
+exec 3>>/mnt/data/open
+echo begun >&3
+killed /mnt/data
+echo killed >&3
+newer
+test "$(program /mnt/data)" = "/usr/bin/ferry (deleted)"
+systemctl restart ferry@data
+test "$(program /mnt/data)" = /usr/bin/ferry
+# More often than systemd lets a unit start within 10 s by default.
+for _ in 1 2 3 4 5 6; do systemctl restart ferry@data; done
+echo ended >&3
+test "$(xargs </mnt/data/open)" = 'begun killed ended'
+exec 3>&-
+# Its main process has the connection: what is not durable ends with it.
+sync /mnt/data/open
+kill -9 "$(systemctl show --property=MainPID --value ferry@data)"
+while [ "$(units ferry@data)" != 'NRestarts=1 ActiveState=active' ]; do sleep 0.1; done
+test "$(xargs </mnt/data/open)" = 'begun killed ended'
+# With other settings it is made anew.
+test -z "$(mount | grep cache=strict)"
+printf 'VOLUME=/srv/data.ferry\nOPTIONS=cache=strict\n' | settings data
+systemctl restart ferry@data
+mount | grep cache=strict
+# Or at another directory.
+sed -i s,/mnt/data,/mnt/other, /etc/ferryfs/data.conf
+mkdir /mnt/other
+systemctl restart ferry@data
+test "$(xargs </mnt/other/open)" = 'begun killed ended'
+test -z "$(grep /mnt/data /proc/self/mounts)"
+# A start that fails leaves the mount to the next one.
+mkdir /etc/systemd/system/ferry@data.service.d
+printf '[Service]\nExecStartPre=/usr/bin/test ! -e /root/fails\n' >/etc/systemd/system/ferry@data.service.d/fails.conf
+systemctl daemon-reload
+mkfifo /root/go
+{
+  read -r _ </root/go
+  echo again
+} >>/mnt/other/open &
+sleep 0.5
+touch /root/fails
+systemctl restart ferry@data && exit 1
+rm /root/fails
+while [ "$(systemctl is-active ferry@data)" != active ]; do sleep 0.1; done
+echo >/root/go
+wait
+test "$(xargs </mnt/other/open)" = 'begun killed ended again'
+# If it is stopped before, the volume is closed all the same.
+touch /root/fails
+systemctl restart ferry@data && exit 1
+systemctl stop ferry@data
+ferry fsck /srv/data.ferry
+rm /root/fails
+systemctl start ferry@data
+test "$(xargs </mnt/other/open)" = 'begun killed ended again'
+systemctl stop ferry@data
+test -z "$(grep /srv/data /proc/self/mounts)"
+test -z "$(ls -l /proc/[0-9]*/exe 2>/dev/null | grep /ferry)"
+ferry fsck /srv/data.ferry
+
+# A server and its mount.
+echo VOLUME=/srv/data.ferry SERVE_OPTIONS=--insecure | xargs -n1 | settings data
+printf 'VOLUME=ferry://127.0.0.1/\nOPTIONS=insecure\n' | settings remote
+systemctl start ferry-serve@data
+systemctl start ferry@remote
+mountpoint -q /mnt/remote
+exec 3>>/mnt/remote/open
+echo server >&3
+systemctl restart ferry-serve@data
+echo client >&3
+systemctl restart ferry@remote
+killed /mnt/remote
+echo both >&3
+test "$(xargs </mnt/remote/open)" = 'begun killed ended again server client both'
+exec 3>&-
+systemctl stop ferry@remote ferry-serve@data
+ferry fsck /srv/data.ferry
+
+# A volume in a store, and its snapshots.
+ferry mkfs dir:///srv/store --size 1G
+printf 'VOLUME=dir:///srv/store\n' | settings store
+systemctl start ferry@store
+echo hello >/mnt/store/file
+systemctl start ferry-snapshot@store
+test "$(ferry snapshot list /mnt/store | wc -l)" = 1
+systemctl stop ferry@store
+systemctl start ferry-snapshot@store
+test "$(ferry snapshot list dir:///srv/store | wc -l)" = 1
+test -z "$(systemctl --failed --no-legend)"
