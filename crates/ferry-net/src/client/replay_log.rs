@@ -71,6 +71,8 @@ pub(super) struct ReplayLog {
     awaited: usize,
     /// Changes up to this one are durable.
     durable: u64,
+    /// Answered changes up to this one are here, unless they are durable or change nothing.
+    logged: u64,
     /// The newest early-acknowledged change of each inode, answered or not. Those that are durable
     /// may be among them.
     touching: HashMap<Ino, u64>,
@@ -117,9 +119,27 @@ impl ReplayLog {
         }
     }
 
-    /// A process was killed: nobody knows which of its changes up to this one are not durable.
-    pub(super) fn was_left(&mut self, answered: u64) {
-        self.overflow = (answered > 0).then_some(answered);
+    /// A process was killed that had the answers up to `answered`. Behind `durable` nobody knows
+    /// which of its changes are not durable.
+    pub(super) fn was_left(&mut self, answered: u64, durable: u64) {
+        self.overflow = (answered > durable).then_some(answered);
+        self.logged = answered;
+    }
+
+    /// The changes of a session begin behind this one: the log has what there is before it.
+    pub(super) fn begin_behind(&mut self, seq: u64) {
+        self.logged = seq;
+    }
+
+    /// The log has this change, or does not need it. Each answered change is named once, in order:
+    /// one that was left out would stay unknown.
+    pub(super) fn logged(&mut self, seq: u64) {
+        self.logged += u64::from(seq == self.logged + 1);
+    }
+
+    /// If all is durable that was changed: the newest change of which that is known.
+    pub(super) fn all_durable(&self) -> Option<u64> {
+        self.is_durable().then_some(self.logged)
     }
 
     /// The server has applied an early-acknowledged change.
@@ -231,6 +251,13 @@ impl ReplayLog {
         *newest = seq.max(*newest);
         if self.older.get(&ino).is_some_and(|older| *older <= seq) {
             self.older.remove(&ino);
+        }
+        while self.changes.front().is_some_and(|change| self.is_covered(change))
+            && let Some(mut change) = self.changes.pop_front()
+        {
+            change.advance(Stage::Durable);
+            self.bytes -= change.pending.bytes();
+            self.awaited -= usize::from(change.was_awaited());
         }
         if self.synced.len() > SYNCED_MAX {
             self.thin_out();

@@ -138,6 +138,8 @@ fn a_client_that_is_killed_goes_on_with_all_that_it_was_told() {
     client.close(ino, fh);
     client.close(removed, removed_fh);
     client.sync().unwrap();
+    // Behind what it has closed.
+    other.sync().unwrap();
     assert_eq!(world.figure("open_files"), 0, "the server knew each open file");
     assert_eq!(world.figure("locks"), 0);
     assert_eq!(client.fs.figures()["connection"]["lost_changes"], 0);
@@ -245,6 +247,7 @@ fn what_both_have_lost_is_told_to_who_has_it_open() {
         client.write(ino, fh, 0, b"durable").unwrap();
         client.fsync(ino, fh).unwrap();
         client.sync().unwrap();
+        crashing.hold();
         let (lost, lost_fh) = client.create(ROOT, "lost").unwrap();
         client.write(lost, lost_fh, 0, b"not durable").unwrap();
         // The server has both.
@@ -270,6 +273,168 @@ fn what_both_have_lost_is_told_to_who_has_it_open() {
         assert_eq!(client.sync(), Err(Errno(libc::EIO)), "a sync hears of it");
         assert_eq!(client.sync(), Ok(()), "once");
     }
+}
+
+/// Until the process knows that the connection is closed.
+fn until_away(client: &Client) {
+    while client.fs.figures()["connection"]["connected"] == true {
+        std::thread::yield_now();
+    }
+}
+
+fn until_answered(client: &Client) {
+    while client.fs.figures()["connection"]["unanswered_changes"] != 0 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn nothing_is_lost_if_the_server_has_stopped_in_order_before_the_kill() {
+    for asynchronous in [true, false] {
+        let mut world = World::new(956);
+        let mortal = Mortal::mount(&world, asynchronous);
+        let client = &mortal.client;
+        let dir = client.mkdir(ROOT, "dir").unwrap();
+        let (ino, fh) = client.create(dir, "file").unwrap();
+        client.write(ino, fh, 0, b"durable").unwrap();
+        client.fsync(ino, fh).unwrap();
+        let (other, other_fh) = client.create(ROOT, "not synced").unwrap();
+        client.write(other, other_fh, 0, b"the server does that").unwrap();
+        world.stop();
+        until_away(client);
+        // Another one is killed while it waits for the server.
+        let next = Mortal::next(&world, mortal.killed());
+        next.client.fs.goes_on();
+        let next = next.goes_on(&world);
+        world.reopen();
+        world.start();
+        let client = &next.client;
+        assert_eq!(client.fsync(ino, fh), Ok(()), "{asynchronous}");
+        assert_eq!(client.fsync(other, other_fh), Ok(()), "{asynchronous}");
+        assert_eq!(client.append(ino, fh, b", and more"), Ok(10), "{asynchronous}");
+        assert_eq!(client.sync(), Ok(()), "{asynchronous}");
+        assert_eq!(client.read(ino, fh, 100).unwrap(), b"durable, and more");
+        assert_eq!(client.read(other, other_fh, 100).unwrap(), b"the server does that");
+        assert_eq!(client.fs.figures()["connection"]["lost_changes"], 0);
+        client.fs.close();
+    }
+}
+
+#[test]
+fn a_change_that_waits_for_a_server_that_has_stopped_in_order_is_made_after_a_kill() {
+    let mut world = World::new(957);
+    let mortal = Mortal::mount(&world, true);
+    let client = &mortal.client;
+    let (ino, fh) = client.create(ROOT, "file").unwrap();
+    client.write(ino, fh, 0, b"before ").unwrap();
+    world.stop();
+    until_away(client);
+    let fs = Arc::clone(&client.fs);
+    let appends = begin(51, |cx| fs.write(cx, ino, fh, 0, b"once", true, false));
+    drop(fs);
+    assert!(!appends.is_there());
+    let mut mortal = mortal;
+    for is_back in [false, true] {
+        let next = Mortal::next(&world, mortal.killed());
+        let fs = Arc::clone(&next.client.fs);
+        let appends = begin(51, |cx| fs.write(cx, ino, fh, 0, b"once", true, false));
+        fs.goes_on();
+        if is_back {
+            world.reopen();
+            world.start();
+            assert_eq!(appends.wait(), Ok(4_u64));
+        }
+        mortal = next;
+    }
+    let client = &mortal.client;
+    assert_eq!(client.read(ino, fh, 100).unwrap(), b"before once");
+    assert_eq!(client.sync(), Ok(()));
+}
+
+/// The client and the server are killed, in one order or the other. What was durable before stays,
+/// and nobody hears of an error.
+#[test]
+fn nothing_is_lost_with_both_if_all_was_durable() {
+    for (asynchronous, syncs_all, server_first) in
+        [(true, true, true), (true, true, false), (true, false, true), (false, true, false)]
+    {
+        let case = (asynchronous, syncs_all, server_first);
+        let mut crashing = Crashing::new(958);
+        crashing.world.start();
+        let mortal = Mortal::mount(&crashing.world, asynchronous);
+        let client = &mortal.client;
+        let (ino, fh) = client.create(ROOT, "durable").unwrap();
+        client.write(ino, fh, 0, b"durable").unwrap();
+        if syncs_all {
+            client.sync().unwrap();
+        } else {
+            // It covers all that the client has changed.
+            client.fsync(ino, fh).unwrap();
+        }
+        crashing.hold();
+        // What is opened and closed is not to be made durable.
+        let again = client.open(ino).unwrap();
+        client.close(ino, client.open(ino).unwrap());
+        until_answered(client);
+        let noted = if server_first {
+            crashing.crash();
+            mortal.killed()
+        } else {
+            let noted = mortal.killed();
+            crashing.crash();
+            noted
+        };
+        crashing.world.start();
+        let next = Mortal::next(&crashing.world, noted);
+        next.client.fs.goes_on();
+        let client = &next.client;
+        assert_eq!(client.read(ino, fh, 100).unwrap(), b"durable", "{case:?}");
+        assert_eq!(client.fsync(ino, fh), Ok(()), "{case:?}");
+        assert_eq!(client.fsync(ino, again), Ok(()), "{case:?}");
+        assert_eq!(client.sync(), Ok(()), "{case:?}");
+        assert_eq!(client.fs.figures()["connection"]["lost_changes"], 0, "{case:?}");
+    }
+}
+
+/// Behind a lost change come some that cannot be lost: they do not hide it.
+#[test]
+fn what_both_have_lost_is_told_whatever_came_behind_it() {
+    for asynchronous in [true, false] {
+        let mut crashing = Crashing::new(959);
+        crashing.world.start();
+        let mortal = Mortal::mount(&crashing.world, asynchronous);
+        let client = &mortal.client;
+        let (ino, fh) = client.create(ROOT, "file").unwrap();
+        let (other, other_fh) = client.create(ROOT, "other").unwrap();
+        client.write(ino, fh, 0, b"durable").unwrap();
+        client.sync().unwrap();
+        crashing.hold();
+        client.write(ino, fh, 0, b"LOST").unwrap();
+        for _ in 0..3 {
+            client.close(other, client.open(other).unwrap());
+        }
+        until_answered(client);
+        // The process in between has nothing that is not answered.
+        let mortal = mortal.goes_on(&crashing.world);
+        client_is_there(&mortal.client, other, other_fh);
+        let noted = mortal.killed();
+        crashing.crash();
+        crashing.world.start();
+        let next = Mortal::next(&crashing.world, noted);
+        next.client.fs.goes_on();
+        let client = &next.client;
+        assert_eq!(client.fsync(ino, fh), Err(Errno(libc::EIO)), "{asynchronous}");
+        assert_eq!(client.sync(), Err(Errno(libc::EIO)), "{asynchronous}");
+        assert_eq!(client.sync(), Ok(()), "{asynchronous}");
+        client.fs.close();
+    }
+}
+
+/// It has connected, and the server has answered it.
+fn client_is_there(client: &Client, ino: Ino, fh: u64) {
+    assert_eq!(client.read(ino, fh, 1).unwrap(), b"");
+    client.close(ino, client.open(ino).unwrap());
+    until_answered(client);
 }
 
 #[test]

@@ -30,6 +30,11 @@ impl Crashing {
         Self { world, sim, rng: SimRng::new(seed) }
     }
 
+    /// From here on nothing becomes durable before the crash.
+    pub(super) fn hold(&self) {
+        self.sim.set_hold(true);
+    }
+
     /// Kills the server, and the machine that it runs on.
     pub(super) fn crash(&mut self) {
         self.crash_by(|world| drop(world.take_server()));

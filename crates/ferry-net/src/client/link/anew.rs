@@ -129,6 +129,7 @@ pub(super) fn begin_anew(state: &mut State, welcomed: &Welcomed, restore: &dyn R
     };
     let Restored { first, rest } = restore.restore(before);
     state.changes.begin_session(epoch, applied);
+    state.log.begin_behind(applied);
     state.returned = 0;
     let claims_first = first.iter().filter(|pending| matches!(pending.op, Op::Claim { .. }));
     state.unclaimed = Unclaimed::new(rest, claims_first.count());

@@ -448,7 +448,7 @@ impl Link {
                 self.return_leases(&inodes.0, true);
                 restore.given_up(Some(&inodes.0));
             }
-            ToClient::Synced { ino, seq } => self.state.lock().log.synced(ino, seq),
+            ToClient::Synced { ino, seq } => self.state.lock().synced(ino, seq),
             ToClient::Removed { names } => {
                 let removed =
                     names.0.into_iter().map(|name| (name.parent, name.name.into())).collect();
@@ -460,7 +460,13 @@ impl Link {
             }
             ToClient::Fatal { seq } => self.fatal(seq, restore),
             ToClient::Goodbye {} => {
-                self.state.lock().phase.drain();
+                let answered = {
+                    let mut state = self.state.lock();
+                    state.phase.drain();
+                    state.note_flag(flag::CLEAN, true);
+                    state.changes.answered()
+                };
+                self.durable(answered);
                 return Ok(false);
             }
             ToClient::Refused { reason } => {

@@ -199,7 +199,7 @@ impl Link {
             _ => None,
         };
         if let Some(ino) = ino {
-            self.state.lock().log.synced(ino, covers);
+            self.state.lock().synced(ino, covers);
         }
     }
 
@@ -208,6 +208,7 @@ impl Link {
         let held = {
             let mut state = self.state.lock();
             state.log.advance(seq);
+            state.note_durable();
             state.take_held()
         };
         held.into_iter().for_each(|(waiting, outcome)| waiting.answer(outcome, 0));
@@ -249,6 +250,12 @@ impl Link {
             {
                 restore.is_losing(&change.pending);
                 state.note_flag(flag::LOSSY, true);
+            }
+            if let Some(change) = state.changes.get_mut(seq)
+                && !(replay_log::is_made(&outcome) && replay_log::matters(&change.pending.op))
+            {
+                // The log does not get it. That is noted before the answer is.
+                state.logged(seq);
             }
             let change = state.changes.answer(seq, &outcome).ok_or_else(frame::malformed)?;
             state.window.give(change.units());
@@ -319,7 +326,7 @@ impl Link {
         (outcome, made): (Outcome, Option<Made>),
         restore: &dyn Restore,
     ) {
-        let role = change.pending.role;
+        let (role, seq) = (change.pending.role, change.seq);
         let waiter = Arc::clone(&change.pending.waiter);
         let now = self.clock.monotonic();
         match outcome {
@@ -333,12 +340,18 @@ impl Link {
             }
             outcome if role.is_acknowledged() => {
                 waiter.answer(outcome, 0);
-                self.state.lock().log.keep(change, now);
+                let mut state = self.state.lock();
+                state.log.keep(change, now);
+                state.logged(seq);
             }
             outcome => {
                 // A program that hears of it may sync it at once.
-                if replay_log::is_made(&outcome) && role != Role::Restores {
-                    self.state.lock().log.keep_awaited(change, (&outcome, made), now);
+                {
+                    let mut state = self.state.lock();
+                    if replay_log::is_made(&outcome) && role != Role::Restores {
+                        state.log.keep_awaited(change, (&outcome, made), now);
+                    }
+                    state.logged(seq);
                 }
                 waiter.answer(outcome, 0);
             }

@@ -53,10 +53,18 @@ impl Ordered {
         self.notes = Some(notes);
     }
 
-    /// The session is noted, and all changes with their numbers in it.
-    pub(super) fn commit_notes(&mut self, session: u128, boot: u128) {
+    /// The session is noted, and all changes with their numbers in it. `durable`: as in
+    /// [`Self::note_durable`].
+    pub(super) fn commit_notes(&mut self, (session, boot): (u128, u128), durable: u64) {
         if let Some(notes) = &mut self.notes {
-            notes.commit((session, boot), (self.epoch, self.answered));
+            notes.commit((session, boot), (self.epoch, self.answered, durable));
+        }
+    }
+
+    /// Of the answered changes up to this one, none is lost if the server crashes.
+    pub(super) fn note_durable(&mut self, durable: u64) {
+        if let Some(notes) = &mut self.notes {
+            notes.durable(durable);
         }
     }
 

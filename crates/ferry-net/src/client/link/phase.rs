@@ -95,6 +95,13 @@ impl Phase {
         matches!(self, Self::Connecting { clean: true, .. })
     }
 
+    /// The process before had heard the goodbye.
+    pub(super) fn set_clean(&mut self) {
+        if let Self::Connecting { clean, .. } = self {
+            *clean = true;
+        }
+    }
+
     /// What the server says to a client that it does not let in, or has evicted.
     pub(super) fn refusal(&self) -> Option<&String> {
         match self {

@@ -137,7 +137,27 @@ impl State {
 
     /// The session is noted, with the numbers that its changes have now.
     pub(super) fn commit_notes(&mut self) {
-        self.changes.commit_notes(self.session, self.boot);
+        let durable = self.log.all_durable().unwrap_or(0);
+        self.changes.commit_notes((self.session, self.boot), durable);
+    }
+
+    /// The answer to this change says what the log has to have: the log has that now.
+    pub(super) fn logged(&mut self, seq: u64) {
+        self.log.logged(seq);
+        self.note_durable();
+    }
+
+    /// Changes that touch the inode, up to this one, are durable.
+    pub(super) fn synced(&mut self, ino: Ino, seq: u64) {
+        self.log.synced(ino, seq);
+        self.note_durable();
+    }
+
+    /// If all that was answered is durable, that is noted.
+    pub(super) fn note_durable(&mut self) {
+        if let Some(durable) = self.log.all_durable() {
+            self.changes.note_durable(durable);
+        }
     }
 
     /// The session that the process before had at rest.
@@ -147,6 +167,7 @@ impl State {
         self.changes = Ordered::behind(of.newest, of.epoch);
         self.note_changes();
         self.log.advance(of.newest);
+        self.log.begin_behind(of.newest);
         self.requests.next = of.next_request;
         self.note_flag(flag::READ_ONLY, of.read_only);
         self.note_flag(flag::LOSSY, of.lossy);
@@ -178,9 +199,12 @@ impl State {
                 self.requests.after = self.changes.last();
             }
         }
-        self.log.was_left(of.base.answered);
+        self.log.was_left(of.base.answered, of.base.durable);
+        if is_set(flag::CLEAN) {
+            self.phase.set_clean();
+        }
         self.unclaimed = Unclaimed::new(claims, claims_in_flight);
-        for flag in [flag::READ_ONLY, flag::LOSSY, flag::RESERVED] {
+        for flag in [flag::READ_ONLY, flag::LOSSY, flag::RESERVED, flag::CLEAN] {
             self.note_flag(flag, is_set(flag));
         }
         self.note_unclaimed();
@@ -219,6 +243,8 @@ impl State {
     pub(super) fn connect(&mut self, line: super::window::Line) {
         self.changes.disconnect();
         self.phase.connect(line);
+        // Before anything is sent.
+        self.note_flag(flag::CLEAN, false);
         self.window = Window::default();
         self.outbox.clear();
         self.requests.by_id.values_mut().for_each(|request| request.units = 0);

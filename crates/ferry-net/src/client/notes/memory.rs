@@ -12,7 +12,7 @@ use crate::codec::Wire;
 use crate::message::Outcome;
 
 /// The number is that of the form.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"ferrynt1");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"ferrynt2");
 pub(super) const GENERATION_AT: usize = 1;
 pub(super) const FLAGS_AT: usize = 2;
 /// A table had no room.
@@ -63,6 +63,8 @@ pub(in crate::client) mod flag {
     pub(in crate::client) const UNCLAIMED: u64 = 16;
     /// A program that syncs the mount was not told of a loss.
     pub(in crate::client) const ANY_LOSS: u64 = 32;
+    /// The server has said goodbye: it has applied nothing that it has not answered.
+    pub(in crate::client) const CLEAN: u64 = 64;
 }
 
 /// The memory.
@@ -88,6 +90,8 @@ pub(in crate::client) struct Base {
     pub(in crate::client) answered: u64,
     /// Where the first of those is that are not.
     pub(super) first: u64,
+    /// Of the answered ones, a crash of the server takes none up to this one.
+    pub(in crate::client) durable: u64,
 }
 
 impl Notes {
@@ -153,15 +157,16 @@ impl<W: Words> Notes<W> {
             epoch,
             base.answered,
             base.first,
+            base.durable,
         ];
         words.into_iter().enumerate().for_each(|(word, value)| self.memory.set(at + word, value));
         self.memory.set(BASE_AT, which as u64);
     }
 
-    /// Where a base has the newest answered change and the first change.
-    pub(super) fn progress_at(which: usize) -> (usize, usize) {
+    /// Where a base has the newest answered change, the first change, and how far all is durable.
+    pub(super) fn progress_at(which: usize) -> [usize; 3] {
         let at = BASES_AT + which * BASE_WORDS;
-        (at + 6, at + 7)
+        [at + 6, at + 7, at + 8]
     }
 }
 
@@ -184,5 +189,6 @@ pub(super) fn base_in(memory: &impl Words) -> Option<Base> {
         epoch: u32::try_from(word(5)).ok()?,
         answered: word(6),
         first: word(7),
+        durable: word(8),
     })
 }

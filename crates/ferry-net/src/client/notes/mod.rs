@@ -15,12 +15,15 @@
 //! * NOTES-4. The server is never told that an answer has arrived whose change is noted still.
 //! * NOTES-5. Changes get other numbers together, in a new epoch or session. The new records
 //!   have the number of the next *base*, and count when that base does: one word says which one.
+//! * NOTES-6. A base says up to which change nothing is lost with the server: each one that is
+//!   answered is durable, or changes nothing. It says so when that is known, and never before. So
+//!   what is answered and not durable is behind it; nothing else says that such a change exists.
 //!
 //! ```text
 //! words 0..16    magic, generation, flags, whether something had no room, which base counts,
 //!                records in use at most of the three tables
 //! BASES_AT       two bases: number, session, server, epoch, newest answered change, where the
-//!                first change is
+//!                first change is, how far all is durable
 //! ANSWERS_AT     the newest answers, by the kernel's request (the key)
 //! RING_AT        the changes (`ring`)
 //! TABLES         inodes, open files, locks (`tables`)

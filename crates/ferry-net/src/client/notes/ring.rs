@@ -204,7 +204,7 @@ impl<W: Words> Ring<W> {
 
     /// Changes up to this one are answered. `first`: where the oldest of the others is.
     pub(in crate::client) fn answered(&mut self, seq: u64, first: Option<u64>) {
-        let (answered_at, first_at) = Notes::<W>::progress_at(self.which);
+        let [answered_at, first_at, _] = Notes::<W>::progress_at(self.which);
         self.notes.memory.set(answered_at, seq);
         self.base.answered = seq;
         self.base.first = first.unwrap_or(self.next);
@@ -223,6 +223,16 @@ impl<W: Words> Ring<W> {
         }
     }
 
+    /// Of the answered changes, those up to this one are durable, or change nothing. The next base
+    /// is told when it counts.
+    pub(in crate::client) fn durable(&mut self, seq: u64) {
+        if self.number == self.base.number && seq != self.base.durable {
+            let [_, _, durable_at] = Notes::<W>::progress_at(self.which);
+            self.notes.memory.set(durable_at, seq);
+            self.base.durable = seq;
+        }
+    }
+
     /// From now on changes are noted for the next base.
     pub(in crate::client) fn begin(&mut self) {
         self.number = self.base.number + 1;
@@ -233,13 +243,13 @@ impl<W: Words> Ring<W> {
     pub(in crate::client) fn commit(
         &mut self,
         (session, boot): (u128, u128),
-        (epoch, answered): (u32, u64),
+        (epoch, answered, durable): (u32, u64, u64),
     ) {
         let number = self.number;
         // Else they are the same changes, of a session whose number is known only now.
         let is_next = number != self.base.number;
         let first = if is_next { self.begun } else { self.base.first };
-        let base = Base { number, session, boot, epoch, answered, first };
+        let base = Base { number, session, boot, epoch, answered, first, durable };
         if base != self.base {
             (self.base, self.which) = (base, 1 - self.which);
             self.notes.set_base(self.which, &self.base);

@@ -84,9 +84,12 @@ enum Call {
     },
     Answer,
     Fatal(usize),
+    /// What is answered is durable; `true`: the next change, too.
+    Durable(bool),
     /// Some of the changes stay placeholders, the others get other numbers.
     Epoch(usize),
-    Session,
+    /// `true`: all of the session before is durable.
+    Session(bool),
 }
 
 fn call() -> impl Strategy<Value = Call> {
@@ -95,8 +98,9 @@ fn call() -> impl Strategy<Value = Call> {
             .prop_map(|(len, request, is_acknowledged)| Call::Put { len, request, is_acknowledged }),
         5 => Just(Call::Answer),
         1 => (0..4_usize).prop_map(Call::Fatal),
+        3 => any::<bool>().prop_map(Call::Durable),
         1 => (0..4_usize).prop_map(Call::Epoch),
-        1 => Just(Call::Session),
+        1 => any::<bool>().prop_map(Call::Session),
     ]
 }
 
@@ -106,16 +110,20 @@ struct Model {
     session: u128,
     epoch: u32,
     answered: u64,
+    durable: u64,
 }
+
+/// Session, epoch, newest answered change, how far all is durable, and the other changes.
+type Stream = (u128, u32, u64, u64, Vec<NotedChange>);
 
 impl Model {
     fn last(&self) -> u64 {
         self.changes.last().map_or(self.answered, |last| last.seq)
     }
 
-    fn state(&self) -> (u128, u32, u64, Vec<NotedChange>) {
+    fn state(&self) -> Stream {
         let changes = self.changes.iter().map(Put::noted).collect();
-        (self.session, self.epoch, self.answered, changes)
+        (self.session, self.epoch, self.answered, self.durable, changes)
     }
 
     fn push(&mut self, ring: &mut Ring<RecordedWords>, put: Put) {
@@ -142,6 +150,10 @@ impl Model {
                     ring.set_fatal(put.at);
                 }
             }
+            Call::Durable(next) => {
+                self.durable = self.answered + u64::from(next && !self.changes.is_empty());
+                ring.durable(self.durable);
+            }
             Call::Epoch(sent) => {
                 let (before, sent) =
                     (std::mem::take(&mut self.changes), sent.min(self.changes.len()));
@@ -155,26 +167,30 @@ impl Model {
                 for put in before {
                     self.push(ring, Put { is_fatal: false, ..put });
                 }
-                ring.commit((self.session, 9), (self.epoch, self.answered));
+                self.durable = self.durable.min(self.answered);
+                ring.commit((self.session, 9), (self.epoch, self.answered, self.durable));
             }
-            Call::Session => {
+            Call::Session(is_durable) => {
                 let before = std::mem::take(&mut self.changes);
                 ring.begin();
+                // It would be true of the numbers of one session only.
+                ring.durable(u64::MAX);
                 (self.session, self.epoch, self.answered) = (self.session + 1, 0, 5);
+                self.durable = if is_durable { 5 } else { 0 };
                 for put in before {
                     self.push(ring, Put { is_fatal: false, ..put });
                 }
-                ring.commit((self.session, 9), (self.epoch, self.answered));
+                ring.commit((self.session, 9), (self.epoch, self.answered, self.durable));
             }
         }
     }
 }
 
-fn changes_in(memory: &RecordedWords) -> (u128, u32, u64, Vec<NotedChange>) {
+fn changes_in(memory: &RecordedWords) -> Stream {
     let base = base_in(memory).unwrap();
     let changes = ring::left_in(memory, &base).expect("it is whole");
     let answered = changes.first().map_or(base.answered, |first| first.seq - 1);
-    (base.session, base.epoch, answered, changes)
+    (base.session, base.epoch, answered, base.durable, changes)
 }
 
 proptest! {
@@ -184,7 +200,7 @@ proptest! {
         // The end of the ring is in the middle of all this.
         let mut ring = Ring::beginning_at(Arc::clone(&notes), RING_WORDS as u64 - 100);
         let mut model = Model::default();
-        ring.commit((0, 9), (0, 0));
+        ring.commit((0, 9), (0, 0, 0));
         let seen = RecordedWords::default();
         notes.memory.take_stores().into_iter().for_each(|(at, value)| seen.set(at, value));
         for call in calls {
