@@ -702,7 +702,7 @@ fn a_server_that_speaks_or_acknowledges_when_it_has_lost_the_volume_is_found() {
 #[test]
 fn a_server_that_forgets_locks_or_replays_twice_when_it_has_taken_the_volume_is_found() {
     assert!(is_found(Plan { bug: Bug::ForgottenLocks, locked_of: 2, ..TAKEN }, 100));
-    assert!(is_found(Plan { bug: Bug::AppliedTwice, ..TAKEN }, 100));
+    assert!(is_found(Plan { bug: Bug::AppliedTwice, ..TAKEN }, 300));
 }
 
 /// The simulation sees what it is there to see.
