@@ -17,8 +17,8 @@ newer() {
 units() { systemctl show --property=NRestarts,ActiveState "$1" | xargs; }
 
 # A mount with an open file, over everything that systemd does but a stop.
-ferry mkfs /srv/data.ferry --size 1G
-echo VOLUME=/srv/data.ferry | settings data
+ferry mkfs /srv/unit.ferry --size 1G
+echo VOLUME=/srv/unit.ferry | settings data
 systemctl start ferry@data
 mountpoint -q /mnt/data
 exec 3>>/mnt/data/open
@@ -41,7 +41,7 @@ while [ "$(units ferry@data)" != 'NRestarts=1 ActiveState=active' ]; do sleep 0.
 test "$(xargs </mnt/data/open)" = 'begun killed ended'
 # With other settings it is made anew.
 test -z "$(mount | grep cache=strict)"
-printf 'VOLUME=/srv/data.ferry\nOPTIONS=cache=strict\n' | settings data
+printf 'VOLUME=/srv/unit.ferry\nOPTIONS=cache=strict\n' | settings data
 systemctl restart ferry@data
 mount | grep cache=strict
 # Or at another directory.
@@ -71,17 +71,17 @@ test "$(xargs </mnt/other/open)" = 'begun killed ended again'
 touch /root/fails
 systemctl restart ferry@data && exit 1
 systemctl stop ferry@data
-ferry fsck /srv/data.ferry
+ferry fsck /srv/unit.ferry
 rm /root/fails
 systemctl start ferry@data
 test "$(xargs </mnt/other/open)" = 'begun killed ended again'
 systemctl stop ferry@data
-test -z "$(grep /srv/data /proc/self/mounts)"
+test -z "$(grep /srv/unit /proc/self/mounts)"
 test -z "$(ls -l /proc/[0-9]*/exe 2>/dev/null | grep /ferry)"
-ferry fsck /srv/data.ferry
+ferry fsck /srv/unit.ferry
 
 # A server and its mount.
-echo VOLUME=/srv/data.ferry SERVE_OPTIONS=--insecure | xargs -n1 | settings data
+echo VOLUME=/srv/unit.ferry SERVE_OPTIONS=--insecure | xargs -n1 | settings data
 printf 'VOLUME=ferry://127.0.0.1/\nOPTIONS=insecure\n' | settings remote
 systemctl start ferry-serve@data
 systemctl start ferry@remote
@@ -96,7 +96,7 @@ echo both >&3
 test "$(xargs </mnt/remote/open)" = 'begun killed ended again server client both'
 exec 3>&-
 systemctl stop ferry@remote ferry-serve@data
-ferry fsck /srv/data.ferry
+ferry fsck /srv/unit.ferry
 
 # A volume in a store, and its snapshots.
 ferry mkfs dir:///srv/store --size 1G
