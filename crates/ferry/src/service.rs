@@ -53,21 +53,19 @@ fn encode<'w>(words: impl Iterator<Item = (&'w [u8], &'w [u8])>) -> Vec<u8> {
 }
 
 fn decode(mut bytes: &[u8]) -> Option<BTreeMap<Vec<u8>, Vec<u8>>> {
-    let mut part = || {
-        let (len, rest) = bytes.split_first_chunk::<8>()?;
-        let (part, rest) =
-            rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
-        bytes = rest;
-        Some((part.to_vec(), rest.is_empty()))
-    };
     let mut words = BTreeMap::new();
-    loop {
-        let ((name, _), (word, is_last)) = (part()?, part()?);
-        words.insert(name, word);
-        if is_last {
-            return Some(words);
-        }
+    while !bytes.is_empty() {
+        let (name, rest) = first_part(bytes)?;
+        let (word, rest) = first_part(rest)?;
+        words.insert(name.to_vec(), word.to_vec());
+        bytes = rest;
     }
+    Some(words)
+}
+
+fn first_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = bytes.split_first_chunk::<8>()?;
+    rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)
 }
 
 /// Gives systemd what the next start needs to go on with a mount. It has all of it when this

@@ -271,12 +271,11 @@ impl LocalFs {
     /// What the program is told; what happened besides goes to the log.
     pub(crate) fn report(&self, what: &'static str, ino: Ino, error: FsError) -> Errno {
         let told = error.errno();
-        // Of a volume that another owner has by now, that was said once.
-        let is_lost = self.data.writable().is_err() && !self.dev.is_surely_ours();
-        if !is_lost
-            && !matches!(error, FsError::Errno(_))
+        // Of a volume that another owner has by now, it was said once.
+        if !matches!(error, FsError::Errno(_))
             && told != Errno(libc::EROFS)
             && told != Errno(libc::ENOSPC)
+            && (self.data.writable().is_ok() || self.dev.is_surely_ours())
         {
             tracing::error!(volume = self.name, inode = ino, errno = told.0, %error, "{what} failed");
         }

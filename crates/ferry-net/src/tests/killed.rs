@@ -235,6 +235,22 @@ fn a_client_that_is_killed_while_the_server_is_away_waits_for_it() {
     assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, false), Err(EAGAIN), "it was reclaimed");
 }
 
+/// The server and the client are killed, and others go on.
+fn both_killed(crashing: &mut Crashing, mortal: Mortal, server_first: bool) -> Mortal {
+    let noted = if server_first {
+        crashing.crash();
+        mortal.killed()
+    } else {
+        let noted = mortal.killed();
+        crashing.crash();
+        noted
+    };
+    crashing.world.start();
+    let next = Mortal::next(&crashing.world, noted);
+    next.client.fs.goes_on();
+    next
+}
+
 /// The client and the server are killed, in one order or the other.
 #[test]
 fn what_both_have_lost_is_told_to_who_has_it_open() {
@@ -251,20 +267,8 @@ fn what_both_have_lost_is_told_to_who_has_it_open() {
         let (lost, lost_fh) = client.create(ROOT, "lost").unwrap();
         client.write(lost, lost_fh, 0, b"not durable").unwrap();
         // The server has both.
-        while client.fs.unanswered() != Ok(0) {
-            std::thread::yield_now();
-        }
-        let noted = if server_first {
-            crashing.crash();
-            mortal.killed()
-        } else {
-            let noted = mortal.killed();
-            crashing.crash();
-            noted
-        };
-        crashing.world.start();
-        let next = Mortal::next(&crashing.world, noted);
-        next.client.fs.goes_on();
+        until_answered(client);
+        let next = both_killed(&mut crashing, mortal, server_first);
         let client = &next.client;
         assert_eq!(client.read(ino, fh, 100).unwrap(), b"durable", "{server_first}");
         let synced = client.fsync(lost, lost_fh);
@@ -376,17 +380,7 @@ fn nothing_is_lost_with_both_if_all_was_durable() {
         let again = client.open(ino).unwrap();
         client.close(ino, client.open(ino).unwrap());
         until_answered(client);
-        let noted = if server_first {
-            crashing.crash();
-            mortal.killed()
-        } else {
-            let noted = mortal.killed();
-            crashing.crash();
-            noted
-        };
-        crashing.world.start();
-        let next = Mortal::next(&crashing.world, noted);
-        next.client.fs.goes_on();
+        let next = both_killed(&mut crashing, mortal, server_first);
         let client = &next.client;
         assert_eq!(client.read(ino, fh, 100).unwrap(), b"durable", "{case:?}");
         assert_eq!(client.fsync(ino, fh), Ok(()), "{case:?}");
@@ -417,11 +411,7 @@ fn what_both_have_lost_is_told_whatever_came_behind_it() {
         // The process in between has nothing that is not answered.
         let mortal = mortal.goes_on(&crashing.world);
         client_is_there(&mortal.client, other, other_fh);
-        let noted = mortal.killed();
-        crashing.crash();
-        crashing.world.start();
-        let next = Mortal::next(&crashing.world, noted);
-        next.client.fs.goes_on();
+        let next = both_killed(&mut crashing, mortal, false);
         let client = &next.client;
         assert_eq!(client.fsync(ino, fh), Err(Errno(libc::EIO)), "{asynchronous}");
         assert_eq!(client.sync(), Err(Errno(libc::EIO)), "{asynchronous}");
