@@ -710,6 +710,7 @@ pub(crate) fn claim(
         Created::Ours => {}
         _ => return Err(ObjectError::ClaimLost { epoch: volume.epoch }),
     }
+    let claimed = env.clock.monotonic();
     let beats = claimant.beats.then(|| Beats::start(Arc::clone(&access.store), volume.epoch));
     let beats = beats.transpose()?;
     let take_over = || {
@@ -727,19 +728,22 @@ pub(crate) fn claim(
             }
             Before::Unknown => true,
         };
+        let since_claim = || env.clock.monotonic().saturating_sub(claimed);
         if wait {
-            let time = term + term / 2;
-            if let Some(tell) = claimant.tell {
-                let secs = time.as_secs_f64();
+            // Who looks from the claim on finds it.
+            let left = (term + term / 2).saturating_sub(since_claim());
+            let secs = left.as_secs_f64();
+            if let Some(tell) = claimant.tell.filter(|_| secs >= 1.0) {
                 tell(&format!(
                     "waits {secs:.1} s: the volume was not closed, and its last owner may still answer reads"
                 ));
             }
-            access.executor.pause(time);
+            access.executor.pause(left);
         }
         refuse_if_claimed(access, volume.epoch + 1)?;
         // Clocks of two machines run at different speeds, by an eighth at most.
-        let alone = if wait { term / 2 - term / 8 } else { Duration::ZERO };
+        let may_read = term + term / 8;
+        let alone = if wait { since_claim().saturating_sub(may_read) } else { Duration::ZERO };
         Ok((chain, alone))
     };
     let take_over = || {
