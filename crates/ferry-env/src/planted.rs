@@ -108,6 +108,8 @@ pub enum Bug {
     /// Object store: a new owner does not wait for the term of older owners if the last one is
     /// dead, which may not have waited itself.
     SkippedTerm,
+    /// Object store: a new owner does not wait for the term of an older one that may be alive.
+    ServedInTerm,
     /// Object store, local log: an object is acknowledged before its record is flushed.
     AcknowledgedBeforeLocalFlush,
     /// Object store, local log: a log object whose name another owner has taken counts as uploaded.

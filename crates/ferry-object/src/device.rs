@@ -37,8 +37,8 @@ use crate::small::SmallObjects;
 use crate::state::{Effects, Map, Roots, Sealed, Stage, State};
 use crate::store::{Store, exists};
 use crate::volume::{
-    Chain, Claimant, Ownership, Shards, Volume, VolumeOptions, claim, identify, make, observe,
-    observe_snapshot, owner_of, read_pinned,
+    Chain, Claimant, Ownership, Shards, Volume, VolumeOptions, await_alone, claim, identify, make,
+    observe, observe_snapshot, owner_of, read_pinned,
 };
 use crate::warming::Warming;
 use ferry_device::{
@@ -196,7 +196,9 @@ pub struct ObjectDevice {
     pub(crate) warming: Warming,
     /// When the last look for a newer claim that found none began.
     looked: Mutex<Duration>,
-    /// Since when no older owner answers reads, if this is one.
+    /// From when on it may serve, if it is an owner.
+    serves_from: Duration,
+    /// Since when, or from when on, no older owner answers reads, if this is one.
     alone_since: Option<Duration>,
     /// It has failed, or another owner has taken the volume over: it acknowledges nothing.
     has_failed: AtomicBool,
@@ -256,6 +258,9 @@ impl ObjectDevice {
         env: &Env,
     ) -> Result<Arc<Self>, ObjectError> {
         let (found, owns) = claim(&access, volume, claimant, limits.term, env)?;
+        if !claimant.serves_later {
+            await_alone(&access, &found.0, owns.serves_from, claimant.tell, env)?;
+        }
         let locks = claimant.locks.clone();
         Ok(Self::opened(access, found, limits, Some(owns), locks, env))
     }
@@ -381,7 +386,8 @@ impl ObjectDevice {
         locks: Option<Arc<dyn Locks>>,
         env: &Env,
     ) -> Arc<Self> {
-        let looked = owns.as_ref().map_or(Duration::ZERO, |owns| owns.looked);
+        let (looked, serves_from) =
+            owns.as_ref().map_or_else(Default::default, |owns| (owns.looked, owns.serves_from));
         let (alone_since, beats) = owns.map(|owns| (owns.alone_since, owns.beats)).unzip();
         if limits.holds {
             access.patience = Patience::Serving;
@@ -438,6 +444,7 @@ impl ObjectDevice {
             ahead: Ahead::new(limits.ahead_bytes_max),
             warming: Warming::default(),
             looked: Mutex::new(looked),
+            serves_from,
             alone_since,
             has_failed: AtomicBool::new(false),
             beats: beats.flatten(),
@@ -554,7 +561,12 @@ impl ObjectDevice {
 
     fn upload_again(&self, upload: Upload, mut tries: Tries, then: Then) -> Job {
         let me = self.me();
-        let after = tries.pause();
+        // Who has written a log object or a root has waited, as the next owner believes.
+        let held = match upload.exclusive {
+            true => self.serves_from.saturating_sub(self.env.clock.monotonic_with_sleep()),
+            false => Duration::ZERO,
+        };
+        let after = tries.pause().max(held);
         let run = {
             let upload = upload.clone();
             move || -> Answer {
@@ -869,6 +881,12 @@ impl ObjectDevice {
     /// Whether no read has failed since it was opened.
     pub fn has_read_all(&self) -> bool {
         !self.read_failed.load(Ordering::Acquire)
+    }
+
+    /// Waits until no older owner answers reads. Who has opened it to serve later calls this before
+    /// it answers anybody.
+    pub fn await_alone(&self) -> Result<(), ObjectError> {
+        await_alone(&self.access, &self.volume, self.serves_from, None, &self.env)
     }
 
     /// For how long no older owner has answered reads.

@@ -48,7 +48,8 @@ pub enum Opening {
         /// Also if it may have acknowledged what only its machine has. That is lost then.
         force: bool,
     },
-    /// To be owned by one server of several, which writes a heartbeat.
+    /// To be owned by one server of several, which writes a heartbeat. It serves nobody before
+    /// [`ObjectDevice::await_alone`] has returned.
     OwnAsOneOfSeveral {
         /// From the owner of this epoch, too, which may be alive.
         from: Option<u64>,
@@ -149,6 +150,7 @@ fn claimant(
             only_from: *from,
             followed: followed.clone(),
             beats: true,
+            serves_later: true,
             ..claimant
         },
     })

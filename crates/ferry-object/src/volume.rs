@@ -562,6 +562,9 @@ pub struct Claimant {
     pub beats: bool,
     /// It takes the volume only from the owner of this epoch, if that may be alive.
     pub only_from: Option<u64>,
+    /// It opens the volume while an older owner may still answer reads, and serves nobody before
+    /// [`ObjectDevice::await_alone`](crate::ObjectDevice::await_alone) has returned.
+    pub serves_later: bool,
     /// It makes a backup there. Nobody else opens one of which no part has ended.
     pub backs_up: bool,
     /// Is told of a wait that the user would wonder about.
@@ -677,7 +680,9 @@ fn look_and_load(
 pub(crate) struct Ownership {
     /// A time before the claim, from which the first term counts.
     pub looked: Duration,
-    /// Since when nobody else can have answered reads.
+    /// From when on it may serve.
+    pub serves_from: Duration,
+    /// Since when, or from when on, nobody else can have answered reads.
     pub alone_since: Duration,
     /// Its heartbeat, if it has one.
     pub beats: Option<Beats>,
@@ -710,7 +715,7 @@ pub(crate) fn claim(
         Created::Ours => {}
         _ => return Err(ObjectError::ClaimLost { epoch: volume.epoch }),
     }
-    let claimed = env.clock.monotonic();
+    let claimed = env.clock.monotonic_with_sleep();
     let beats = claimant.beats.then(|| Beats::start(Arc::clone(&access.store), volume.epoch));
     let beats = beats.transpose()?;
     let take_over = || {
@@ -728,38 +733,51 @@ pub(crate) fn claim(
             }
             Before::Unknown => true,
         };
-        let since_claim = || env.clock.monotonic().saturating_sub(claimed);
+        let mut times = [env.clock.monotonic_with_sleep(); 2];
         if wait {
-            // Who looks from the claim on finds it.
-            let left = (term + term / 2).saturating_sub(since_claim());
-            let secs = left.as_secs_f64();
-            if let Some(tell) = claimant.tell.filter(|_| secs >= 1.0) {
-                tell(&format!(
-                    "waits {secs:.1} s: the volume was not closed, and its last owner may still answer reads"
-                ));
-            }
-            access.executor.pause(left);
+            // Who looks from the claim on finds it. Clocks of two machines run at different speeds,
+            // by an eighth at most.
+            times = [term + term / 8, term + term / 2].map(|time| claimed + time);
         }
         refuse_if_claimed(access, volume.epoch + 1)?;
-        // Clocks of two machines run at different speeds, by an eighth at most.
-        let may_read = term + term / 8;
-        let alone = if wait { since_claim().saturating_sub(may_read) } else { Duration::ZERO };
-        Ok((chain, alone))
+        Ok((chain, times))
     };
     let take_over = || {
-        let (chain, alone) = take_over()?;
+        let (chain, times) = take_over()?;
         let same = chain.root.root.shards == found.root.shards;
         let shards =
             if same { shards } else { load_shards(access, &volume, &chain.root.root.shards)? };
-        Ok((chain, shards, alone))
+        Ok((chain, shards, times))
     };
     match take_over() {
-        Ok((chain, shards, alone)) => {
-            let alone_since = env.clock.monotonic_with_sleep().saturating_sub(alone);
-            Ok(((volume, chain, shards), Ownership { looked, alone_since, beats }))
+        Ok((chain, shards, [alone_since, serves_from])) => {
+            let owns = Ownership { looked, serves_from, alone_since, beats };
+            Ok(((volume, chain, shards), owns))
         }
         Err(error) => Err(explained(access, &volume, error)),
     }
+}
+
+/// Waits until a new owner may serve.
+pub(crate) fn await_alone(
+    access: &Access,
+    volume: &Volume,
+    serves_from: Duration,
+    tell: Option<fn(&str)>,
+    env: &Env,
+) -> Result<(), ObjectError> {
+    let left = serves_from.saturating_sub(env.clock.monotonic_with_sleep());
+    if left.is_zero() || is_planted(Bug::ServedInTerm) {
+        return Ok(());
+    }
+    let secs = left.as_secs_f64();
+    if let Some(tell) = tell.filter(|_| secs >= 1.0) {
+        tell(&format!(
+            "waits {secs:.1} s: the volume was not closed, and its last owner may still answer reads"
+        ));
+    }
+    access.executor.pause(left);
+    refuse_if_claimed(access, volume.epoch + 1)
 }
 
 /// Runs of the map, by shards.

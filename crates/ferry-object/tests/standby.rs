@@ -59,9 +59,16 @@ impl World {
         let take_over = from.is_some();
         let claimant =
             Claimant { take_over, only_from: from, beats, followed, ..Claimant::default() };
-        let term = Duration::from_millis(20);
+        self.open_as(&claimant, Duration::from_millis(20))
+    }
+
+    fn open_as(
+        &self,
+        claimant: &Claimant,
+        term: Duration,
+    ) -> Result<Arc<ObjectDevice>, ObjectError> {
         let limits = Limits { term, root_log_objects: 100, ..Limits::default() };
-        ObjectDevice::open(self.objects.store(), self.threads(), &claimant, limits, &self.env)
+        ObjectDevice::open(self.objects.store(), self.threads(), claimant, limits, &self.env)
     }
 
     fn standby(&self) -> Standby {
@@ -193,4 +200,33 @@ fn who_stood_by_takes_the_volume_over_without_the_log_being_read_again() {
     let alone = asked(Followed::default(), epoch + 1);
     assert!(behind < 60, "{behind} requests");
     assert!(alone > FLUSHES, "{alone} requests");
+}
+
+#[test]
+fn who_serves_later_reads_at_once_and_makes_nothing_durable_within_the_term_of_another_owner() {
+    const TERM: Duration = Duration::from_millis(400);
+    let world = World::new();
+    let owner = world.open(None, true).expect("it is free");
+    let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+    block.fill(7);
+    owner.write(0, &block).and_then(|()| owner.flush()).expect("it is durable");
+    let log = || world.objects.store().list("w/").expect("it can be listed");
+    let claimant = Claimant { take_over: true, serves_later: true, ..Claimant::default() };
+    let next = world.open_as(&claimant, TERM).expect("it is taken over");
+    let (wall, before) = (Env::real().clock, log());
+    let begun = wall.monotonic();
+    next.read(0, &mut block).expect("it is read before it may serve");
+    assert!(block.iter().all(|byte| *byte == 7));
+    assert!(next.alone_for().is_zero());
+    next.write(0, &block).and_then(|()| next.flush()).expect("it is durable in the end");
+    assert!(wall.monotonic() - begun >= TERM + TERM / 2, "the clock of the owner stands still");
+    assert!(log().len() > before.len());
+    world.clock.0.fetch_add(2 * TERM.as_millis() as u64, Ordering::SeqCst);
+    next.await_alone().expect("nobody else has claimed it");
+    assert!(next.alone_for() > TERM / 2);
+    drop(world.open(Some(2), true).expect("it is taken over"));
+    let another = world.open_as(&Claimant { only_from: Some(3), ..claimant.clone() }, TERM);
+    let another = another.expect("it is taken over");
+    let lost = world.open_as(&Claimant { only_from: Some(4), ..claimant }, TERM);
+    assert!(another.await_alone().is_err(), "{:?} has it", lost.map(|next| next.stats().epoch));
 }

@@ -74,6 +74,10 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
         Err(_) if args.standby && opened.has_failed() => return Err(standby::again(false)),
         Err(error) => return Err(failed(&error)),
     };
+    // It was recovered meanwhile.
+    if opened.store().is_some_and(|store| store.await_alone().is_err()) {
+        return Err(standby::again(false));
+    }
     let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
     let shared = Shared { fs: &fs, opened: &opened, role: &role, events: (sender, events) };
     let served = serve(shared, args, address, tls, exports, &env);

@@ -589,6 +589,7 @@ impl Run {
                 uploaded: id.into_iter().collect(),
                 force: !self.plan.disks.iter().any(Option::is_some) || self.below(2) == 0,
                 followed,
+                serves_later: self.below(2) == 0,
                 ..Claimant::default()
             };
             let opened = ObjectDevice::open(
@@ -603,6 +604,11 @@ impl Run {
                     let epoch = device.stats().epoch;
                     if let Some(layer) = &layer {
                         layer.serve();
+                    }
+                    if claimant.serves_later && !self.recovers(owner, &device) {
+                        continue;
+                    }
+                    if layer.is_some() {
                         self.spoil_disk(owner);
                     }
                     break (device, epoch, layer.is_some());
@@ -628,6 +634,32 @@ impl Run {
         let Some(image) = self.look_at_all(owner, &device, local) else { return };
         let ended = Arc::default();
         Life { run: self, owner, epoch, device, executor, uploads, image, begun: 0, ended }.work();
+    }
+
+    /// An owner that serves later reads some blocks, and writes them again as they are. `false`:
+    /// another owner took over before it may serve.
+    fn recovers(&self, owner: usize, device: &Arc<ObjectDevice>) -> bool {
+        let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
+        let mut recover = || {
+            for _ in 0..self.below(8) {
+                let at = self.below(BLOCKS as u64) * BLOCK_SIZE as u64;
+                device.read(at, &mut block)?;
+                device.write(at, &block)?;
+                if self.below(2) == 0 {
+                    device.flush()?;
+                }
+            }
+            Ok(())
+        };
+        let recovered = recover().map_err(|error: std::io::Error| error.to_string());
+        match recovered.and_then(|()| device.await_alone().map_err(|error| error.to_string())) {
+            Ok(()) => true,
+            Err(_) if self.is_claimed_beyond(device.stats().epoch) => false,
+            Err(error) => {
+                self.fail(format!("owner {owner} cannot recover the volume: {error}"));
+                false
+            }
+        }
     }
 
     /// What a claimant has followed of the volume, if it has: just now, or a while ago.

@@ -122,6 +122,7 @@ fn each_planted_bug_of_an_owner_is_found() {
         Bug::InstalledInAnyOrder,
         Bug::ReadsAfterTerm,
         Bug::SkippedTerm,
+        Bug::ServedInTerm,
         Bug::NoTakeoverRoot,
         Bug::DeletedFence,
         Bug::SweptAfterLook,
