@@ -67,6 +67,81 @@ while [ "$(systemctl is-active ferry@data)" != active ]; do sleep 0.1; done
 echo >/root/go
 wait
 test "$(xargs </mnt/other/open)" = 'begun killed ended again'
+# Starts in quick succession: a start that is ended goes on with nothing, and the next one does.
+exec 3>>/mnt/other/open
+for pause in 0.05 0.1 0.15 0.2 0.3; do
+  systemctl restart ferry@data &
+  sleep $pause
+  systemctl restart ferry@data
+  wait
+  echo quick >&3
+done
+exec 3>&-
+test "$(grep -c quick /mnt/other/open)" = 5
+sed -i /quick/d /mnt/other/open
+# left: the mount is left to a start that fails. comes: the next one succeeds.
+left() {
+  touch /root/fails
+  ! systemctl restart ferry@data
+}
+comes() {
+  rm /root/fails
+  while [ "$(systemctl is-active ferry@data)" != active ]; do sleep 0.1; done
+  test "$(xargs </mnt/other/open)" = 'begun killed ended again'
+}
+# What was left is unmounted meanwhile.
+left
+umount -l /mnt/other
+comes
+# Another mount may have the number of its connection then.
+left
+umount -l /mnt/other
+ferry mkfs /srv/stranger.ferry --size 128M
+mkdir /mnt/stranger
+ferry mount /srv/stranger.ferry /mnt/stranger
+echo stranger >/mnt/stranger/file
+echo OPTIONS=noatime >>/etc/ferryfs/data.conf
+comes
+test "$(cat /mnt/stranger/file)" = stranger
+ferry umount /mnt/stranger
+# Others have changed the volume meanwhile: the mount of before ends, and a new one comes.
+left
+ferry mount /srv/unit.ferry /mnt/stranger
+echo changed >/mnt/stranger/changed
+ferry umount /mnt/stranger
+comes
+test "$(cat /mnt/other/changed)" = changed
+# Who asks the daemon to leave is killed before that has: the mount ends, and a new one comes.
+stopped=$(daemon /mnt/other)
+kill -STOP "$stopped"
+systemctl restart --no-block ferry@data
+asks() { grep -la upgrade-mount /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3; }
+while ! asks | grep -q .; do sleep 0.1; done
+sleep 1
+for process in $(asks); do kill -9 "$process" || true; done
+sleep 0.5
+kill -CONT "$stopped"
+while [ -e "/proc/$stopped" ] || [ "$(systemctl is-active ferry@data)" != active ]; do sleep 0.1; done
+mountpoint -q /mnt/other
+# systemd has no room for the mount.
+printf '[Service]\nFileDescriptorStoreMax=0\n' >/etc/systemd/system/ferry@data.service.d/room.conf
+systemctl daemon-reload
+systemctl restart ferry@data
+mountpoint -q /mnt/other
+rm /etc/systemd/system/ferry@data.service.d/room.conf
+systemctl daemon-reload
+systemctl restart ferry@data
+# The mount point has another name.
+ln -s /mnt /root/mnt
+sed -i s,=/mnt/other,=/root/mnt/other/, /etc/ferryfs/data.conf
+systemctl restart ferry@data
+exec 3>>/mnt/other/named
+systemctl restart ferry@data
+echo named >&3
+exec 3>&-
+sed -i s,=/root/mnt/other/,=/mnt/other, /etc/ferryfs/data.conf
+systemctl restart ferry@data
+test "$(cat /mnt/other/named)" = named
 # If it is stopped before, the volume is closed all the same.
 touch /root/fails
 systemctl restart ferry@data && exit 1

@@ -562,10 +562,7 @@ impl ObjectDevice {
     fn upload_again(&self, upload: Upload, mut tries: Tries, then: Then) -> Job {
         let me = self.me();
         // Who has written a log object or a root has waited, as the next owner believes.
-        let held = match upload.exclusive {
-            true => self.serves_from.saturating_sub(self.env.clock.monotonic_with_sleep()),
-            false => Duration::ZERO,
-        };
+        let held = if upload.exclusive { self.serves_in() } else { Duration::ZERO };
         let after = tries.pause().max(held);
         let run = {
             let upload = upload.clone();
@@ -881,6 +878,11 @@ impl ObjectDevice {
     /// Whether no read has failed since it was opened.
     pub fn has_read_all(&self) -> bool {
         !self.read_failed.load(Ordering::Acquire)
+    }
+
+    /// For how long an older owner may yet answer reads.
+    pub fn serves_in(&self) -> Duration {
+        self.serves_from.saturating_sub(self.env.clock.monotonic_with_sleep())
     }
 
     /// Waits until no older owner answers reads. Who has opened it to serve later calls this before

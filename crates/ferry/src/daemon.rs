@@ -148,8 +148,8 @@ pub fn serve(
     }
     let handle = session.handle();
     let answered = with_trace(session.handle(), traced_fs, Arc::clone(&answers));
-    let successor = Arc::new(Mutex::new(None));
-    let answered = with_successor(session.handle(), service.settle.clone(), &successor, answered);
+    let course = Arc::new(Mutex::new(Course::Served));
+    let answered = with_successor(session.handle(), service.settle.clone(), &course, answered);
     let counted = session.handle();
     let profiles = Profiles::new(move || counted.stats());
     service.asked.listen(service.mountpoint, answered, profiles);
@@ -171,11 +171,11 @@ pub fn serve(
     }
     tracing::info!(volume = service.options.fsname, mountpoint = %service.mountpoint.display(), "mounted");
 
-    if let Ended::HandedOver(connection) = await_end(&handle, &received, service.stop_timeout) {
+    let ended = await_end(&handle, &received, service.stop_timeout, &course);
+    if let (Ended::HandedOver(connection), Course::GoesOn(program)) = (ended, &*course.lock()) {
         // Who has asked for it must hear of it before this process ends.
         service.asked.finish();
-        let program = successor.lock().take().unwrap_or_else(|| "/proc/self/exe".into());
-        return Ok(Served::HandedOver(connection, program));
+        return Ok(Served::HandedOver(connection, program.clone()));
     }
     if let Some(holder) = Holder::get()
         && let Err(error) = holder.keep_nothing()
@@ -206,25 +206,31 @@ fn keep(service: &Service<'_>, connection: Option<&Connection>) -> Result<(), Cl
 fn with_successor(
     handle: MountHandle,
     settle: Option<Settle>,
-    successor: &Arc<Mutex<Option<PathBuf>>>,
+    course: &Arc<Mutex<Course>>,
     answers: Answers,
 ) -> Answers {
-    let successor = Arc::clone(successor);
+    let course = Arc::clone(course);
     Arc::new(move |question| {
         let Some(program) = question.strip_prefix(GO_ON) else { return answers(question) };
         let done = match &settle {
             None => Err("this mount cannot go on in another process: unmount it, and mount it with the other program".into()),
-            Some(settle) => {
-                *successor.lock() = Some(program.into());
-                settle(&|| match hand_over(&handle) {
-                    Ok(true) => Ok(()),
+            Some(settle) => settle(&|| {
+                let mut course = course.lock();
+                if *course != Course::Served {
+                    return Err(ENDS.into());
+                }
+                match hand_over(&handle) {
+                    Ok(true) => {
+                        *course = Course::GoesOn(program.into());
+                        Ok(())
+                    }
                     Ok(false) => Err(format!(
                         "requests are under way that have not ended for {} s: try again later",
                         REQUESTS_END.as_secs()
                     )),
                     Err(error) => Err(error.to_string()),
-                })
-            }
+                }
+            }),
         };
         Some(match done {
             Ok(()) => socket::object([("going", true.into())]),
@@ -248,7 +254,12 @@ fn with_trace(handle: MountHandle, fs: Weak<dyn Filesystem>, answers: Answers) -
 
 /// Returns when the mount has ended or must end: a first signal asks for it, a second one or the
 /// timeout forces it.
-fn await_end(handle: &MountHandle, received: &Receiver<Event>, stop_timeout: Duration) -> Ended {
+fn await_end(
+    handle: &MountHandle,
+    received: &Receiver<Event>,
+    stop_timeout: Duration,
+    course: &Mutex<Course>,
+) -> Ended {
     let mut stage = Stage::Serving;
     loop {
         let event = match stage {
@@ -260,8 +271,15 @@ fn await_end(handle: &MountHandle, received: &Receiver<Event>, stop_timeout: Dur
             (Ok(Event::Ended(how)), _) => return how,
             (Err(RecvTimeoutError::Disconnected), _) => return Ended::Unmounted,
             (Ok(Event::Signal), Stage::Serving) => {
-                stop(handle, stop_timeout);
-                Stage::Stopping
+                let mut course = course.lock();
+                if *course == Course::Served {
+                    *course = Course::Ends;
+                    stop(handle, stop_timeout);
+                    Stage::Stopping
+                } else {
+                    // The event that it was handed over follows.
+                    Stage::Serving
+                }
             }
             (_, Stage::Serving | Stage::Stopping) => {
                 tracing::warn!("still in use: ended now; requests under way fail");
@@ -276,6 +294,16 @@ fn await_end(handle: &MountHandle, received: &Receiver<Event>, stop_timeout: Dur
             }
         };
     }
+}
+
+/// What becomes of a mount. Whichever comes first, another process or a signal, is the only one.
+#[derive(PartialEq)]
+enum Course {
+    Served,
+    /// This process ends it.
+    Ends,
+    /// This program goes on with it.
+    GoesOn(PathBuf),
 }
 
 /// The stages of ending a mount.

@@ -31,6 +31,8 @@ const STARTS: Duration = Duration::from_secs(120);
 const VERSION: Duration = Duration::from_secs(10);
 /// How often the next daemon is looked for.
 const LOOK: Duration = Duration::from_millis(5);
+/// How often it is looked for where systemd gets the mount.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// The next daemon is believed to live if it is silent for no longer.
 const SILENCE: Duration = Duration::from_secs(10);
 
@@ -76,14 +78,39 @@ fn leave_to_next_start(
 ) -> Result<(), CliError> {
     let failed = |error: io::Error| CliError::Failed(format!("{unit}: {error}"));
     let Some(main) = service::main_process() else { return Ok(()) };
-    if service::arguments_of(main).map_err(failed)? != arguments || !service::restarts(unit) {
+    if !service::restarts(unit) {
         return Ok(());
+    }
+    let stops = |why: &str| {
+        eprintln!("ferry: {unit}: {why}: the mount ends, and the next start makes it anew");
+        Ok(())
+    };
+    if service::arguments_of(main).map_err(failed)? != arguments {
+        return stops("its process has other arguments than ExecStop= names");
+    }
+    if !service::has_room(unit) {
+        return stops("its FileDescriptorStoreMax= is too small");
     }
     let process = pidfd_open(main, PidfdFlags::empty()).map_err(|error| failed(error.into()))?;
     let mount = mounts::find_ferry(target)?;
+    let daemon = asked::daemon(&mount);
+    if daemon.and_then(service::parent_of) != Some(main) {
+        return stops("another process than that of the unit has the mount");
+    }
     let_go(&mount, Path::new(service::NEXT_START))?;
+    let clock = Env::real().clock;
+    let until = clock.monotonic() + STARTS;
     let mut ended = [PollFd::new(&process, PollFlags::IN)];
-    poll(&mut ended, Some(&timespec(STARTS))).map(drop).map_err(|error| failed(error.into()))
+    while clock.monotonic() < until {
+        match poll(&mut ended, Some(&timespec(LOOK_AGAIN))) {
+            Ok(0) if asked::daemon(&mount).is_some_and(|next| Some(next) != daemon) => {
+                return stops("systemd has not taken the mount, its log says why");
+            }
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            other => return other.map(drop).map_err(|error| failed(error.into())),
+        }
+    }
+    stops("its process has not ended")
 }
 
 /// Asks the daemon of a mount to end, so that another process goes on.

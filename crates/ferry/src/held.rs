@@ -1,21 +1,28 @@
 //! What is held of a mount between two processes: by a holder, or by systemd.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Seek, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::error::CliError;
+use crate::mounts::{self, Mount};
 
 /// What the next process needs, by name: words, and a descriptor.
 pub type HeldThings = BTreeMap<Vec<u8>, (Vec<u8>, Option<OwnedFd>)>;
 
 /// Bytes of a control message with a descriptor.
 pub const RIGHTS: usize = rustix::cmsg_space!(ScmRights(1));
+/// The mount's connection to the kernel.
+pub const DEVICE: &str = "device";
 /// Where it is mounted.
 pub const MOUNTPOINT: &str = "mountpoint";
 /// The kernel's number of the connection.
@@ -51,12 +58,31 @@ pub fn read_all(memory: OwnedFd) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// The number of the connection, if it lives. The kernel gives the number of one that has ended to
+/// another mount.
+fn connection(held: &HeldThings) -> Option<u32> {
+    let (_, device) = held.get(DEVICE.as_bytes())?;
+    let mut ended = [PollFd::new(device.as_ref()?, PollFlags::empty())];
+    let ended = poll(&mut ended, Some(&Timespec::default()));
+    let (number, _) = held.get(CONNECTION.as_bytes()).filter(|_| ended == Ok(0))?;
+    std::str::from_utf8(number).ok()?.parse().ok()
+}
+
 /// Ends the mount, if it is in these.
 pub fn end(held: &HeldThings) {
-    let number = held
-        .get(CONNECTION.as_bytes())
-        .and_then(|(number, _)| std::str::from_utf8(number).ok()?.parse().ok());
-    if let Some(Err(error)) = number.map(ferry_fuse::abort) {
+    if let Some(Err(error)) = connection(held).map(ferry_fuse::abort) {
         tracing::error!(%error, "programs may hang: end the mount with `ferry umount --force`");
     }
+}
+
+/// The mount in these, if the kernel has it yet at the same mount point.
+pub fn mounted(held: &HeldThings) -> io::Result<Option<Mount>> {
+    let Some((number, (target, _))) = connection(held).zip(held.get(MOUNTPOINT.as_bytes())) else {
+        return Ok(None);
+    };
+    let (device, target) =
+        (format!("0:{number}"), PathBuf::from(OsString::from_vec(target.clone())));
+    let is_it =
+        |mount: &Mount| mount.is_ferry() && mount.device == device && mount.target == target;
+    Ok(mounts::list()?.into_iter().find(is_it))
 }

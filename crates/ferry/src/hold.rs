@@ -33,13 +33,15 @@ use rustix::net::{
     SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg, socket_with,
 };
 use rustix::process::{
-    Pid, PidfdFlags, Signal, geteuid, getpid, getppid, kill_process, pidfd_open,
+    Pid, PidfdFlags, Signal, geteuid, getpid, getppid, kill_process, pidfd_open, pidfd_send_signal,
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use zeroize::Zeroizing;
 
 use crate::error::CliError;
-use crate::held::{CONNECTION, HeldThings, MOUNTPOINT, RIGHTS, end, memory, read_all, send};
+use crate::held::{
+    CONNECTION, DEVICE, HeldThings, MOUNTPOINT, RIGHTS, end, memory, read_all, send,
+};
 use crate::waiting::timespec;
 use crate::{logging, passphrase, service, starter};
 
@@ -71,7 +73,6 @@ const ENDS: Duration = Duration::from_millis(20);
 const REST: Duration = Duration::from_secs(1);
 
 /// The names of what is held.
-const DEVICE: &str = "device";
 const MEMORY: &str = "memory";
 const CARRIED: &str = "carried";
 /// What the process before had noted of the kernel when it was killed.
@@ -181,9 +182,17 @@ pub fn new_known() -> Option<Arc<Known>> {
         .ok()
 }
 
+/// No process can go on with the mount, and the holder need not try it again. The error says why.
+pub fn cannot_go_on(why: &str) -> CliError {
+    if let Some(Err(error)) = Holder::get().map(|holder| holder.say(&[b"never"], None)) {
+        tracing::debug!(%error, "the holder");
+    }
+    CliError::Failed(why.into())
+}
+
 /// The open files have another form.
 pub fn other_form() -> CliError {
-    CliError::Failed("the open files of the mount have another form in this version".into())
+    cannot_go_on("the open files of the mount have another form in this version")
 }
 
 static HOLDER: OnceLock<Option<Holder>> = OnceLock::new();
@@ -332,6 +341,8 @@ struct Served {
     /// Once it has connected.
     socket: Option<OwnedFd>,
     is_ready: bool,
+    /// It has found that no process can go on with the mount.
+    is_last: bool,
     /// The program that goes on when it has ended.
     next: Option<PathBuf>,
     /// When the mount could be used.
@@ -353,6 +364,8 @@ struct Holding {
     signals: UnixStream,
     /// A signal has asked for the end.
     is_to_end: bool,
+    /// systemd had the mount.
+    is_next_start: bool,
     /// For the process that goes on now.
     things: HeldThings,
     /// What the serving process is saying for the case that it is killed.
@@ -421,8 +434,12 @@ pub fn run(
                 tracing::error!(program = %program.display(), ended = ended(), "it does not go on with the mount: the program before does");
                 program = OWN.into();
             }
+            // systemd has the mount yet, and asks for the end of this start.
+            Ok(Served { is_ready: false, .. }) if holding.is_to_end && service::has_all() => {
+                return Ok(code(status));
+            }
             // The store may be away, or the network.
-            Ok(Served { is_ready: false, .. })
+            Ok(Served { is_ready: false, is_last: false, .. })
                 if !holding.things.is_empty() && clock.monotonic() < left + tries =>
             {
                 tracing::error!(
@@ -435,10 +452,8 @@ pub fn run(
             }
             Err(error) => return Err(error),
             Ok(Served { is_ready: false, .. }) if !holding.things.is_empty() => {
-                tracing::error!(
-                    seconds = tries.as_secs(),
-                    "no process could go on with the mount for so long: it ends"
-                );
+                let seconds = (clock.monotonic() - left).as_secs();
+                tracing::error!(seconds, "no process can go on with the mount: it ends");
                 holding.end();
                 return Ok(code(status));
             }
@@ -469,6 +484,7 @@ impl Holding {
         listen(&listener, 1)?;
         let [log, passphrase] = [log, passphrase].map(|path| path.map(Path::to_owned));
         let things = service::take().map_err(io::Error::other)?;
+        let is_next_start = !things.is_empty();
         let [saying, if_killed] = Default::default();
         let (is_to_end, deaths) = (false, 0);
         let clock = Env::real().clock;
@@ -480,6 +496,7 @@ impl Holding {
             passphrase,
             signals,
             is_to_end,
+            is_next_start,
             things,
             saying,
             if_killed,
@@ -500,6 +517,7 @@ impl Holding {
             child,
             socket: None,
             is_ready: false,
+            is_last: false,
             next: None,
             since: Duration::ZERO,
             is_ending: false,
@@ -556,9 +574,15 @@ impl Holding {
                 let mut count = [0; 64];
                 let _taken = self.signals.read(&mut count)?;
                 self.is_to_end = true;
-                // One that is to go on with a mount is told when it can end that in order.
-                if !is_starting {
-                    let _ended = kill_process(pid, Signal::TERM);
+                // One that is to go on with a mount is told when it can end that in order; but what
+                // systemd has yet, the next start gets.
+                let waits = !served.is_ready && (is_starting || self.is_next_start);
+                let signal = match waits {
+                    true => service::has_all().then_some(Signal::KILL),
+                    false => Some(Signal::TERM),
+                };
+                if let Some(signal) = signal {
+                    let _ended = kill_process(pid, signal);
                 }
             }
             // Strangers who connect do not keep it from being found that the process has ended.
@@ -604,6 +628,23 @@ impl Holding {
     /// for it waits for the answer to one of them.
     fn end(&self) {
         [&self.things, &self.if_killed].into_iter().for_each(end);
+        service::took();
+    }
+
+    /// Ends the process, for a signal that has come before it was ready. systemd runs no `ExecStop=`
+    /// for a unit that has not started yet: so that is done here.
+    fn stop(&self, pid: Pid) -> io::Result<()> {
+        let process = pidfd_open(pid, PidfdFlags::empty())?;
+        let mountpoint = self.if_killed.get(MOUNTPOINT.as_bytes()).filter(|_| self.is_next_start);
+        let leave = mountpoint.and_then(|(path, _)| service::exec_stop(OsStr::from_bytes(path)));
+        let body = move || {
+            if let Some(Err(error)) = leave.map(|mut command| command.status()) {
+                tracing::warn!(%error, "the next start makes the mount anew");
+            }
+            // It has ended if the mount is left to the next start.
+            let _ended = pidfd_send_signal(&process, Signal::TERM);
+        };
+        std::thread::Builder::new().name("ferry-stop".into()).spawn(body).map(drop)
     }
 
     fn hear(&mut self, served: &mut Served, pid: Pid) -> io::Result<()> {
@@ -637,8 +678,10 @@ impl Holding {
             b"serving" => {
                 // What the process before has left is used from now on.
                 self.things.clear();
+                service::took();
                 self.if_killed = std::mem::take(&mut self.saying);
             }
+            b"never" => served.is_last = true,
             b"next" => served.next = Some(OsStr::from_bytes(rest).into()),
             b"notify" => starter::notify_systemd(&String::from_utf8_lossy(rest)),
             b"ready" => {
@@ -647,7 +690,7 @@ impl Holding {
                 service::took();
                 // It may have come while no process was there to take it.
                 if self.is_to_end {
-                    let _ended = kill_process(pid, Signal::TERM);
+                    self.stop(pid)?;
                 }
                 if self.daemon {
                     logging::detach(self.log.as_deref())?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use ferry_env::Env;
 use ferry_fs::error::FsError;
 use ferry_fs::{
-    AccessTimes, CacheMode, Carried, Filesystem, FsOptions, Known, LeftBehind, LocalFs,
+    AccessTimes, CacheMode, Carried, Errno, Filesystem, FsOptions, Known, LeftBehind, LocalFs,
     SessionStore, WithSnapshots,
 };
 use ferry_net::ServerOptions;
@@ -353,9 +353,10 @@ fn serve(
     }
     let closed = fs.close().map_err(|e| failed(&e));
     let closed = closed.and(opened.close().map_err(|e| failed(&e)));
-    if let (Some(carried), Ok(Served::HandedOver(connection, program))) = (&carried, &served)
+    if let (Some(carried), Ok(Served::HandedOver(connection, program))) = (carried, &served)
         && let Some(holder) = Holder::get()
     {
+        let carried = fs.closed(carried);
         let (open, known) = carried.counts();
         holder.leave(connection, &carried.encode(), mountpoint, program)?;
         tracing::info!(program = %program.display(), open, known, "another process goes on");
@@ -406,7 +407,13 @@ fn had_others(held: &Held, opened: &Opened) -> Result<bool, CliError> {
 
 /// Takes over what programs have open.
 fn take_over(fs: &LocalFs, open: &Open) -> Result<Carried, CliError> {
-    let failed = |error: FsError| CliError::Failed(format!("what programs have open: {error}"));
+    let failed = |error: FsError| {
+        let why = format!("what programs have open: {error}");
+        match error {
+            FsError::Errno(Errno(libc::ESTALE)) => hold::cannot_go_on(&why),
+            _ => CliError::Failed(why),
+        }
+    };
     match open {
         Open::Carried(bytes) => {
             let carried = Carried::decode(bytes).ok_or_else(hold::other_form)?;

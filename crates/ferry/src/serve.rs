@@ -20,6 +20,9 @@ use crate::open::{How, Opened, STOPPING, explain, on_disk, open_on_disk_when_fre
 use crate::waiting::{PAUSE_MAX, pause};
 use crate::{clients, daemon, logging, metrics, served, starter};
 
+/// Memory for contents that nobody asks for.
+const READ_BEFORE_CACHE: usize = 16 << 20;
+
 mod release;
 mod standby;
 #[cfg(test)]
@@ -69,6 +72,9 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
         opened.map_err(|e| explain(&args.volume, &e))?
     };
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", args.volume));
+    if opened.store().is_some_and(|store| !store.serves_in().is_zero()) {
+        read_before(&opened, &env);
+    }
     let fs = match LocalFs::open(opened.device.clone(), options, env.clone()) {
         Ok(fs) => fs,
         Err(_) if args.standby && opened.has_failed() => return Err(standby::again(false)),
@@ -115,6 +121,18 @@ enum Ended {
     Released,
     /// Another process has taken the volume, or it has failed: nothing more can be said of it.
     TakenOver,
+}
+
+/// Reads what recovery will read, while nothing can become durable yet: the device remembers it.
+fn read_before(opened: &Opened, env: &Env) {
+    let options = FsOptions { background: false, ..fs_options(How::Read, READ_BEFORE_CACHE) };
+    let read = LocalFs::open(opened.device.clone(), options, env.clone());
+    if let Err(error) = read.map_err(|error| error.to_string()).and_then(|fs| {
+        fs.detach();
+        fs.close().map_err(|error| error.to_string())
+    }) {
+        tracing::debug!(%error, "recovery will read the volume by itself");
+    }
 }
 
 fn fs_options(how: How, cache_bytes: usize) -> FsOptions {

@@ -9,7 +9,6 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -28,10 +27,16 @@ pub const NEXT_START: &str = "systemd:next-start";
 
 /// The first descriptor that systemd gives a process.
 const FIRST: i32 = 3;
+/// The variable with the name of the unit.
+const UNIT: &str = "FERRY_UNIT";
+/// The variable with the unit's main process, which systemd sets for `ExecStop=`.
+const MAIN_PROCESS: &str = "MAINPID";
 /// All that has no descriptor of its own: lengths, names and contents.
 const WORDS: &str = "words";
 /// The arguments of the process that has left the mount.
 const ARGUMENTS: &str = "arguments";
+/// So many descriptors are left, at most.
+const STORED_MAX: u32 = 16;
 /// systemd may take so long to list a job, or to take a descriptor.
 const ANSWERS: Duration = Duration::from_secs(10);
 
@@ -82,6 +87,10 @@ pub fn leave(things: &HeldThings) -> Result<(), CliError> {
     let keep = |name: &str, descriptor: &OwnedFd| {
         say(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), descriptor)
     };
+    let names: Vec<_> = things.keys().map(|name| String::from_utf8_lossy(name)).collect();
+    let forget = || names.iter().map(|name| &**name).chain([WORDS]).for_each(self::forget);
+    // A start that has failed may have left others.
+    forget();
     let arguments = own_arguments();
     let words = things.iter().filter(|(_, (_, descriptor))| descriptor.is_none());
     let words = words.map(|(name, (word, _))| (&name[..], &word[..]));
@@ -96,15 +105,23 @@ pub fn leave(things: &HeldThings) -> Result<(), CliError> {
     let (reader, writer) = io::pipe().map_err(failed)?;
     say("BARRIER=1", &writer.into())?;
     let mut taken = [PollFd::new(&reader, PollFlags::empty())];
-    match poll(&mut taken, Some(&timespec(ANSWERS))) {
-        Ok(1) => Ok(()),
-        Ok(_) => Err(failed(io::ErrorKind::TimedOut.into())),
-        Err(error) => Err(failed(error.into())),
-    }
+    let answered = match poll(&mut taken, Some(&timespec(ANSWERS))) {
+        Ok(1) => return Ok(()),
+        Ok(_) => io::ErrorKind::TimedOut.into(),
+        Err(error) => error.into(),
+    };
+    // It may take them later.
+    forget();
+    Err(failed(answered))
+}
+
+/// systemd need not have a descriptor any more.
+fn forget(name: &str) {
+    starter::notify_systemd(&format!("FDSTOREREMOVE=1\nFDNAME={name}"));
 }
 
 /// What the start before has left: this process goes on with its mount. If that had other
-/// arguments, its mount ends.
+/// arguments, its mount ends. So does what is not mounted any more.
 pub fn take() -> Result<HeldThings, CliError> {
     let failed =
         |error: io::Error| CliError::Failed(format!("what systemd has of the mount: {error}"));
@@ -125,17 +142,20 @@ pub fn take() -> Result<HeldThings, CliError> {
     let mut words = words.ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
     let arguments = words.remove(ARGUMENTS.as_bytes());
     things.extend(words.into_iter().map(|(name, word)| (name, (word, None))));
-    if arguments == Some(own_arguments()) {
-        return Ok(things);
-    }
-    tracing::warn!("the mount is made anew, with other arguments");
+    let mounted = held::mounted(&things).map_err(failed)?;
+    let why = match &mounted {
+        None => "the mount that was left to this start is not there any more",
+        Some(_) if arguments == Some(own_arguments()) => return Ok(things),
+        Some(_) => "the mount that was left to this start has other arguments",
+    };
+    tracing::warn!("{why}: it is made anew");
     held::end(&things);
-    if let Some((mountpoint, _)) = things.get(held::MOUNTPOINT.as_bytes()) {
-        let mountpoint = PathBuf::from(OsStr::from_bytes(mountpoint));
-        ferry_fuse::unmount(&mountpoint, Unmount::Lazy)
-            .map_err(|error| CliError::Failed(error.to_string()))?;
-    }
     took();
+    if let Some(mount) = mounted
+        && let Err(error) = ferry_fuse::unmount(&mount.target, Unmount::Lazy)
+    {
+        tracing::warn!(%error, "the mount before");
+    }
     Ok(HeldThings::default())
 }
 
@@ -143,15 +163,34 @@ pub fn take() -> Result<HeldThings, CliError> {
 pub fn took() {
     if TOOK.swap(false, Ordering::Relaxed) {
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
-        for name in names.split(':') {
-            starter::notify_systemd(&format!("FDSTOREREMOVE=1\nFDNAME={name}"));
-        }
+        names.split(':').for_each(forget);
     }
+}
+
+/// Whether systemd has all that this process has taken, and would give it to the next start.
+pub fn has_all() -> bool {
+    TOOK.load(Ordering::Relaxed)
 }
 
 /// The main process of a unit, for a command that ends the unit.
 pub fn main_process() -> Option<Pid> {
-    std::env::var("MAINPID").ok()?.parse().ok().and_then(Pid::from_raw)
+    std::env::var(MAIN_PROCESS).ok()?.parse().ok().and_then(Pid::from_raw)
+}
+
+/// What this unit runs as `ExecStop=`, for its main process. `None`: the unit does not say its name.
+pub fn exec_stop(mountpoint: &OsStr) -> Option<Command> {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["upgrade-mount", "--next-start"]).arg(std::env::var_os(UNIT)?).arg(mountpoint);
+    command.arg("--").args(std::env::args_os().skip(1));
+    command.env(MAIN_PROCESS, getpid().to_string());
+    Some(command)
+}
+
+/// The process that has started this one.
+pub fn parent_of(process: u32) -> Option<Pid> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    Pid::from_raw(parent.trim().parse().ok()?)
 }
 
 /// The arguments of a process, without its name.
@@ -163,17 +202,21 @@ pub fn arguments_of(process: Pid) -> io::Result<Vec<OsString>> {
 
 /// Whether systemd ends the unit to start it again. If that cannot be found, the unit stops.
 pub fn restarts(unit: &str) -> bool {
-    let mut list = Command::new("systemctl");
-    list.args(["list-jobs", "--no-legend", "--plain", "--", unit]);
-    match starter::first_line(&mut list, ANSWERS) {
-        // JOB UNIT TYPE STATE
-        Ok((line, true)) => line.split_whitespace().nth(2) == Some("restart"),
-        Ok((_, false)) => false,
-        Err(error) => {
-            tracing::warn!(%error, "systemctl: cannot tell a restart from a stop");
-            false
-        }
-    }
+    // JOB UNIT TYPE STATE
+    let job = first_line(&["list-jobs", "--no-legend", "--plain", "--", unit]);
+    job.is_some_and(|job| job.split_whitespace().nth(2) == Some("restart"))
+}
+
+/// Whether systemd stores so many descriptors for the unit. It closes others without a word.
+pub fn has_room(unit: &str) -> bool {
+    let most = first_line(&["show", "--property=FileDescriptorStoreMax", "--value", "--", unit]);
+    most.and_then(|most| most.trim().parse().ok()).is_some_and(|most: u32| most >= STORED_MAX)
+}
+
+fn first_line(arguments: &[&str]) -> Option<String> {
+    let line = starter::first_line(Command::new("systemctl").args(arguments), ANSWERS);
+    let line = line.inspect_err(|error| tracing::warn!(%error, "systemctl: the unit stops"));
+    line.ok().filter(|(_, succeeded)| *succeeded).map(|(line, _)| line)
 }
 
 #[cfg(test)]

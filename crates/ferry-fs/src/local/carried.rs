@@ -80,6 +80,8 @@ pub struct Carried {
     errors: Vec<CarriedErrors>,
     snapshots: CarriedTrees,
     losses: CarriedLosses,
+    /// The newest context of the volume when it was closed. 0: unknown.
+    last: u64,
 }
 
 /// What a process before the one that carries has lost, because it was killed.
@@ -122,7 +124,8 @@ impl Carried {
         let CarriedTrees { first, numbers } = &self.snapshots;
         let CarriedLosses { inodes: lost, names, volume } = &self.losses;
         let counts = [self.files.len(), self.inodes.len(), self.errors.len(), numbers.len()];
-        let counts = [counts, [lost.len(), names.len(), 0, 0]].map(|part| part.map(|n| n as u64));
+        let counts = [counts, [lost.len(), names.len(), self.last as usize, 0]];
+        let counts = counts.map(|part| part.map(|n| n as u64));
         let mut bytes = MAGIC.to_le_bytes().to_vec();
         bytes.extend_from_slice(counts.as_bytes());
         bytes.extend_from_slice(self.files.as_bytes());
@@ -140,7 +143,7 @@ impl Carried {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (magic, rest) = u64::read_from_prefix(bytes).ok()?;
         let ([files, inodes, errors, numbers], rest) = <[u64; 4]>::read_from_prefix(rest).ok()?;
-        let ([lost, names, ..], rest) = <[u64; 4]>::read_from_prefix(rest).ok()?;
+        let ([lost, names, last, _], rest) = <[u64; 4]>::read_from_prefix(rest).ok()?;
         let (files, rest) = entries(rest, files)?;
         let (inodes, rest) = entries(rest, inodes)?;
         let (errors, rest) = entries(rest, errors)?;
@@ -150,7 +153,7 @@ impl Carried {
         let (volume, rest) = <[u64; 2]>::read_from_prefix(rest).ok()?;
         let losses = CarriedLosses { inodes: lost, names, volume };
         let snapshots = CarriedTrees { first: u64::read_from_bytes(rest).ok()?, numbers };
-        (magic == MAGIC).then_some(Self { files, inodes, errors, snapshots, losses })
+        (magic == MAGIC).then_some(Self { files, inodes, errors, snapshots, losses, last })
     }
 }
 
@@ -224,12 +227,33 @@ impl LocalFs {
         Carried { files, inodes, errors, losses, ..Carried::default() }
     }
 
+    /// The same, once the volume is closed.
+    pub fn closed(&self, carried: Carried) -> Carried {
+        let last = if self.options.read_only { 0 } else { self.journal.durable().0 };
+        Carried { last, ..carried }
+    }
+
     /// Goes on only with the volume that the process before had.
     fn must_be(&self, volume: [u64; 2]) -> Result<(), FsError> {
         if volume == self.sb.number() {
             return Ok(());
         }
         tracing::error!(volume = self.name, "that is another volume than the one that is mounted");
+        Err(FsError::Errno(Errno(libc::ESTALE)))
+    }
+
+    /// Goes on only with the volume as the process before has closed it: what the kernel knows of it
+    /// may be wrong if others have changed it.
+    fn must_be_as_it_was(&self, last: u64) -> Result<(), FsError> {
+        if [0, self.recovered.last.0].contains(&last) {
+            return Ok(());
+        }
+        tracing::error!(
+            volume = self.name,
+            was = last,
+            is = self.recovered.last.0,
+            "others have changed the volume since the mount was left"
+        );
         Err(FsError::Errno(Errno(libc::ESTALE)))
     }
 
@@ -420,6 +444,7 @@ impl LocalFs {
     /// [`goes_on`](crate::FsOptions::goes_on), and no request was served yet.
     pub fn take_over(&self, carried: &Carried) -> Result<(), FsError> {
         self.must_be(carried.losses.volume)?;
+        self.must_be_as_it_was(carried.last)?;
         self.lost_names.take_over(&carried.losses.names);
         self.adopt_all(carried)
     }

@@ -2,6 +2,7 @@
 //! as it was.
 
 use super::*;
+use crate::error::FsError;
 use crate::inode::table::InodeSource;
 use crate::known::{LeftBehind, LeftWords, inode_flag};
 use crate::store::data_store::{Busy, Dirty};
@@ -10,13 +11,26 @@ use std::sync::atomic::Ordering;
 
 /// The process ends in order, and the next one goes on with what it carries.
 fn go_on(world: &mut World) {
+    go_on_behind(world, false).unwrap();
+}
+
+/// The same. `others`: they change the volume between the two.
+fn go_on_behind(world: &mut World, others: bool) -> Result<(), FsError> {
     let carried = world.fs.carry();
-    assert_eq!(Carried::decode(&carried.encode()).as_ref(), Some(&carried));
     world.fs.detach();
     world.fs.close().unwrap();
+    let carried = world.fs.closed(carried);
+    assert_eq!(Carried::decode(&carried.encode()).as_ref(), Some(&carried));
+    if others {
+        let options = FsOptions { background: false, ..FsOptions::default() };
+        let other = LocalFs::open(world.dev.clone(), options, Env::real()).unwrap();
+        let mode = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+        world.me.call(|cx| other.setattr(cx, ROOT, None, &mode)).unwrap();
+        other.close().unwrap();
+    }
     let options = FsOptions { goes_on: true, ..world.options.clone() };
     world.fs = LocalFs::open(world.dev.clone(), options, Env::real()).unwrap();
-    world.fs.take_over(&carried).unwrap();
+    world.fs.take_over(&carried)
 }
 
 fn lookups(world: &World, ino: Ino) -> u64 {
@@ -646,6 +660,17 @@ fn only_the_volume_that_the_process_before_had_is_gone_on_with() {
     assert_ne!(next.sb.volume_id, world.fs.sb.volume_id);
     assert!(next.take_over_left().is_err(), "another volume");
     assert!(next.take_over(&carried).is_err());
+}
+
+#[test]
+fn nobody_goes_on_with_a_volume_that_others_have_changed_since_it_was_closed() {
+    let mut world = World::with(FsOptions { background: false, ..FsOptions::default() });
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    world.write(ino, fh, 0, b"contents").unwrap();
+    go_on(&mut world);
+    assert_eq!(world.read(ino, fh, 100).unwrap(), b"contents");
+    let gone_on = go_on_behind(&mut world, true);
+    assert_eq!(gone_on.unwrap_err().errno(), Errno(libc::ESTALE));
 }
 
 #[test]
