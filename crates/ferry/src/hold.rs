@@ -631,8 +631,8 @@ impl Holding {
         service::took();
     }
 
-    /// Ends the process, for a signal that has come before it was ready. systemd runs no `ExecStop=`
-    /// for a unit that has not started yet: so that is done here.
+    /// Ends the process, for a signal that has come before it was ready. systemd runs no
+    /// `ExecStop=` for a unit that has not started yet: so that is done here.
     fn stop(&self, pid: Pid) -> io::Result<()> {
         let process = pidfd_open(pid, PidfdFlags::empty())?;
         let mountpoint = self.if_killed.get(MOUNTPOINT.as_bytes()).filter(|_| self.is_next_start);

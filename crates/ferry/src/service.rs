@@ -177,7 +177,7 @@ pub fn main_process() -> Option<Pid> {
     std::env::var(MAIN_PROCESS).ok()?.parse().ok().and_then(Pid::from_raw)
 }
 
-/// What this unit runs as `ExecStop=`, for its main process. `None`: the unit does not say its name.
+/// What this unit runs as `ExecStop=`, for its main process. `None`: it does not say its name.
 pub fn exec_stop(mountpoint: &OsStr) -> Option<Command> {
     let mut command = Command::new("/proc/self/exe");
     command.args(["upgrade-mount", "--next-start"]).arg(std::env::var_os(UNIT)?).arg(mountpoint);

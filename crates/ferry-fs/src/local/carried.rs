@@ -242,8 +242,8 @@ impl LocalFs {
         Err(FsError::Errno(Errno(libc::ESTALE)))
     }
 
-    /// Goes on only with the volume as the process before has closed it: what the kernel knows of it
-    /// may be wrong if others have changed it.
+    /// Goes on only with the volume as the process before has closed it: what the kernel knows may
+    /// be wrong if others have changed it.
     fn must_be_as_it_was(&self, last: u64) -> Result<(), FsError> {
         if [0, self.recovered.last.0].contains(&last) {
             return Ok(());

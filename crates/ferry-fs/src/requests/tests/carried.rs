@@ -669,8 +669,8 @@ fn nobody_goes_on_with_a_volume_that_others_have_changed_since_it_was_closed() {
     world.write(ino, fh, 0, b"contents").unwrap();
     go_on(&mut world);
     assert_eq!(world.read(ino, fh, 100).unwrap(), b"contents");
-    let gone_on = go_on_behind(&mut world, true);
-    assert_eq!(gone_on.unwrap_err().errno(), Errno(libc::ESTALE));
+    let refused = go_on_behind(&mut world, true);
+    assert_eq!(refused.unwrap_err().errno(), Errno(libc::ESTALE));
 }
 
 #[test]
