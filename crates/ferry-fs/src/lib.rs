@@ -85,7 +85,7 @@ pub use errseq::{ErrorCursor, ErrorSequence};
 pub use ferry_journal::{FlushPolicy, LogOptions, RequestId};
 pub use inprocess::InProcess;
 pub use known::{Known, LeftBehind, LeftWords};
-pub use local::carried::Carried;
+pub use local::carried::{Carried, LeftInOrder};
 pub use local::local_fs::{AccessTimes, CacheMode, FsOptions, LocalFs};
 pub use replica::{CarriedReplica, Lag, Replica, ReplicaOptions, Version, Versions};
 pub use requests::contents::OpenFile;

@@ -68,6 +68,8 @@ enum Handing {
     /// They took longer.
     Refused,
     Done,
+    /// The mount has ended: nobody decides any more.
+    Over,
 }
 
 #[derive(Debug, Default)]
@@ -137,7 +139,13 @@ impl MountHandle {
     /// Stops the threads that read; `false`: what they have read has not ended in this time.
     fn stop_reading(&self, patience: Duration) -> io::Result<bool> {
         let_signals_interrupt()?;
-        *self.handing.state.lock() = Handing::Asked(patience);
+        {
+            let mut state = self.handing.state.lock();
+            if *state == Handing::Over {
+                return Ok(false);
+            }
+            *state = Handing::Asked(patience);
+        }
         self.reading.stop();
         let mut state = self.handing.state.lock();
         self.handing.decided.wait_while(&mut state, |state| matches!(state, Handing::Asked(_)));
@@ -250,7 +258,7 @@ impl Running {
                     handle.handing.decide(Handing::Refused);
                 }
                 Handing::Asked(_) => break true,
-                Handing::Not | Handing::Refused | Handing::Done => break false,
+                Handing::Not | Handing::Refused | Handing::Done | Handing::Over => break false,
             }
         };
         *handle.over.lock() = true;
@@ -276,7 +284,7 @@ impl Running {
             }
         }
         self.dispatcher.fs.detach();
-        handle.handing.decide(Handing::Refused);
+        handle.handing.decide(Handing::Over);
         Ended::Unmounted
     }
 

@@ -134,6 +134,7 @@ pub fn serve(
         Some(before) => {
             // What the process before had noted counts until this one serves, and no longer.
             keep(service, Some(&before))?;
+            Holder::get().map_or(Ok(()), Holder::begins)?;
             Session::go_on(fs, service.mountpoint, &service.options, before)
         }
         None => Session::mount(fs, service.mountpoint, &service.options),
@@ -172,7 +173,10 @@ pub fn serve(
     tracing::info!(volume = service.options.fsname, mountpoint = %service.mountpoint.display(), "mounted");
 
     let ended = await_end(&handle, &received, service.stop_timeout, &course);
-    if let (Ended::HandedOver(connection), Course::GoesOn(program)) = (ended, &*course.lock()) {
+    // Who asks for another process holds this until the mount is handed over.
+    if let Ended::HandedOver(connection) = ended
+        && let Course::GoesOn(program) = &*course.lock()
+    {
         // Who has asked for it must hear of it before this process ends.
         service.asked.finish();
         return Ok(Served::HandedOver(connection, program.clone()));

@@ -63,8 +63,8 @@ pub fn read_all(memory: OwnedFd) -> io::Result<Vec<u8>> {
 fn connection(held: &HeldThings) -> Option<u32> {
     let (_, device) = held.get(DEVICE.as_bytes())?;
     let mut ended = [PollFd::new(device.as_ref()?, PollFlags::empty())];
-    let ended = poll(&mut ended, Some(&Timespec::default()));
-    let (number, _) = held.get(CONNECTION.as_bytes()).filter(|_| ended == Ok(0))?;
+    let ended = poll(&mut ended, Some(&Timespec::default())).is_ok_and(|ended| ended > 0);
+    let (number, _) = held.get(CONNECTION.as_bytes()).filter(|_| !ended)?;
     std::str::from_utf8(number).ok()?.parse().ok()
 }
 

@@ -33,7 +33,8 @@ use rustix::net::{
     SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg, socket_with,
 };
 use rustix::process::{
-    Pid, PidfdFlags, Signal, geteuid, getpid, getppid, kill_process, pidfd_open, pidfd_send_signal,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, geteuid, getpid, getppid, kill_process,
+    pidfd_open, pidfd_send_signal, waitid,
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use zeroize::Zeroizing;
@@ -143,8 +144,9 @@ pub struct Held {
 
 /// What programs have open.
 pub enum Open {
-    /// As the process before has left it in order, in the form of the kind of mount.
-    Carried(Vec<u8>),
+    /// As the process before has left it in order, in the form of the kind of mount; and the memory
+    /// where that is, which all share who go on with it.
+    Carried(Vec<u8>, OwnedFd),
     /// That process was killed: where it has noted what the kernel knows.
     Known(OwnedFd),
 }
@@ -246,7 +248,13 @@ impl Holder {
         let connection = Connection { device: descriptor(DEVICE)?, memory: descriptor(MEMORY)? };
         let open = match descriptor(KNOWN) {
             Ok(known) => Open::Known(known),
-            Err(_) => Open::Carried(read_all(descriptor(CARRIED)?).map_err(failed)?),
+            Err(_) => {
+                let memory = descriptor(CARRIED)?;
+                Open::Carried(
+                    read_all(memory.try_clone().map_err(failed)?).map_err(failed)?,
+                    memory,
+                )
+            }
         };
         let key = descriptor(KEY).ok().map(read_all).transpose().map_err(failed)?;
         let mountpoint = PathBuf::from(OsStr::from_bytes(&mountpoint));
@@ -275,6 +283,11 @@ impl Holder {
         key.map_or(Ok(()), |key| {
             self.say(&[b"keep", KEY.as_bytes()], Some(&memory("ferry-key", key)?))
         })
+    }
+
+    /// This process, which goes on with a mount, answers requests from now on.
+    pub fn begins(&self) -> Result<(), CliError> {
+        self.say(&[b"begins"], None)
     }
 
     /// If this process is killed from now on, another one goes on with the mount.
@@ -574,15 +587,12 @@ impl Holding {
                 let mut count = [0; 64];
                 let _taken = self.signals.read(&mut count)?;
                 self.is_to_end = true;
-                // One that is to go on with a mount is told when it can end that in order; but what
-                // systemd has yet, the next start gets.
-                let waits = !served.is_ready && (is_starting || self.is_next_start);
-                let signal = match waits {
-                    true => service::has_all().then_some(Signal::KILL),
-                    false => Some(Signal::TERM),
-                };
-                if let Some(signal) = signal {
-                    let _ended = kill_process(pid, signal);
+                // One that is to go on with a mount is told when it can end that in order.
+                if served.is_ready || !(is_starting || self.is_next_start) {
+                    let _ended = kill_process(pid, Signal::TERM);
+                } else if service::has_all() && service::restarts_now() {
+                    self.leave_to_next_start(served, pid)?;
+                    continue;
                 }
             }
             // Strangers who connect do not keep it from being found that the process has ended.
@@ -629,6 +639,23 @@ impl Holding {
     fn end(&self) {
         [&self.things, &self.if_killed].into_iter().for_each(end);
         service::took();
+    }
+
+    /// Kills the process, if systemd has all of the mount yet: the next start gets it.
+    fn leave_to_next_start(&mut self, served: &mut Served, pid: Pid) -> io::Result<()> {
+        // It answers no request until this is decided.
+        kill_process(pid, Signal::STOP)?;
+        let how = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(pid), how)?;
+        while let Some(socket) = &served.socket {
+            let mut says = [PollFd::new(socket, PollFlags::IN)];
+            if poll(&mut says, Some(&timespec(Duration::ZERO)))? == 0 {
+                break;
+            }
+            self.hear(served, pid)?;
+        }
+        let signal = if service::has_all() { Signal::KILL } else { Signal::CONT };
+        Ok(kill_process(pid, signal)?)
     }
 
     /// Ends the process, for a signal that has come before it was ready. systemd runs no
@@ -681,6 +708,8 @@ impl Holding {
                 service::took();
                 self.if_killed = std::mem::take(&mut self.saying);
             }
+            // What systemd has is older.
+            b"begins" => service::took(),
             b"never" => served.is_last = true,
             b"next" => served.next = Some(OsStr::from_bytes(rest).into()),
             b"notify" => starter::notify_systemd(&String::from_utf8_lossy(rest)),

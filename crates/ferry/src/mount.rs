@@ -10,8 +10,8 @@ use std::time::Duration;
 use ferry_env::Env;
 use ferry_fs::error::FsError;
 use ferry_fs::{
-    AccessTimes, CacheMode, Carried, Errno, Filesystem, FsOptions, Known, LeftBehind, LocalFs,
-    SessionStore, WithSnapshots,
+    AccessTimes, CacheMode, Carried, Errno, Filesystem, FsOptions, Known, LeftBehind, LeftInOrder,
+    LocalFs, SessionStore, VolumeError, WithSnapshots,
 };
 use ferry_net::ServerOptions;
 use ferry_object::is_encrypted;
@@ -277,17 +277,29 @@ fn serve(
     let left = held.as_ref().and_then(|held| held.open.left()).transpose()?;
     left.iter().for_each(hold::give_back_saved);
     let left = left.map(|words| LeftBehind { words, had_others });
+    // What has another form is found before the volume is changed: the program of before can go on.
+    let (mut carried, mut in_order) = (None, None);
+    if let Some(Open::Carried(bytes, memory)) = held.as_ref().map(|held| &held.open) {
+        let found = Carried::decode(bytes).ok_or_else(hold::other_form)?;
+        let memory = memory.try_clone().map_err(|e| failed(&e))?;
+        in_order = Some(Arc::new(LeftInOrder::new(&found, memory)));
+        carried = Some(found);
+    }
     let goes_on = held.is_some();
-    let fs_options = FsOptions { goes_on, known: known.clone(), left, ..fs_options(options) };
+    let fs_options =
+        FsOptions { goes_on, known: known.clone(), left, in_order, ..fs_options(options) };
     let listed = options.listed_words(fs_options.flush, fs_options.fast_flush);
     let cache_size = fs_options.cache_bytes;
     let fs = LocalFs::open(opened.device.clone(), fs_options, env.clone());
-    let fs = fs.map_err(|e| failed(&e))?;
+    let fs = fs.map_err(|error| match error {
+        VolumeError::Changed { .. } => hold::cannot_go_on(&format!("{volume}: {error}")),
+        error => failed(&error),
+    })?;
     if matches!(how, How::TakeOver | How::Force) && !fs.was_handed_over() {
         await_leases(&volume, &opened, &env);
     }
     let gives_way = GivesWay::start(&fs, LocalFs::set_memory_limit, cache_size, &env);
-    let before = held.as_ref().map(|held| take_over(&fs, &held.open)).transpose()?;
+    let before = held.as_ref().map(|_| take_over(&fs, carried)).transpose()?;
     if before.is_none() && !options.read_only {
         warn_of_small_host(&volume, &fs);
     }
@@ -356,7 +368,7 @@ fn serve(
     if let (Some(carried), Ok(Served::HandedOver(connection, program))) = (carried, &served)
         && let Some(holder) = Holder::get()
     {
-        let carried = fs.closed(carried);
+        let carried = if closed.is_ok() { fs.closed(carried) } else { carried };
         let (open, known) = carried.counts();
         holder.leave(connection, &carried.encode(), mountpoint, program)?;
         tracing::info!(program = %program.display(), open, known, "another process goes on");
@@ -405,8 +417,8 @@ fn had_others(held: &Held, opened: &Opened) -> Result<bool, CliError> {
     Ok(had_others)
 }
 
-/// Takes over what programs have open.
-fn take_over(fs: &LocalFs, open: &Open) -> Result<Carried, CliError> {
+/// Takes over what programs have open. `carried`: as a process has left it in order.
+fn take_over(fs: &LocalFs, carried: Option<Carried>) -> Result<Carried, CliError> {
     let failed = |error: FsError| {
         let why = format!("what programs have open: {error}");
         match error {
@@ -414,14 +426,11 @@ fn take_over(fs: &LocalFs, open: &Open) -> Result<Carried, CliError> {
             _ => CliError::Failed(why),
         }
     };
-    match open {
-        Open::Carried(bytes) => {
-            let carried = Carried::decode(bytes).ok_or_else(hold::other_form)?;
-            fs.take_over(&carried).map_err(failed)?;
-            Ok(carried)
-        }
-        Open::Known(_) => fs.take_over_left().map_err(failed)?.ok_or_else(hold::other_form),
-    }
+    let Some(carried) = carried else {
+        return fs.take_over_left().map_err(failed)?.ok_or_else(hold::other_form);
+    };
+    fs.take_over(&carried).map_err(failed)?;
+    Ok(carried)
 }
 
 /// Warns if the host may soon lack the space that the volume takes as it fills.

@@ -107,7 +107,7 @@ pub fn serve(
     let connector = Arc::new(TcpConnector::new(address.clone(), tls));
     let fs = match &held {
         None => RemoteFs::connect(connector, client, &env),
-        Some(Held { open: Open::Carried(bytes), .. }) => {
+        Some(Held { open: Open::Carried(bytes, _), .. }) => {
             let carried = Carried::decode(bytes).ok_or_else(hold::other_form)?;
             RemoteFs::go_on(connector, client, &carried, &env)
         }

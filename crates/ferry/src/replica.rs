@@ -87,7 +87,7 @@ fn version(found: ferry_object::Version) -> Version {
 /// What the process before has left.
 fn before(open: &Open) -> Result<CarriedReplica, CliError> {
     let carried = match open {
-        Open::Carried(bytes) => CarriedReplica::decode(bytes),
+        Open::Carried(bytes, _) => CarriedReplica::decode(bytes),
         Open::Known(file) => CarriedReplica::left(&hold::left_words(file)?).inspect(|left| {
             tracing::warn!(open = left.open(), "a process was killed: this one goes on");
         }),

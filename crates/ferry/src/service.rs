@@ -76,6 +76,12 @@ fn first_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 /// Gives systemd what the next start needs to go on with a mount. It has all of it when this
 /// returns.
 pub fn leave(things: &HeldThings) -> Result<(), CliError> {
+    // A start that has failed may have left others. What is refused now, systemd may take later.
+    forget_all(things);
+    store(things).inspect_err(|_| forget_all(things))
+}
+
+fn store(things: &HeldThings) -> Result<(), CliError> {
     let failed = |error: io::Error| CliError::Failed(format!("systemd: {error}"));
     let socket = starter::systemd()
         .map_err(failed)?
@@ -87,10 +93,6 @@ pub fn leave(things: &HeldThings) -> Result<(), CliError> {
     let keep = |name: &str, descriptor: &OwnedFd| {
         say(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), descriptor)
     };
-    let names: Vec<_> = things.keys().map(|name| String::from_utf8_lossy(name)).collect();
-    let forget = || names.iter().map(|name| &**name).chain([WORDS]).for_each(self::forget);
-    // A start that has failed may have left others.
-    forget();
     let arguments = own_arguments();
     let words = things.iter().filter(|(_, (_, descriptor))| descriptor.is_none());
     let words = words.map(|(name, (word, _))| (&name[..], &word[..]));
@@ -105,14 +107,16 @@ pub fn leave(things: &HeldThings) -> Result<(), CliError> {
     let (reader, writer) = io::pipe().map_err(failed)?;
     say("BARRIER=1", &writer.into())?;
     let mut taken = [PollFd::new(&reader, PollFlags::empty())];
-    let answered = match poll(&mut taken, Some(&timespec(ANSWERS))) {
-        Ok(1) => return Ok(()),
-        Ok(_) => io::ErrorKind::TimedOut.into(),
-        Err(error) => error.into(),
-    };
-    // It may take them later.
-    forget();
-    Err(failed(answered))
+    match poll(&mut taken, Some(&timespec(ANSWERS))) {
+        Ok(1) => Ok(()),
+        Ok(_) => Err(failed(io::ErrorKind::TimedOut.into())),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+fn forget_all(things: &HeldThings) {
+    let names = things.keys().map(|name| String::from_utf8_lossy(name));
+    names.chain([WORDS.into()]).for_each(|name| forget(&name));
 }
 
 /// systemd need not have a descriptor any more.
@@ -135,11 +139,10 @@ pub fn take() -> Result<HeldThings, CliError> {
         things.insert(name.into(), (Vec::new(), Some(descriptor)));
     }
     TOOK.store(true, Ordering::Relaxed);
-    let Some((_, Some(words))) = things.remove(WORDS.as_bytes()) else {
-        return Ok(HeldThings::default());
-    };
-    let words = decode(&held::read_all(words).map_err(failed)?);
-    let mut words = words.ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
+    let words = things.remove(WORDS.as_bytes()).and_then(|(_, words)| words);
+    let words = words.map(held::read_all).transpose().map_err(failed)?;
+    // Without them nothing is known of a mount, so it is not there.
+    let mut words = words.and_then(|words| decode(&words)).unwrap_or_default();
     let arguments = words.remove(ARGUMENTS.as_bytes());
     things.extend(words.into_iter().map(|(name, word)| (name, (word, None))));
     let mounted = held::mounted(&things).map_err(failed)?;
@@ -175,6 +178,11 @@ pub fn has_all() -> bool {
 /// The main process of a unit, for a command that ends the unit.
 pub fn main_process() -> Option<Pid> {
     std::env::var(MAIN_PROCESS).ok()?.parse().ok().and_then(Pid::from_raw)
+}
+
+/// Whether this unit ends to start again. `false`: it does not say its name.
+pub fn restarts_now() -> bool {
+    std::env::var(UNIT).is_ok_and(|unit| restarts(&unit))
 }
 
 /// What this unit runs as `ExecStop=`, for its main process. `None`: it does not say its name.

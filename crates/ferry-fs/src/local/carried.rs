@@ -19,14 +19,21 @@ use crate::local::lost_names;
 use crate::posix::is_dir;
 use crate::session_store::SessionStore;
 use crate::store::data_store::{At, Touch};
+use crate::volume::VolumeError;
 use ferry_journal::{RequestId, Seq};
 use std::collections::HashSet;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// What the encoded form begins with; the number is that of the form.
 const MAGIC: u64 = u64::from_le_bytes(*b"ferrygo2");
+
+/// Where [`Carried::last`] is in that form.
+const LAST_AT: u64 = 8 * (1 + 4 + 2);
 
 /// An open file.
 #[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
@@ -197,6 +204,33 @@ impl CarriedFile {
     }
 }
 
+/// What a process has left in order, for [`FsOptions::in_order`](crate::FsOptions::in_order).
+#[derive(Debug)]
+pub struct LeftInOrder {
+    /// The newest context with which it has closed the volume. 0: unknown.
+    last: u64,
+    /// Where that is, encoded.
+    memory: File,
+}
+
+impl LeftInOrder {
+    /// `memory`: has it encoded, for all who go on with the mount one after the other.
+    pub fn new(carried: &Carried, memory: OwnedFd) -> Self {
+        Self { last: carried.last, memory: memory.into() }
+    }
+
+    /// Goes on only with the volume as the process before has closed it: what the kernel knows may
+    /// be wrong if others have changed it. `last`: its newest context now.
+    pub(crate) fn must_be_as_it_was(&self, last: Seq) -> Result<(), VolumeError> {
+        if ![0, last.0].contains(&self.last) {
+            return Err(VolumeError::Changed { was: self.last, is: last.0 });
+        }
+        // From now on this process changes it, and a next one must go on if this one fails.
+        let unknown = self.memory.write_all_at(&[0; 8], LAST_AT);
+        unknown.map_err(|source| VolumeError::Io { what: "note that a mount goes on", source })
+    }
+}
+
 impl LocalFs {
     /// What the next process needs. No request is under way, and none comes any more. From now on
     /// nothing that has lost its last name is reclaimed here.
@@ -239,21 +273,6 @@ impl LocalFs {
             return Ok(());
         }
         tracing::error!(volume = self.name, "that is another volume than the one that is mounted");
-        Err(FsError::Errno(Errno(libc::ESTALE)))
-    }
-
-    /// Goes on only with the volume as the process before has closed it: what the kernel knows may
-    /// be wrong if others have changed it.
-    fn must_be_as_it_was(&self, last: u64) -> Result<(), FsError> {
-        if [0, self.recovered.last.0].contains(&last) {
-            return Ok(());
-        }
-        tracing::error!(
-            volume = self.name,
-            was = last,
-            is = self.recovered.last.0,
-            "others have changed the volume since the mount was left"
-        );
         Err(FsError::Errno(Errno(libc::ESTALE)))
     }
 
@@ -444,7 +463,6 @@ impl LocalFs {
     /// [`goes_on`](crate::FsOptions::goes_on), and no request was served yet.
     pub fn take_over(&self, carried: &Carried) -> Result<(), FsError> {
         self.must_be(carried.losses.volume)?;
-        self.must_be_as_it_was(carried.last)?;
         self.lost_names.take_over(&carried.losses.names);
         self.adopt_all(carried)
     }

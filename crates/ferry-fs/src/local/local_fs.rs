@@ -15,6 +15,7 @@ use crate::inode::state::InodeState;
 use crate::inode::table::InodeTable;
 use crate::keys::{self};
 use crate::known::{Known, LeftBehind};
+use crate::local::carried::LeftInOrder;
 use crate::local::counters::VolumeCounters;
 use crate::local::handles::Handles;
 use crate::local::jobs::{
@@ -119,6 +120,8 @@ pub struct FsOptions {
     pub known: Option<Arc<Known>>,
     /// What a process has left that was killed: this one goes on.
     pub left: Option<LeftBehind>,
+    /// What a process has left in order: this one goes on.
+    pub in_order: Option<Arc<LeftInOrder>>,
 }
 
 impl Default for FsOptions {
@@ -142,6 +145,7 @@ impl Default for FsOptions {
             goes_on: false,
             known: None,
             left: None,
+            in_order: None,
         }
     }
 }

@@ -111,6 +111,7 @@ impl LocalFs {
             JournalError::Unreadable { .. } => VolumeError::Unreadable(error),
             other => VolumeError::Journal(other),
         })?;
+        options.in_order.iter().try_for_each(|left| left.must_be_as_it_was(recovered.last))?;
         report_recovery(&name, &recovered, options.read_only);
         let journal = Arc::new(journal);
         let table =

@@ -46,6 +46,14 @@ pub enum VolumeError {
         /// Its label, or its id.
         label: String,
     },
+    /// It is not as it was when its mount was left.
+    #[error("others have changed the volume since the mount was left (context {was}, now {is})")]
+    Changed {
+        /// The newest context then.
+        was: u64,
+        /// The newest context now.
+        is: u64,
+    },
     /// Written by a version that stores things differently.
     #[error(
         "this volume has format version {found}, this program reads version {FORMAT_VERSION}: {}",

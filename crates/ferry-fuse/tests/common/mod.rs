@@ -127,6 +127,8 @@ impl Mounted {
         }
         assert!(matches!(ended.join().expect("no panic"), Ended::Unmounted));
         assert!(self.waiting.0.lock().detached);
+        // Nor does anybody wait who asks for that too late.
+        assert!(matches!(handle.hand_over(Duration::from_millis(20), None), Ok(false)));
     }
 }
 

@@ -169,6 +169,26 @@ fn if_the_new_program_does_not_start_the_one_before_goes_on() {
 }
 
 #[test]
+fn if_the_new_program_is_killed_before_it_serves_another_one_goes_on() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let file = File::create(fixture.mnt().join("open")).expect("creates");
+    for ms in (10..200).step_by(30) {
+        // It is killed once. After some eight that are killed at once a mount ends.
+        let killed = fixture.0.path().join(format!("killed-{ms}"));
+        let kill = format!("mkdir {} && sleep 0.{ms:03} && kill -9 $$ &", path(&killed));
+        let ends = format!("{kill}\nexec {FERRY} \"$@\"");
+        // Whether it has gone on before, time tells.
+        upgrade(&fixture, &["--program", path(&impostor(&fixture, &ends))]);
+        file.write_all_at(&[ms as u8], ms).expect("writes");
+        file.sync_all().expect("nothing is lost");
+    }
+    drop(file);
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
+    ok(&ferry(&["fsck", path(&fixture.volume())]));
+}
+
+#[test]
 fn what_is_no_ferry_is_refused() {
     let fixture = TestVolume::new();
     fixture.mount();

@@ -2,11 +2,13 @@
 //! as it was.
 
 use super::*;
-use crate::error::FsError;
 use crate::inode::table::InodeSource;
 use crate::known::{LeftBehind, LeftWords, inode_flag};
 use crate::store::data_store::{Busy, Dirty};
-use crate::{Carried, RequestId};
+use crate::volume::VolumeError;
+use crate::{Carried, LeftInOrder, RequestId};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
 /// The process ends in order, and the next one goes on with what it carries.
@@ -15,7 +17,7 @@ fn go_on(world: &mut World) {
 }
 
 /// The same. `others`: they change the volume between the two.
-fn go_on_behind(world: &mut World, others: bool) -> Result<(), FsError> {
+fn go_on_behind(world: &mut World, others: bool) -> Result<(), VolumeError> {
     let carried = world.fs.carry();
     world.fs.detach();
     world.fs.close().unwrap();
@@ -28,9 +30,25 @@ fn go_on_behind(world: &mut World, others: bool) -> Result<(), FsError> {
         world.me.call(|cx| other.setattr(cx, ROOT, None, &mode)).unwrap();
         other.close().unwrap();
     }
-    let options = FsOptions { goes_on: true, ..world.options.clone() };
-    world.fs = LocalFs::open(world.dev.clone(), options, Env::real()).unwrap();
-    world.fs.take_over(&carried)
+    let mut memory = tempfile::tempfile().unwrap();
+    memory.write_all(&carried.encode()).unwrap();
+    // The first process is killed before it serves.
+    for is_killed in [true, false] {
+        let mut bytes = vec![0; carried.encode().len()];
+        memory.read_exact_at(&mut bytes, 0).unwrap();
+        let found = Carried::decode(&bytes).unwrap();
+        let shared = memory.try_clone().unwrap();
+        let in_order = Some(Arc::new(LeftInOrder::new(&found, shared.into())));
+        let options = FsOptions { goes_on: true, in_order, ..world.options.clone() };
+        let next = LocalFs::open(world.dev.clone(), options, Env::real())?;
+        if is_killed {
+            std::mem::forget(next);
+        } else {
+            world.fs = next;
+            world.fs.take_over(&found).unwrap();
+        }
+    }
+    Ok(())
 }
 
 fn lookups(world: &World, ino: Ino) -> u64 {
@@ -670,7 +688,7 @@ fn nobody_goes_on_with_a_volume_that_others_have_changed_since_it_was_closed() {
     go_on(&mut world);
     assert_eq!(world.read(ino, fh, 100).unwrap(), b"contents");
     let refused = go_on_behind(&mut world, true);
-    assert_eq!(refused.unwrap_err().errno(), Errno(libc::ESTALE));
+    assert!(matches!(refused, Err(VolumeError::Changed { .. })), "{refused:?}");
 }
 
 #[test]
