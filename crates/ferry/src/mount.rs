@@ -10,8 +10,8 @@ use std::time::Duration;
 use ferry_env::Env;
 use ferry_fs::error::FsError;
 use ferry_fs::{
-    AccessTimes, CacheMode, Carried, Errno, Filesystem, FsOptions, Known, LeftBehind, LeftInOrder,
-    LocalFs, SessionStore, VolumeError, WithSnapshots,
+    AccessTimes, CacheMode, Carried, Errno, Filesystem, FsOptions, Known, LeftBehind, LocalFs,
+    SessionStore, VolumeError, WithSnapshots,
 };
 use ferry_net::ServerOptions;
 use ferry_object::is_encrypted;
@@ -282,7 +282,7 @@ fn serve(
     if let Some(Open::Carried(bytes, memory)) = held.as_ref().map(|held| &held.open) {
         let found = Carried::decode(bytes).ok_or_else(hold::other_form)?;
         let memory = memory.try_clone().map_err(|e| failed(&e))?;
-        in_order = Some(Arc::new(LeftInOrder::new(&found, memory)));
+        in_order = Some(Arc::new(found.in_order(memory)));
         carried = Some(found);
     }
     let goes_on = held.is_some();

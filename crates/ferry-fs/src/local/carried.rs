@@ -9,6 +9,7 @@ use crate::error::FsError;
 use crate::errseq::ErrorCursor;
 use crate::file::read::Misses;
 use crate::file::stream::Stream;
+use crate::in_order::LeftInOrder;
 use crate::inode::incore::Inode;
 use crate::inode::residency::Remembered;
 use crate::keys::BLOCK;
@@ -19,12 +20,9 @@ use crate::local::lost_names;
 use crate::posix::is_dir;
 use crate::session_store::SessionStore;
 use crate::store::data_store::{At, Touch};
-use crate::volume::VolumeError;
 use ferry_journal::{RequestId, Seq};
 use std::collections::HashSet;
-use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -121,6 +119,11 @@ impl Carried {
         &self.snapshots
     }
 
+    /// For the process that goes on. `memory` has it encoded, for all who do so in turn.
+    pub fn in_order(&self, memory: OwnedFd) -> LeftInOrder {
+        LeftInOrder::new(Seq(self.last), memory, LAST_AT)
+    }
+
     /// How many open files and known inodes it has.
     pub fn counts(&self) -> (usize, usize) {
         (self.files.len(), self.inodes.len())
@@ -201,33 +204,6 @@ impl CarriedFile {
     /// again.
     pub(crate) fn known(&self) -> KnownFile {
         KnownFile { fh: self.fh, ino: self.ino, uid: self.uid, flags: self.flags }
-    }
-}
-
-/// What a process has left in order, for [`FsOptions::in_order`](crate::FsOptions::in_order).
-#[derive(Debug)]
-pub struct LeftInOrder {
-    /// The newest context with which it has closed the volume. 0: unknown.
-    last: u64,
-    /// Where that is, encoded.
-    memory: File,
-}
-
-impl LeftInOrder {
-    /// `memory`: has it encoded, for all who go on with the mount one after the other.
-    pub fn new(carried: &Carried, memory: OwnedFd) -> Self {
-        Self { last: carried.last, memory: memory.into() }
-    }
-
-    /// Goes on only with the volume as the process before has closed it: what the kernel knows may
-    /// be wrong if others have changed it. `last`: its newest context now.
-    pub(crate) fn must_be_as_it_was(&self, last: Seq) -> Result<(), VolumeError> {
-        if ![0, last.0].contains(&self.last) {
-            return Err(VolumeError::Changed { was: self.last, is: last.0 });
-        }
-        // From now on this process changes it, and a next one must go on if this one fails.
-        let unknown = self.memory.write_all_at(&[0; 8], LAST_AT);
-        unknown.map_err(|source| VolumeError::Io { what: "note that a mount goes on", source })
     }
 }
 

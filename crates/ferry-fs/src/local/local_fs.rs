@@ -10,12 +10,12 @@ use crate::api::{Attr, Entry, Errno, Host, Ino, Opened, Timestamp};
 #[cfg(feature = "compare")]
 use crate::compare::locking::Locking;
 use crate::error::FsError;
+use crate::in_order::LeftInOrder;
 use crate::inode::incore::Inode;
 use crate::inode::state::InodeState;
 use crate::inode::table::InodeTable;
 use crate::keys::{self};
 use crate::known::{Known, LeftBehind};
-use crate::local::carried::LeftInOrder;
 use crate::local::counters::VolumeCounters;
 use crate::local::handles::Handles;
 use crate::local::jobs::{

@@ -6,7 +6,7 @@ use crate::inode::table::InodeSource;
 use crate::known::{LeftBehind, LeftWords, inode_flag};
 use crate::store::data_store::{Busy, Dirty};
 use crate::volume::VolumeError;
-use crate::{Carried, LeftInOrder, RequestId};
+use crate::{Carried, RequestId};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
@@ -38,7 +38,7 @@ fn go_on_behind(world: &mut World, others: bool) -> Result<(), VolumeError> {
         memory.read_exact_at(&mut bytes, 0).unwrap();
         let found = Carried::decode(&bytes).unwrap();
         let shared = memory.try_clone().unwrap();
-        let in_order = Some(Arc::new(LeftInOrder::new(&found, shared.into())));
+        let in_order = Some(Arc::new(found.in_order(shared.into())));
         let options = FsOptions { goes_on: true, in_order, ..world.options.clone() };
         let next = LocalFs::open(world.dev.clone(), options, Env::real())?;
         if is_killed {
