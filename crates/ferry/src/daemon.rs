@@ -174,12 +174,16 @@ pub fn serve(
 
     let ended = await_end(&handle, &received, service.stop_timeout, &course);
     // Who asks for another process holds this until the mount is handed over.
+    let program = || match &*course.lock() {
+        Course::GoesOn(program) => Some(program.clone()),
+        Course::Served | Course::Ends => None,
+    };
     if let Ended::HandedOver(connection) = ended
-        && let Course::GoesOn(program) = &*course.lock()
+        && let Some(program) = program()
     {
         // Who has asked for it must hear of it before this process ends.
         service.asked.finish();
-        return Ok(Served::HandedOver(connection, program.clone()));
+        return Ok(Served::HandedOver(connection, program));
     }
     if let Some(holder) = Holder::get()
         && let Err(error) = holder.keep_nothing()

@@ -11,11 +11,11 @@
 //! only added, and both sides ignore those that they do not know.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -377,8 +377,8 @@ struct Holding {
     signals: UnixStream,
     /// A signal has asked for the end.
     is_to_end: bool,
-    /// systemd had the mount.
-    is_next_start: bool,
+    /// Where it is mounted, if systemd had the mount.
+    next_start: Option<OsString>,
     /// For the process that goes on now.
     things: HeldThings,
     /// What the serving process is saying for the case that it is killed.
@@ -421,6 +421,10 @@ pub fn run(
                 // It ends when the next one has answered what it waits for.
                 let reaping = std::thread::Builder::new().spawn(move || served.child.wait());
                 reaping.map_err(failed)?;
+            }
+            if holding.deaths >= DEATHS_MAX / 2 && program != Path::new(OWN) {
+                tracing::error!(program = %program.display(), "it is killed again and again: the program before goes on");
+                program = OWN.into();
             }
             continue;
         }
@@ -497,7 +501,8 @@ impl Holding {
         listen(&listener, 1)?;
         let [log, passphrase] = [log, passphrase].map(|path| path.map(Path::to_owned));
         let things = service::take().map_err(io::Error::other)?;
-        let is_next_start = !things.is_empty();
+        let mountpoint = things.get(MOUNTPOINT.as_bytes());
+        let next_start = mountpoint.map(|(path, _)| OsString::from_vec(path.clone()));
         let [saying, if_killed] = Default::default();
         let (is_to_end, deaths) = (false, 0);
         let clock = Env::real().clock;
@@ -509,7 +514,7 @@ impl Holding {
             passphrase,
             signals,
             is_to_end,
-            is_next_start,
+            next_start,
             things,
             saying,
             if_killed,
@@ -588,7 +593,7 @@ impl Holding {
                 let _taken = self.signals.read(&mut count)?;
                 self.is_to_end = true;
                 // One that is to go on with a mount is told when it can end that in order.
-                if served.is_ready || !(is_starting || self.is_next_start) {
+                if served.is_ready || !(is_starting || self.next_start.is_some()) {
                     let _ended = kill_process(pid, Signal::TERM);
                 } else if service::has_all() && service::restarts_now() {
                     self.leave_to_next_start(served, pid)?;
@@ -646,24 +651,34 @@ impl Holding {
         // It answers no request until this is decided.
         kill_process(pid, Signal::STOP)?;
         let how = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        waitid(WaitId::Pid(pid), how)?;
+        let heard = waitid(WaitId::Pid(pid), how).map_err(io::Error::from);
+        let heard = heard.and_then(|_| self.hear_all(served, pid));
+        let signal = if heard.is_ok() && service::has_all() { Signal::KILL } else { Signal::CONT };
+        if let Err(error) = heard {
+            tracing::warn!(%error, "it is told to end when it serves");
+        }
+        Ok(kill_process(pid, signal)?)
+    }
+
+    /// Hears what a process that is stopped has said before.
+    fn hear_all(&mut self, served: &mut Served, pid: Pid) -> io::Result<()> {
         while let Some(socket) = &served.socket {
             let mut says = [PollFd::new(socket, PollFlags::IN)];
-            if poll(&mut says, Some(&timespec(Duration::ZERO)))? == 0 {
-                break;
+            match poll(&mut says, Some(&timespec(Duration::ZERO))) {
+                Ok(0) => break,
+                Ok(_) => self.hear(served, pid)?,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
-            self.hear(served, pid)?;
         }
-        let signal = if service::has_all() { Signal::KILL } else { Signal::CONT };
-        Ok(kill_process(pid, signal)?)
+        Ok(())
     }
 
     /// Ends the process, for a signal that has come before it was ready. systemd runs no
     /// `ExecStop=` for a unit that has not started yet: so that is done here.
     fn stop(&self, pid: Pid) -> io::Result<()> {
         let process = pidfd_open(pid, PidfdFlags::empty())?;
-        let mountpoint = self.if_killed.get(MOUNTPOINT.as_bytes()).filter(|_| self.is_next_start);
-        let leave = mountpoint.and_then(|(path, _)| service::exec_stop(OsStr::from_bytes(path)));
+        let leave = self.next_start.as_deref().and_then(service::exec_stop);
         let body = move || {
             if let Some(Err(error)) = leave.map(|mut command| command.status()) {
                 tracing::warn!(%error, "the next start makes the mount anew");

@@ -20,13 +20,13 @@ use crate::open::{How, Opened, STOPPING, explain, on_disk, open_on_disk_when_fre
 use crate::waiting::{PAUSE_MAX, pause};
 use crate::{clients, daemon, logging, metrics, served, starter};
 
-/// Memory for contents that nobody asks for.
-const READ_BEFORE_CACHE: usize = 16 << 20;
-
 mod release;
 mod standby;
 #[cfg(test)]
 mod tests;
+
+/// Memory for contents that nobody asks for.
+const READ_BEFORE_CACHE: usize = 16 << 20;
 
 /// Runs the command, until a signal asks for the end.
 pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {

@@ -19,6 +19,7 @@ use rustix::process::{Pid, getpid};
 
 use crate::error::CliError;
 use crate::held::{self, HeldThings};
+use crate::mounts;
 use crate::starter;
 use crate::waiting::timespec;
 
@@ -154,7 +155,9 @@ pub fn take() -> Result<HeldThings, CliError> {
     tracing::warn!("{why}: it is made anew");
     held::end(&things);
     took();
+    // Not what somebody has mounted on top.
     if let Some(mount) = mounted
+        && matches!(mounts::at(&mount.target), Ok(Some(top)) if top.id == mount.id)
         && let Err(error) = ferry_fuse::unmount(&mount.target, Unmount::Lazy)
     {
         tracing::warn!(%error, "the mount before");

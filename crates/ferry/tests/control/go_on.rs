@@ -174,7 +174,7 @@ fn if_the_new_program_is_killed_before_it_serves_another_one_goes_on() {
     fixture.mount();
     let file = File::create(fixture.mnt().join("open")).expect("creates");
     for ms in (10..200).step_by(30) {
-        // It is killed once. After some eight that are killed at once a mount ends.
+        // It is killed once.
         let killed = fixture.0.path().join(format!("killed-{ms}"));
         let kill = format!("mkdir {} && sleep 0.{ms:03} && kill -9 $$ &", path(&killed));
         let ends = format!("{kill}\nexec {FERRY} \"$@\"");
@@ -183,6 +183,27 @@ fn if_the_new_program_is_killed_before_it_serves_another_one_goes_on() {
         file.write_all_at(&[ms as u8], ms).expect("writes");
         file.sync_all().expect("nothing is lost");
     }
+    drop(file);
+    ok(&ferry(&["umount", path(&fixture.mnt())]));
+    ok(&ferry(&["fsck", path(&fixture.volume())]));
+}
+
+#[test]
+fn a_new_program_that_is_killed_again_and_again_leaves_the_mount_to_the_one_before() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let file = File::create(fixture.mnt().join("open")).expect("creates");
+    let ends = format!("(sleep 0.1; kill -9 $$) &\nexec {FERRY} \"$@\"");
+    upgrade(&fixture, &["--program", path(&impostor(&fixture, &ends))]);
+    let mut daemons = Vec::new();
+    while daemons.len() < 200 {
+        file.write_all_at(b"x", daemons.len() as u64).expect("writes");
+        file.sync_all().expect("nothing is lost");
+        daemons.push(fixture.daemon());
+        std::thread::park_timeout(std::time::Duration::from_millis(10));
+    }
+    let lasts = daemons.iter().rev().take_while(|pid| Some(*pid) == daemons.last()).count();
+    assert!(lasts > 50, "{daemons:?}");
     drop(file);
     ok(&ferry(&["umount", path(&fixture.mnt())]));
     ok(&ferry(&["fsck", path(&fixture.volume())]));
