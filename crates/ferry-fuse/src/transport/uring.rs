@@ -517,7 +517,7 @@ impl QueueRing {
 
     /// Serves and commits what was held.
     fn take_back(&mut self, held: Vec<usize>) -> io::Result<()> {
-        for number in held {
+        for number in answered_first(&self.page, &mut self.slots, held) {
             let unique = self.slots[number].unique();
             match self.slots[number].holds(unique) {
                 SlotHolds::Nothing => {}
@@ -910,6 +910,13 @@ impl QueueRing {
     }
 }
 
+/// The slots that are held, the one first whose answer the queue's page has: the next answer of the
+/// queue takes the page.
+fn answered_first(page: &QueuePage, slots: &mut [RequestSlot], mut held: Vec<usize>) -> Vec<usize> {
+    held.sort_by_key(|number| page.answer(slots[*number].unique()).is_none());
+    held
+}
+
 /// Where the body of an answer is.
 enum Body<'a> {
     /// In its slot, so many bytes: only of [`is_bulk`] requests.
@@ -973,4 +980,25 @@ fn with_len(mut entry: squeue::Entry128, len: u32) -> squeue::Entry128 {
         bytes.add(LEN_AT).cast::<u32>().write_unaligned(len);
     }
     entry
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The process was killed while it copied the answer to the second request into its slot.
+    #[test]
+    fn an_answer_that_only_the_page_has_is_written_before_another_request_is_replayed() {
+        let memory = Arc::new(QueueMemory::new(1).expect("memory"));
+        let (mut slots, mut page) =
+            ([memory.slot(0, 0), memory.slot(0, 1), memory.slot(0, 2)], memory.page(0));
+        for (slot, unique) in slots.iter_mut().zip([2_u64, 4, 6]) {
+            let entry = UringEntInOut { commit_id: unique, ..UringEntInOut::default() };
+            slot.buffers().0[URING_RING_ENT..].copy_from_slice(entry.as_bytes());
+        }
+        assert_eq!(answered_first(&page, &mut slots, vec![0, 1, 2]), [0, 1, 2]);
+        page.body()[..3].copy_from_slice(b"abc");
+        page.set_answer(4, 0, 3);
+        assert_eq!(answered_first(&page, &mut slots, vec![0, 1, 2]), [1, 0, 2]);
+    }
 }
