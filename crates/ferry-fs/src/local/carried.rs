@@ -335,7 +335,7 @@ impl LocalFs {
         carried.losses.volume = left.volume;
         self.adopt_all(&carried)?;
         self.note_made(&left.made);
-        self.handles.begin_epoch(self.env.entropy.next_u64() as u32);
+        self.handles.count_from(self.env.entropy.next_u64() as u32);
         // The space of what has no name is on its way back, if the kernel does not know it.
         let is_unsaved = |it: &&KnownInode| {
             it.flags & (inode_flag::UNSAVED | inode_flag::LOST) == inode_flag::UNSAVED

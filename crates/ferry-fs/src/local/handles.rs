@@ -8,7 +8,6 @@ use crate::inode::incore::Inode;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 const SHARDS: usize = 8;
 
@@ -44,17 +43,18 @@ struct Slots {
     free: Vec<usize>,
     /// The same by inode.
     by_ino: BTreeSet<(Ino, usize)>,
+    /// The upper half of the next number.
+    next: u32,
 }
 
 /// All open files. A handle's number is never 0, which stands for none.
 ///
 /// A request that a process had served when it was killed may come again, also one that closes a
-/// file. So the process that goes on gives no number that the other may have given: the upper half
-/// of those that it gives is its *epoch*, a random number.
+/// file. So no number comes twice: the upper half counts the files that are opened, in each process
+/// that goes on from a random number on.
 #[derive(Default)]
 pub(crate) struct Handles {
     shards: [Mutex<Slots>; SHARDS],
-    epoch: AtomicU32,
 }
 
 impl Handles {
@@ -67,15 +67,15 @@ impl Handles {
             slots.handles.len() - 1
         });
         slots.by_ino.insert((handle.inode.ino, slot));
-        let epoch = u64::from(self.epoch.load(Ordering::Relaxed));
-        let number = epoch << 32 | ((slot + 1) * SHARDS + shard) as u64;
+        let number = u64::from(slots.next) << 32 | ((slot + 1) * SHARDS + shard) as u64;
+        slots.next = slots.next.wrapping_add(1);
         slots.handles[slot] = Some((number, handle));
         number
     }
 
-    /// Numbers that are given from now on are of this epoch.
-    pub(crate) fn begin_epoch(&self, epoch: u32) {
-        self.epoch.store(epoch, Ordering::Relaxed);
+    /// The upper halves of numbers count from here on.
+    pub(crate) fn count_from(&self, next: u32) {
+        self.shards.iter().for_each(|shard| shard.lock().next = next);
     }
 
     fn slot_of(fh: u64) -> Option<(usize, usize)> {

@@ -120,6 +120,10 @@ impl LocalFs {
     /// Refuses a change that adds to the metadata if there is no room, and none reserved for it.
     /// `target`: bytes of a symbolic link's target.
     pub(crate) fn admit(&self, how: How, target: usize) -> Result<(), FsError> {
+        // One that is there has its room.
+        if self.was_made(how) {
+            return Ok(());
+        }
         self.data.admit(how.busy, how.reservation(), target)
     }
 
@@ -137,7 +141,7 @@ impl LocalFs {
     /// must not.
     pub(crate) fn admit_number(&self, how: How) -> Result<(), FsError> {
         match how.busy {
-            _ if !self.counters.is_short() => Ok(()),
+            _ if !self.counters.is_short() || self.was_made(how) => Ok(()),
             Busy::Refuse => Err(FsError::WouldWait),
             Busy::Wait | Busy::Skip => {
                 self.counters.raise(|commit| self.limit_made_durable(commit))

@@ -69,11 +69,12 @@ impl CarriedReplica {
 
 /// The handles of open files. A number is never 0.
 ///
-/// A close that a process had served when it was killed may come again. So each process gives other
-/// numbers than the one before: the upper half is its *epoch*, a random number.
+/// A close that a process had served when it was killed may come again. So no number comes twice:
+/// the upper half counts the files that are opened, in each process from a random number on.
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
-    epoch: u32,
+    /// The upper half of the next number.
+    next: u32,
     /// By the lower halves of their numbers.
     files: BTreeMap<u32, (u64, Ino)>,
     /// Lower halves that are free, below the highest one.
@@ -82,17 +83,18 @@ pub(crate) struct Handles {
 
 impl Handles {
     /// With the files that are open.
-    pub(crate) fn new(epoch: u32, open: &[(u64, Ino)]) -> Self {
+    pub(crate) fn new(next: u32, open: &[(u64, Ino)]) -> Self {
         let files: BTreeMap<u32, _> = open.iter().map(|file| (file.0 as u32, *file)).collect();
         let end = files.last_key_value().map_or(1, |(last, _)| last + 1);
         let free = (1..end).filter(|slot| !files.contains_key(slot)).collect();
-        Self { epoch, files, free }
+        Self { next, files, free }
     }
 
     /// The number of a file that is open from now on.
     pub(crate) fn add(&mut self, ino: Ino) -> u64 {
         let slot = self.free.pop().unwrap_or(self.files.len() as u32 + 1);
-        let fh = u64::from(self.epoch) << 32 | u64::from(slot);
+        let fh = u64::from(self.next) << 32 | u64::from(slot);
+        self.next = self.next.wrapping_add(1);
         self.files.insert(slot, (fh, ino));
         fh
     }
@@ -139,7 +141,11 @@ mod tests {
         let fhs: Vec<u64> = (0..5).map(|ino| before.add(ino)).collect();
         assert_eq!((before.remove(fhs[1]), before.remove(fhs[1])), (Some(1), None));
         assert_eq!(before.remove(fhs[4]), Some(4));
-        let mut after = Handles::new(8, &before.all());
+        // The close may come again when the same process has opened another file.
+        let again = before.add(9);
+        assert_eq!(before.remove(fhs[4]), None);
+        assert_eq!(before.remove(again), Some(9));
+        let mut after = Handles::new(1000, &before.all());
         // Two of these have the lower halves of handles that are closed.
         let new: Vec<u64> = (10..14).map(|ino| after.add(ino)).collect();
         assert_eq!((after.remove(fhs[1]), after.remove(fhs[4])), (None, None));

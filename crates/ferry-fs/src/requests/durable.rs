@@ -108,10 +108,10 @@ impl LocalFs {
     fn force_for(&self, caller: Caller, handle: Arc<Handle>, seq: Seq, parked: Parked<()>) {
         let me = self.me.clone();
         let done = move |forced: Result<(), JournalError>| {
-            let pending = handle.inode.file.errors.tell(&handle.error_cursor);
-            if let (Some(_), Some(fs)) = (pending, me.upgrade()) {
-                fs.note_told(&handle.inode);
-            }
+            let pending = match me.upgrade() {
+                Some(fs) => fs.pending_error(&handle),
+                None => handle.inode.file.errors.tell(&handle.error_cursor),
+            };
             parked.complete(match (forced, pending) {
                 (_, Some(error)) => Err(error),
                 (Err(_), None) => Err(Errno(libc::EIO)),
@@ -133,7 +133,12 @@ impl LocalFs {
     /// The error that this handle was not told yet.
     fn pending_error(&self, handle: &Handle) -> Option<Errno> {
         let told = handle.inode.file.errors.tell(&handle.error_cursor);
-        told.inspect(|_| self.note_told(&handle.inode))
+        if told.is_none() {
+            // Only now. If this process is killed before an answer that says it, the request comes
+            // again, and the next process must say it.
+            self.note_told(&handle.inode);
+        }
+        told
     }
 
     /// fsync(2) of a directory: its entries survive.

@@ -528,6 +528,61 @@ fn a_change_that_was_durable_before_its_answer_was_noted_is_made_once() {
     }
 }
 
+/// The request comes again, for its answer was not noted.
+#[test]
+fn a_loss_is_told_again_if_the_process_is_killed_before_the_answer_arrives() {
+    let (mut world, mut file) = mortal(FsOptions::default());
+    world.me.caller = std::process::id();
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    sync_all(&world);
+    world.write(ino, fh, 0, &[2; 50_000]).unwrap();
+    killed(&mut world, &mut file);
+    for _ in 0..2 {
+        assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
+        killed(&mut world, &mut file);
+    }
+    assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
+    // This one came behind the answer.
+    fsync(&world, ino, fh).unwrap();
+    killed(&mut world, &mut file);
+    fsync(&world, ino, fh).unwrap();
+    world.check();
+}
+
+/// Leaves no room for another name.
+fn fill_metadata(world: &World) {
+    let (ino, fh) = world.create(ROOT, "filler").unwrap();
+    let mut at = 0;
+    while let Ok(count) = world.write(ino, fh, at, &[7; 1 << 20]) {
+        at += count;
+    }
+    world.release(ino, fh);
+    let more = |number: &u32| world.mkdir(ROOT, &format!("filler-{number}")).is_err();
+    (0..100_000).find(more).expect("the volume is full");
+}
+
+/// What had the last room is there: its replay needs none.
+#[test]
+fn a_change_that_took_the_last_room_is_answered_when_it_is_replayed() {
+    let link = |world: &World| world.link(world.ino(ROOT, "there"), ROOT, "linked");
+    let mkdir = |world: &World| world.mkdir(ROOT, "dir").map(drop);
+    for change in [&link as &dyn Fn(&World) -> Done, &mkdir] {
+        let (mut world, mut file) = mortal(FsOptions::default());
+        world.file(ROOT, "there").unwrap();
+        let request = |unique| Some(RequestId { slot: 5, unique });
+        world.me.request = request(8);
+        change(&world).unwrap();
+        sync_all(&world);
+        killed(&mut world, &mut file);
+        world.me.request = None;
+        fill_metadata(&world);
+        world.me.request = request(8);
+        change(&world).unwrap();
+        world.me.request = request(10);
+        assert_eq!(code(world.mkdir(ROOT, "another").map(drop)), libc::ENOSPC);
+    }
+}
+
 fn drop_lookup(world: &World, ino: Ino) {
     world.fs.forget(ino, 1);
     world.fs.table.trim(1 << 12);
@@ -641,6 +696,7 @@ fn what_is_appended_to_a_file_that_has_become_shorter_goes_to_its_end() {
     killed(&mut world, &mut file);
     assert!(world.fs.finds_end(ino), "the kernel takes it for 11 bytes long");
     assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
+    fsync(&world, ino, fh).unwrap();
     killed(&mut world, &mut file);
     fsync(&world, ino, fh).unwrap();
     assert!(world.fs.finds_end(ino), "so it does when that was told, and behind another kill");
