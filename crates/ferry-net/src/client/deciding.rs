@@ -82,7 +82,7 @@ impl RemoteFs {
         let files = self.files_of(op);
         let now = self.cache.now();
         let mut cache = self.cache.lock();
-        let may = cache.asynchronous && cache.is_valid(now);
+        let may = cache.asynchronous && cache.is_valid(now) && cache.reservation.is_recorded();
         let Some(mut early_acks) = self.link.early_acks().filter(|_| may) else {
             return Decision::Wait;
         };

@@ -39,6 +39,9 @@ pub(super) struct Reservation {
     asking: u32,
     /// The server has granted something: it has recorded that this client may acknowledge early.
     open: bool,
+    /// The server has taken the record back that this client may acknowledge early. It makes
+    /// another one with the first change that it hears of then.
+    fenced: bool,
     /// How often what is asked for was doubled.
     level: u32,
     /// When space was given last.
@@ -53,6 +56,21 @@ pub(super) struct Reservation {
 }
 
 impl Reservation {
+    /// The server has taken the session's leases away.
+    pub(super) fn fenced(&mut self) {
+        self.fenced = true;
+    }
+
+    /// The server has made a change since.
+    pub(super) fn recorded(&mut self) {
+        self.fenced = false;
+    }
+
+    /// Whether the next server would wait for what is acknowledged early.
+    pub(super) fn is_recorded(&self) -> bool {
+        !self.fenced
+    }
+
     /// Whether it covers the cost of a change.
     pub(super) fn has(&self, cost: Cost) -> bool {
         self.open && self.has_space(cost) && (!cost.number || self.left > 0)

@@ -346,6 +346,8 @@ impl Core {
             return;
         }
         let inos = builds_on(&change, &guard);
+        // What was acknowledged early, the client has decided under a lease of this session.
+        let is_stale = change.early.is_none() && session.relies_on_lost_lock(&change);
         let Change { seq, epoch, early, caller, op, room, .. } = change;
         let mut changing = self.unstable.begin(session.number, inos);
         let Info { cost, data_bytes: bytes, .. } = op.info();
@@ -365,6 +367,7 @@ impl Core {
         });
         let decided = decided.filter(|_| soon);
         let applied = match registered {
+            Ok(()) if is_stale => Applied::failed(Errno(libc::EIO)),
             Ok(()) => {
                 Applying { decided, ..self.applying(session, caller, ack) }.change(op, guard.inos())
             }

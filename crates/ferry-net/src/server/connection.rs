@@ -437,9 +437,10 @@ impl<'a> Connection<'a> {
                 }
                 let room = self.room(&op, len).await;
                 let arrived = self.makes_progress();
-                let change = Change { seq, epoch, early, arrived, bytes: len, caller, op, room };
-                self.due.any |=
-                    self.session.push(self.connection, change, answered, &self.core.leases)?;
+                let bytes = len;
+                let change =
+                    Change { seq, answered, epoch, early, arrived, bytes, caller, op, room };
+                self.due.any |= self.session.push(self.connection, change, &self.core.leases)?;
                 Ok(())
             }
             ToServer::Request { id, after, caller, op } => {

@@ -335,6 +335,7 @@ impl Server {
         // The next server may begin at once: no client relies on a lease, and everything that
         // clients acknowledged is applied.
         if nobody_relies
+            && !self.core.leases.former_relied_on()
             && nothing_to_replay
             && synced.is_ok()
             && let Err(error) = self.core.fs.hand_over()

@@ -149,12 +149,23 @@ fn a_client_that_comes_after_the_grace_period_has_lost_its_locks() {
         let mut world = World::new(702);
         let (away, other) = (Away::new(&world, false), world.client());
         let (ino, fh, theirs) = locked(&world, &away.client, &other);
+        let (data, data_fh) = away.client.create(ROOT, "data").unwrap();
+        away.client.sync().unwrap();
         away.goes();
-        let writing = std::thread::spawn({
-            let client = Client { fs: Arc::clone(&away.client.fs), me: InProcess::default() };
-            move || client.write(ino, fh, 0, b"stale")
-        });
-        while away.client.fs.connection()["unanswered_changes"].as_u64() < Some(1) {
+        let unanswered = || away.client.fs.connection()["unanswered_changes"].as_u64().unwrap();
+        let before = unanswered();
+        let client = || Client { fs: Arc::clone(&away.client.fs), me: InProcess::default() };
+        // What the lock was to protect may be in another file, or the file is meant by its name.
+        let (of_file, of_data, of_name) = (client(), client(), client());
+        let cut = SetAttr { size: Some(2), ..SetAttr::default() };
+        let writing = [
+            std::thread::spawn(move || of_file.write(ino, fh, 0, b"stale").map(drop)),
+            std::thread::spawn(move || of_data.write(data, data_fh, 0, b"stale").map(drop)),
+            std::thread::spawn(move || {
+                of_name.me.call(|cx| of_name.fs.setattr(cx, ino, None, &cut)).map(drop)
+            }),
+        ];
+        while unanswered() < before + 3 {
             std::thread::yield_now();
         }
         world.options.grace = Duration::from_millis(100);
@@ -170,7 +181,12 @@ fn a_client_that_comes_after_the_grace_period_has_lost_its_locks() {
         other.write(ino, theirs, 0, b"OTHER").unwrap();
         other.lock(ino, theirs, 1, libc::F_UNLCK, false).unwrap();
         away.comes_back(&world);
-        assert_eq!(writing.join().unwrap(), Err(EIO), "{crashes}");
+        for (number, one) in writing.into_iter().enumerate() {
+            assert_eq!(one.join().unwrap(), Err(EIO), "{crashes}, {number}");
+        }
+        assert_eq!(other.ino(ROOT, "data"), data);
+        assert_eq!(other.read(data, other.open(data).unwrap(), 10).unwrap(), b"");
+        assert_eq!(away.client.write(data, data_fh, 0, b"goes on"), Ok(7), "it has heard of it");
         assert_eq!(away.client.write(ino, fh, 0, b"stale"), Err(EIO));
         assert_eq!(other.read(ino, theirs, 10).unwrap(), b"OTHER");
         assert_eq!(world.figure("locks"), 0);

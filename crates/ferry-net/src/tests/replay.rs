@@ -412,6 +412,35 @@ fn a_fenced_client_replays_nothing() {
     assert_eq!(first.sync(), Ok(()), "once");
 }
 
+/// Otherwise the next server would not wait for what it acknowledges.
+#[test]
+fn a_fenced_client_is_recorded_again_before_it_acknowledges_early() {
+    let options = ServerOptions { lease_term: Duration::from_secs(1), ..long_terms() };
+    let mut crashing = Crashing::with(15, options);
+    let first = crashing.world.client().warm_up();
+    let dir = first.mkdir(ROOT, "d").unwrap();
+    let (ino, fh) = first.create(ROOT, "f").unwrap();
+    first.sync().unwrap();
+    first.write(ino, fh, 0, b"first").unwrap();
+    crashing.world.net.silence_all();
+    let second = crashing.world.client();
+    assert_eq!(second.ino(ROOT, "f"), ino);
+    let theirs = second.open(ino).unwrap();
+    second.write(ino, theirs, 0, b"SECOND").unwrap();
+    assert_eq!(second.fsync(ino, theirs), Ok(()));
+    assert_eq!(crashing.world.fs.sessions().unwrap().len(), 1, "the first one is fenced");
+    crashing.world.net.cut_all();
+    assert_eq!(first.sync(), Err(Errno(libc::EIO)), "its write is lost");
+    first.create(dir, "anew").unwrap();
+    assert_eq!(crashing.world.fs.sessions().unwrap().len(), 2);
+    first.create(dir, "early").unwrap();
+    crashing.crash_and_start();
+    assert_eq!(second.ino(ROOT, "d"), dir);
+    assert!(second.lookup(dir, "anew").unwrap().is_some());
+    assert!(second.lookup(dir, "early").unwrap().is_some());
+    assert_eq!(first.sync(), Ok(()));
+}
+
 #[test]
 fn other_clients_never_see_an_older_state_during_a_replay() {
     let mut crashing = Crashing::new(10);

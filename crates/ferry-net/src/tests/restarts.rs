@@ -75,6 +75,21 @@ fn a_server_begins_at_once_after_an_orderly_stop() {
     }
 }
 
+/// A client that only reads has nothing to replay, so nobody awaits it.
+#[test]
+fn a_server_that_waits_for_the_leases_of_a_crashed_one_does_not_hand_over() {
+    let mut world = World::with(17, ServerOptions { grace: Duration::ZERO, ..long_terms() });
+    world.options = long_terms();
+    let reader = world.client();
+    assert_eq!(reader.list(ROOT).unwrap().len(), 0);
+    drop(world.take_server());
+    world.reopen();
+    world.start();
+    world.stop();
+    world.reopen();
+    assert!(!world.fs.was_handed_over(), "the reader may rely on its lease for a minute");
+}
+
 #[test]
 fn a_crashed_server_has_not_handed_the_volume_over() {
     let mut world = World::with(18, ServerOptions { grace: Duration::ZERO, ..long_terms() });

@@ -234,7 +234,7 @@ impl Link {
         outcome: Outcome,
         restore: &dyn Restore,
     ) -> io::Result<bool> {
-        let (mut change, differing, held, lazy) = {
+        let (mut change, differing, held, lazy, abandoned) = {
             let mut cache = self.cache.lock();
             let mut state = self.state.lock();
             if seq <= state.changes.answered() {
@@ -259,6 +259,18 @@ impl Link {
             }
             let change = state.changes.answer(seq, &outcome).ok_or_else(frame::malformed)?;
             state.window.give(change.units());
+            if !cache.reservation.is_recorded()
+                && change.epoch == state.changes.epoch()
+                && replay_log::is_made(&outcome)
+                && replay_log::matters(&change.pending.op)
+            {
+                cache.reservation.recorded();
+            }
+            // A lock is lost, which may have been to protect any file. The server refuses what was
+            // sent before this, and would apply what is sent from now on, perhaps once more.
+            let is_refused = matches!(outcome, Outcome::Failed { .. })
+                && matches!(change.pending.op, Op::Reclaim { .. });
+            let abandoned = if is_refused { state.abandon_unanswered() } else { Vec::new() };
             let claims = matches!(change.pending.op, Op::Claim { .. });
             if claims {
                 state.unclaimed.answered();
@@ -275,8 +287,9 @@ impl Link {
                 self.drained.notify_waiters();
             }
             drop(state);
-            (change, cache.settle(&settled), held, lazy)
+            (change, cache.settle(&settled), held, lazy, abandoned)
         };
+        abandoned.iter().for_each(|waiter| waiter.fail(Errno(libc::EIO)));
         if let (Op::Claim { inodes }, Outcome::Count { count: stamp }) =
             (&change.pending.op, &outcome)
         {
@@ -387,6 +400,9 @@ impl Link {
                 ended.add(change, Stage::Withdrawn);
             }
             return ended;
+        }
+        if why == End::Fenced {
+            cache.reservation.fenced();
         }
         // What was decided since is as wrong as what is lost.
         let held = cache.drop_held(self.cache.now());

@@ -46,7 +46,6 @@ use super::carried::Session;
 use super::change::{Key, Pending, Role, Waiter};
 use super::kernel::Kernel;
 use super::notes::{Noted, Notes, flag};
-use super::replay_log;
 use crate::message::{Claim, Numbers, Op, ToServer};
 use crate::transport::Connector;
 
@@ -244,19 +243,8 @@ impl Link {
 
     /// A file is lost: changes of it that are not sent yet fail. Opening it anew is none.
     pub(super) fn fail_unsent(&self, ino: Ino) {
-        let mut waiters = Vec::new();
-        {
-            let mut state = self.state.lock();
-            for change in state.changes.unsent_mut() {
-                let Pending { op, touched, files, .. } = &change.pending;
-                let names_it = touched.contains(&ino) || files.iter().any(|(_, file)| *file == ino);
-                let changes_it = names_it && replay_log::matters(op);
-                if changes_it && !change.is_abandoned() && change.abandon() {
-                    waiters.push(Arc::clone(&change.pending.waiter));
-                }
-            }
-        }
-        waiters.iter().for_each(|waiter| waiter.fail(Errno(libc::EIO)));
+        let abandoned = self.state.lock().abandon_unsent(ino);
+        abandoned.iter().for_each(|waiter| waiter.fail(Errno(libc::EIO)));
     }
 
     /// The error with which operations fail now, if they do.

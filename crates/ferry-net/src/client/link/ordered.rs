@@ -129,6 +129,11 @@ impl Ordered {
         self.changes.range_mut(self.sent + 1..).map(|(_, change)| &mut **change)
     }
 
+    /// All that have no answer.
+    pub(super) fn unanswered_mut(&mut self) -> impl Iterator<Item = &mut Change> {
+        self.changes.values_mut().map(|change| &mut **change)
+    }
+
     /// When the oldest change got its number.
     pub(super) fn oldest(&self) -> Option<Duration> {
         self.changes.first_key_value().map(|(_, oldest)| oldest.since)

@@ -15,9 +15,9 @@ use super::restore::{Ended, Restore};
 use super::unclaimed::Unclaimed;
 use super::window::{FOR_REQUESTS, Outbox, Window};
 use crate::client::carried::Session;
-use crate::client::change::{Change, HeldAnswer, Pending};
+use crate::client::change::{Change, HeldAnswer, Pending, Waiter};
 use crate::client::notes::{Noted, Notes, Ring, flag};
-use crate::client::replay_log::ReplayLog;
+use crate::client::replay_log::{self, ReplayLog};
 use crate::codec::List;
 use crate::frame;
 use crate::message::{BATCH_MAX, Behind, Claim, Op, Stream, ToServer};
@@ -87,6 +87,17 @@ pub(super) struct State {
     clock: Arc<dyn Clock>,
     /// Where all this is noted for the next process, if one may go on.
     notes: Option<Arc<Notes>>,
+}
+
+/// Abandons those of these that change something.
+fn abandon<'c>(changes: impl Iterator<Item = &'c mut Change>) -> Vec<Arc<dyn Waiter>> {
+    let mut waiters = Vec::new();
+    for change in changes.filter(|change| replay_log::matters(&change.pending.op)) {
+        if !change.is_abandoned() && change.abandon() {
+            waiters.push(Arc::clone(&change.pending.waiter));
+        }
+    }
+    waiters
 }
 
 impl State {
@@ -380,6 +391,20 @@ impl State {
         if let Some(line) = self.phase.line() {
             self.outbox.put(line, frame::encode(message), true);
         }
+    }
+
+    /// Changes of a file that are not sent yet are to fail: what waits for them.
+    pub(super) fn abandon_unsent(&mut self, ino: Ino) -> Vec<Arc<dyn Waiter>> {
+        let of_file = |change: &&mut Change| {
+            let Pending { touched, files, .. } = &change.pending;
+            touched.contains(&ino) || files.iter().any(|(_, file)| *file == ino)
+        };
+        abandon(self.changes.unsent_mut().filter(of_file))
+    }
+
+    /// All changes without an answer are to fail: the server applies none of them.
+    pub(super) fn abandon_unanswered(&mut self) -> Vec<Arc<dyn Waiter>> {
+        abandon(self.changes.unanswered_mut())
     }
 
     /// Sends the changes that are due and that the window has room for, and the requests.

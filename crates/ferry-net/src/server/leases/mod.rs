@@ -260,6 +260,11 @@ impl Leases {
         self.with(|table| table.relied_on(now))
     }
 
+    /// Whether a client may rely on a lease that the server before has granted.
+    pub(super) fn former_relied_on(&self) -> bool {
+        self.clock.monotonic() < self.held_until
+    }
+
     /// Whether a request of this session sees everything that clients have acknowledged of these
     /// inodes.
     pub(super) fn is_readable(&self, session: SessionId, inos: &[Ino]) -> bool {

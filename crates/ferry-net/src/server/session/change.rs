@@ -61,6 +61,8 @@ impl Applied {
 /// A change that the server has received and not applied.
 pub(in crate::server) struct Change {
     pub(in crate::server) seq: u64,
+    /// The client had the answers up to this one when it sent the change.
+    pub(in crate::server) answered: u64,
     pub(in crate::server) epoch: u32,
     pub(in crate::server) early: Option<Acknowledged>,
     /// When its message arrived, and the bytes of that.

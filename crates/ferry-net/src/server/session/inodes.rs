@@ -5,10 +5,10 @@ use std::time::Duration;
 use crate::rt::collections::HashSet;
 use ferry_fs::{Errno, Filesystem, Ino};
 
-use super::change::Open;
+use super::change::{Change, Open};
 use super::link::removed_names;
 use super::state::Session;
-use crate::message::{DirName, OPEN_MAX};
+use crate::message::{DirName, Effect, OPEN_MAX};
 
 /// The server tells a client of the newest names that others have removed between two pings, up to
 /// so many bytes.
@@ -164,10 +164,20 @@ impl Session {
         self.state.lock().handles.remove(&number)
     }
 
-    /// The client has lost a lock on this file: each use of what it has open of the file fails.
+    /// The client has lost a lock on this file, and hears of that with the answer to the change
+    /// that is being applied. Each use of what it has open of the file fails.
     pub(in crate::server) fn lock_lost(&self, ino: Ino) {
         let mut state = self.state.lock();
         state.handles.values_mut().filter(|open| open.ino == ino).for_each(|open| open.lost = true);
+        state.lock_lost = state.applied + 1;
+    }
+
+    /// Whether a change was sent before the client heard of a lock that it has lost. It may rely on
+    /// that lock, whatever file it is of.
+    pub(in crate::server) fn relies_on_lost_lock(&self, change: &Change) -> bool {
+        let info = change.op.info();
+        let changes = info.effect != Effect::Nothing && !info.restores;
+        changes && change.answered < self.state.lock().lock_lost
     }
 
     /// Returns what the session holds of the file system. It has ended, so nothing is added any

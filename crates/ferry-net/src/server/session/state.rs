@@ -133,6 +133,8 @@ pub(in crate::server) struct State {
     /// The newest change behind which the client has returned leases.
     pub(in crate::server) owed: u64,
     pub(in crate::server) applied: u64,
+    /// The newest change by which the client asked for a file lock of before, and was refused.
+    pub(in crate::server) lock_lost: u64,
     pub(in crate::server) answers: VecDeque<(u64, Outcome, Option<Made>)>,
     pub(in crate::server) queue: VecDeque<Change>,
     /// Bytes of the changes in the queue.

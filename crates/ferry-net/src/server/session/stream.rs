@@ -25,7 +25,6 @@ impl Session {
         &self,
         connection: u64,
         change: Change,
-        answered: u64,
         leases: &Leases,
     ) -> Result<bool, Violation> {
         let mut state = self.state.lock();
@@ -35,6 +34,7 @@ impl Session {
         if state.connection != connection || self.phase().is_draining() {
             return Ok(false); // SESSION-3; and after a goodbye it goes to the next server
         }
+        let answered = change.answered;
         if answered > state.applied || change.seq.saturating_sub(answered) > WINDOW_OPS as u64 {
             return Err(Violation(
                 "answers that were not given, or more changes than the window holds",

@@ -15,7 +15,17 @@ fn change(seq: u64) -> Change {
     let permit = || Arc::new(Semaphore::new(1)).try_acquire_owned().expect("one is free");
     let (epoch, early, caller, op) = (0, None, Caller::default(), Op::Nothing {});
     let (arrived, bytes) = (Duration::ZERO, 1);
-    Change { seq, epoch, early, arrived, bytes, caller, op, room: (permit(), permit()) }
+    Change {
+        seq,
+        answered: 0,
+        epoch,
+        early,
+        arrived,
+        bytes,
+        caller,
+        op,
+        room: (permit(), permit()),
+    }
 }
 
 fn greeting() -> Greeting {
@@ -45,9 +55,9 @@ fn an_older_connection_changes_nothing_and_takes_no_lock() {
     assert!(session.locking_right(Some(old)).is_some());
     let new = session.connect((&line, None), &greeting, (true, 0, None), both).expect("it lives");
     assert!(session.locking_right(Some(old)).is_none());
-    assert!(!session.push(old, change(1), 0, &leases).expect("late, not against the rules"));
+    assert!(!session.push(old, change(1), &leases).expect("late, not against the rules"));
     assert!(session.next().is_none());
-    assert!(session.push(new, change(1), 0, &leases).expect("it comes again"));
+    assert!(session.push(new, change(1), &leases).expect("it comes again"));
     session.disconnect(old, Duration::ZERO, &locks);
     assert!(!session.close_if_away(Duration::MAX, &locks, drop), "the newer connection is there");
     session.disconnect(new, Duration::ZERO, &locks);
@@ -67,7 +77,7 @@ fn answers_of_early_acknowledged_changes_are_batched_in_order() {
         || frames.try_recv().map(|(bytes, rooms): (Vec<u8>, Vec<Room>)| (bytes.len(), rooms.len()));
     assert!(sent().is_some_and(|(_, rooms)| rooms == 0), "the welcome");
     for seq in 1..=5 {
-        session.push(connection, change(seq), 0, &leases).expect("in order");
+        session.push(connection, change(seq), &leases).expect("in order");
     }
     let made = |is_early: bool| {
         let Change { seq, room, .. } = session.next().expect("it has come");
@@ -98,9 +108,9 @@ fn a_server_that_stops_takes_no_more_changes_and_applies_those_that_it_has() {
     let (line, _frames) = crate::lanes::line();
     let connection =
         session.connect((&line, None), &greeting, (false, 0, None), both).expect("it lives");
-    assert!(session.push(connection, change(1), 0, &leases).expect("in order"));
+    assert!(session.push(connection, change(1), &leases).expect("in order"));
     session.drain();
-    assert!(!session.push(connection, change(2), 0, &leases).expect("not heard"));
+    assert!(!session.push(connection, change(2), &leases).expect("not heard"));
     assert_eq!(session.next().map(|c| c.seq), Some(1));
     assert!(session.next().is_none() && !session.is_busy());
 }
@@ -157,7 +167,7 @@ fn a_fence_while_the_session_is_being_recorded_does_not_deadlock() {
     let one = || all.recv_timeout(Duration::from_secs(10)).expect("the others wait for each other");
     let (pushing, of_push, told) = (Arc::clone(&session), Arc::clone(&leases), done.clone());
     std::thread::spawn(move || {
-        pushing.push(connection, change(1), 0, &of_push).expect("in order");
+        pushing.push(connection, change(1), &of_push).expect("in order");
         told.send("pushed")
     });
     assert_eq!(one(), "pushed");
