@@ -16,6 +16,8 @@ use std::time::Duration;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// So many heartbeats stay. Who stands by asks for each in turn.
 const RETAINED: u64 = 120;
+/// So many of the owners before are removed behind each.
+const REMOVED: usize = 4;
 /// What each says.
 const CONTENTS: &[u8] = b"FERRYLIV";
 
@@ -32,8 +34,7 @@ impl Beats {
         let ends = Arc::<(Mutex<bool>, Condvar)>::default();
         let told = Arc::clone(&ends);
         let beat = move || {
-            remove_older(&*store, epoch);
-            let mut number = 0;
+            let (mut number, mut older) = (0, None);
             let (ended, changed) = &*told;
             while !*ended.lock() {
                 match store.put(&beat_name(epoch, number), CONTENTS) {
@@ -42,6 +43,11 @@ impl Beats {
                             remove(&*store, &beat_name(epoch, old));
                         }
                         number += 1;
+                        // Behind a beat, and few at a time: the next one is due.
+                        let older: &mut Vec<String> =
+                            older.get_or_insert_with(|| older_than(&*store, epoch));
+                        let few = older.len().saturating_sub(REMOVED)..;
+                        older.drain(few).for_each(|name| remove(&*store, &name));
                     }
                     Err(error) => tracing::debug!(%error, "a heartbeat"),
                 }
@@ -68,17 +74,69 @@ impl Drop for Beats {
     }
 }
 
-/// Removes the heartbeats of the owners before.
-fn remove_older(store: &dyn Store, epoch: u64) {
-    let older = |name: &String| beat_of(name).is_some_and(|(of, _)| of < epoch);
-    match store.list(BEATS) {
-        Ok(all) => all.iter().filter(|name| older(name)).for_each(|name| remove(store, name)),
-        Err(error) => tracing::debug!(%error, "old heartbeats"),
-    }
+/// The heartbeats of the owners before.
+fn older_than(store: &dyn Store, epoch: u64) -> Vec<String> {
+    let is_older = |name: &String| beat_of(name).is_some_and(|(of, _)| of < epoch);
+    let all = store.list(BEATS);
+    let all = all.inspect_err(|error| tracing::debug!(%error, "old heartbeats"));
+    all.unwrap_or_default().into_iter().filter(is_older).collect()
 }
 
 fn remove(store: &dyn Store, name: &str) {
     if let Err(error) = store.delete(name) {
         tracing::debug!(%error, "an old heartbeat");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ops::Range;
+
+    /// The requests in their order, with what owners before have left.
+    #[derive(Debug, Default)]
+    struct Recorded(Mutex<Vec<String>>);
+
+    impl Recorded {
+        fn note(&self, what: &str, name: &str) -> Result<(), ObjectError> {
+            self.0.lock().push(format!("{what} {name}"));
+            Ok(())
+        }
+    }
+
+    impl Store for Recorded {
+        fn get(&self, name: &str, _range: Option<Range<u64>>) -> Result<Vec<u8>, ObjectError> {
+            Err(ObjectError::NotFound(name.into()))
+        }
+        fn create(&self, name: &str, _bytes: &[u8]) -> Result<(), ObjectError> {
+            self.note("create", name)
+        }
+        fn put(&self, name: &str, _bytes: &[u8]) -> Result<(), ObjectError> {
+            self.note("put", name)
+        }
+        fn delete(&self, name: &str) -> Result<(), ObjectError> {
+            self.note("delete", name)
+        }
+        fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
+            self.note("list", prefix)?;
+            Ok((0..RETAINED).map(|number| beat_name(3, number)).collect())
+        }
+    }
+
+    /// Otherwise a store that is slow at removing would make it look dead.
+    #[test]
+    fn an_owner_beats_before_and_while_it_removes_what_owners_before_have_left() {
+        let store = Arc::new(Recorded::default());
+        let beats = Beats::start(Arc::clone(&store) as Arc<dyn Store>, 4).expect("a thread");
+        let second = format!("put {}", beat_name(4, 1));
+        while !store.0.lock().contains(&second) {
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+        drop(beats);
+        let calls = store.0.lock();
+        assert_eq!(calls[0], format!("put {}", beat_name(4, 0)));
+        let between = calls.iter().position(|call| *call == second).expect("it is there");
+        let removed = calls[..between].iter().filter(|call| call.starts_with("delete"));
+        assert_eq!(removed.count(), REMOVED);
     }
 }

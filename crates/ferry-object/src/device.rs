@@ -836,7 +836,7 @@ impl ObjectDevice {
                 Box::new(move || {
                     if let Ok(owner) = owner {
                         tracing::error!(
-                            "the volume was taken over by {owner}: nothing more can be written or read here, and what was not synced is lost"
+                            "the volume was taken over by {owner}: nothing more can be written or read here. What this process has not synced is lost, unless a client has it yet: that sends it to the next server"
                         );
                     }
                 })

@@ -8,6 +8,7 @@ use std::time::Duration;
 use ferry_env::Env;
 use ferry_fs::{CacheMode, Filesystem, FsOptions, LocalFs, SessionStore};
 use ferry_net::{Bound, Export, NetError, Server, ServerOptions, ServerTls};
+use ferry_object::ObjectError;
 use parking_lot::Mutex;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -16,7 +17,7 @@ use crate::cache_size::{GivesWay, default_bytes};
 use crate::cli::ServeArgs;
 use crate::clients::Role;
 use crate::error::CliError;
-use crate::open::{How, Opened, STOPPING, explain, on_disk, open_on_disk_when_free};
+use crate::open::{How, OpenError, Opened, STOPPING, explain, on_disk, open_on_disk_when_free};
 use crate::waiting::{PAUSE_MAX, pause};
 use crate::{clients, daemon, logging, metrics, served, starter};
 
@@ -69,7 +70,12 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
         standby::open(&args.volume, how, &on_disk, (&role, address.addr()), &env)?
     } else {
         let opened = open_on_disk_when_free(&args.volume, how, &on_disk, &env);
-        opened.map_err(|e| explain(&args.volume, &e))?
+        opened.map_err(|error| match (&error, explain(&args.volume, &error)) {
+            (OpenError::Store(ObjectError::InUse { .. }), CliError::Failed(why)) => {
+                CliError::Failed(format!("{why}. With --standby this server waits for its turn"))
+            }
+            (_, explained) => explained,
+        })?
     };
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{}: {e}", args.volume));
     if opened.store().is_some_and(|store| !store.serves_in().is_zero()) {
@@ -88,9 +94,11 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
     let shared = Shared { fs: &fs, opened: &opened, role: &role, events: (sender, events) };
     let served = serve(shared, args, address, tls, exports, &env);
     drop(gives_way);
+    // Who has asked for the end of this process does not want it to have the volume later.
+    let stands_by = args.standby && !matches!(served, Ok(Ended::Stopped));
     if matches!(served, Ok(Ended::TakenOver)) {
         // Nothing can be closed here: the volume is another server's.
-        return match args.standby {
+        return match stands_by {
             true => Err(standby::again(false)),
             false => Err(failed(
                 &"the volume has failed, or another machine has taken it over: the log says which",
@@ -99,7 +107,7 @@ pub fn run(args: &ServeArgs, log_level: Option<&str>) -> Result<(), CliError> {
     }
     fs.detach();
     let closed = fs.close().map_err(|e| failed(&e));
-    if args.standby && closed.is_err() && opened.has_failed() {
+    if stands_by && closed.is_err() && opened.has_failed() {
         return Err(standby::again(false));
     }
     let closed = closed.and(opened.close().map_err(|e| failed(&e)));
@@ -215,16 +223,19 @@ fn serve(
     if ended == Ended::TakenOver {
         // Its clients hear nothing more from this server, and look for the other one.
         drop(server);
-        return Ok(ended);
+        return Ok(if is_asked_to_stop(&events) { Ended::Stopped } else { ended });
     }
     tracing::info!(?ended, "asked to stop");
     if ended == Ended::Stopped {
         starter::notify_systemd("STOPPING=1");
     }
     server.stop();
-    // A signal may have come since.
-    let stopped = events.try_iter().any(|event| event == Ended::Stopped);
-    Ok(if stopped { Ended::Stopped } else { ended })
+    Ok(if is_asked_to_stop(&events) { Ended::Stopped } else { ended })
+}
+
+/// Whether a signal has come since.
+fn is_asked_to_stop(events: &mpsc::Receiver<Ended>) -> bool {
+    events.try_iter().any(|event| event == Ended::Stopped)
 }
 
 /// Waits until somebody asks for the end, or the volume is another server's.

@@ -19,6 +19,8 @@ mod replica;
 mod resize;
 #[path = "object/snapdir.rs"]
 mod snapdir;
+#[path = "object/standby.rs"]
+mod standby;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
