@@ -200,15 +200,45 @@ pub fn is_dead(target: &Path) -> bool {
 
 /// As [`is_dead`], without a request to a daemon that lives and may hang.
 pub fn has_died(mount: &Mount) -> bool {
+    fate(mount) == Fate::Died
+}
+
+/// What became of a daemon.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It lives, or another process has gone on.
+    Lives,
+    /// The kernel has ended the mount's connection.
+    Died,
+    /// It is gone, and the kernel's requests wait for another one.
+    Awaited,
+}
+
+/// Finds out what became of the daemon of a mount.
+pub fn fate(mount: &Mount) -> Fate {
     if lives(mount, SILENCE) {
-        return false;
+        return Fate::Lives;
     }
     let (tell, told) = mpsc::channel();
     let target = mount.target.clone();
     // A caller that has waited long enough no longer listens.
     let asking = move || tell.send(is_dead(&target)).unwrap_or_default();
     let started = std::thread::Builder::new().name("ferry-dead".into()).spawn(asking);
-    started.is_ok() && told.recv_timeout(DEATH_TIME_MAX).unwrap_or(false)
+    match started.ok().and_then(|_| told.recv_timeout(DEATH_TIME_MAX).ok()) {
+        Some(true) => Fate::Died,
+        Some(false) => Fate::Lives,
+        None => Fate::Awaited,
+    }
+}
+
+/// The error of a request to a mount that no process serves.
+pub fn awaited(mount: &Mount) -> CliError {
+    CliError::Failed(format!(
+        "{}: no process has served this mount for {} s, and programs wait for the next one: the log of the mount, or of its unit, says why \
+         none can start. It goes on by itself when one has; `ferry umount --force` ends the mount",
+        mount.target.display(),
+        DEATH_TIME_MAX.as_secs()
+    ))
 }
 
 /// As [`ask`], for an answer that takes the daemon at least `time`.
@@ -218,7 +248,11 @@ pub fn ask_for(mount: &Mount, question: &str, time: Duration) -> Result<Option<V
     loop {
         match ask_one(mount, question, time)? {
             // While a mount goes from one process to the next, none answers.
-            Answer::NoDaemon if clock.monotonic() < until && !has_died(mount) => pause(LOOK),
+            Answer::NoDaemon if clock.monotonic() < until => match fate(mount) {
+                Fate::Lives => pause(LOOK),
+                Fate::Died => return Ok(None),
+                Fate::Awaited => return Err(awaited(mount)),
+            },
             Answer::Given(answer) => return Ok(Some(answer)),
             Answer::NoDaemon | Answer::Refused => return Ok(None),
         }

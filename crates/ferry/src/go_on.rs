@@ -21,7 +21,7 @@ use crate::location::Location;
 use crate::mounts::{self, Mount};
 use crate::socket::printable;
 use crate::waiting::{pause, timespec};
-use crate::{service, starter};
+use crate::{remote, service, starter};
 
 /// The daemon may take so long to make everything durable, before any program waits for it.
 const SETTLES: Duration = Duration::from_secs(120);
@@ -126,6 +126,12 @@ fn let_go(mount: &Mount, program: &Path) -> Result<(), CliError> {
 /// Lets the daemon of a mount end, and waits until `program` goes on.
 fn replace(mount: &Mount, program: &Path) -> Result<(), CliError> {
     let failed = |why: &str| CliError::Failed(format!("{}: {why}", mount.target.display()));
+    if remote::figures(mount)?.as_ref().is_some_and(remote::is_away) {
+        eprintln!(
+            "ferry: {}: its server is away, and must make all durable first: waits for it",
+            mount.target.display()
+        );
+    }
     let before = asked::daemon(mount);
     let_go(mount, program)?;
     let clock = Env::real().clock;

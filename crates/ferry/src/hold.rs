@@ -723,8 +723,11 @@ impl Holding {
                 service::took();
                 self.if_killed = std::mem::take(&mut self.saying);
             }
-            // What systemd has is older.
-            b"begins" => service::took(),
+            // What the process before has left is older from now on, also in systemd.
+            b"begins" => {
+                self.things.clear();
+                service::took();
+            }
             b"never" => served.is_last = true,
             b"next" => served.next = Some(OsStr::from_bytes(rest).into()),
             b"notify" => starter::notify_systemd(&String::from_utf8_lossy(rest)),

@@ -1,8 +1,10 @@
 //! `ferry list`: the mounts and servers of this machine, with their states. Each is asked over a
 //! [`socket`], so that one which hangs does not hold the command up for long.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
+use std::thread;
 
 use rustix::process::{Uid, geteuid};
 use serde_json::Value;
@@ -131,9 +133,13 @@ pub fn run(args: &ListArgs) -> Result<(), CliError> {
 pub fn found() -> Result<Vec<Found>, CliError> {
     let mounts = mounts::list().map_err(CliError::path("/proc", "cannot read the mounts of"))?;
     let ferry: Vec<&Mount> = mounts.iter().filter(|mount| mount.is_ferry()).collect();
-    let mut all = socket::ask_each(&ferry, |mount| of_mount(mount, &mounts));
-    all.extend(clients::servers(of_server)?);
-    Ok(all)
+    // Both at the same time: in each a process may hang.
+    thread::scope(|scope| {
+        let servers = scope.spawn(|| clients::servers(of_server));
+        let mut all = socket::ask_each(&ferry, |mount| of_mount(mount, &mounts));
+        all.extend(servers.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        Ok(all)
+    })
 }
 
 impl Looked {
@@ -154,7 +160,8 @@ fn only_of(all: Vec<Found>, kinds: &[Kind]) -> Result<Location, CliError> {
         all.into_iter().partition(|one| kinds.contains(&one.kind));
     let is_closed = wanted.iter().any(|one| one.state == State::Closed);
     let is_silent = wanted.iter().any(|one| one.state == State::Silent);
-    let mut names: Vec<String> = wanted.into_iter().filter_map(Found::into_name).collect();
+    // Several servers of this machine may stand by for one volume.
+    let names: BTreeSet<String> = wanted.into_iter().filter_map(Found::into_name).collect();
     match names.len() {
         0 if is_closed => Err(CliError::Failed(
             "the server here is another user's, and answers its own user only".into(),
@@ -169,7 +176,10 @@ fn only_of(all: Vec<Found>, kinds: &[Kind]) -> Result<Location, CliError> {
         0 => Err(CliError::Usage(
             "no FerryFS is mounted or served here (`ferry mount`, `ferry serve`)".into(),
         )),
-        1 => Location::parse(OsStr::new(&names.remove(0))).map_err(CliError::Usage),
+        1 => {
+            let only: String = names.into_iter().collect();
+            Location::parse(OsStr::new(&only)).map_err(CliError::Usage)
+        }
         _ => Err(CliError::Usage(format!(
             "there are several here: name one of {}",
             names.iter().map(|name| printable(name)).collect::<Vec<_>>().join(", ")
@@ -182,7 +192,9 @@ fn of_mount(mount: &Mount, mounts: &[Mount]) -> Found {
     let pid = asked::daemon(mount).map(u64::from);
     let state = match (mounts::cover(mount, mounts), &answer) {
         (Some(over), _) => State::Hidden(over.source.display().to_string()),
-        (None, Ok(None)) if pid.is_none() && would_hear(mount.owner, geteuid()) => State::Dead,
+        (None, Ok(None) | Err(_)) if pid.is_none() && would_hear(mount.owner, geteuid()) => {
+            State::Dead
+        }
         (None, Ok(None)) => State::Closed,
         (None, Err(_)) => State::Silent,
         (None, Ok(Some(figures))) => state_by(mount.read_only, figures),
@@ -207,7 +219,7 @@ fn state_by(is_read_only: bool, figures: &Value) -> State {
         .filter(|(_, state)| !matches!(*state, "active" | "replaced"))
         .map(|(path, state)| format!("{path} is {state}"))
         .collect();
-    if figures["connection"]["connected"] == false {
+    if remote::is_away(figures) {
         let refused = figures["connection"]["refused"].as_str();
         return refused.map_or(State::ServerAway, |reason| State::Refused(reason.into()));
     }
@@ -308,6 +320,8 @@ mod tests {
         assert_eq!(only(vec![mount(), server()], &[Kind::Mount]).expect("one"), "/mnt");
         let several = only(vec![mount(), server()], &both).expect_err("two").to_string();
         assert!(several.contains("name one of /mnt, /srv/b.ferry"), "{several}");
+        let standby = only(vec![server(), server()], &both).expect("both have one volume");
+        assert_eq!(standby, "/srv/b.ferry");
         let none = only(vec![server()], &[Kind::Mount]).expect_err("none").to_string();
         assert!(none.contains("this is for mounts"), "{none}");
         let none = only(vec![], &both).expect_err("none").to_string();

@@ -284,3 +284,8 @@ pub fn abandon(mount: &Mount) {
 pub fn figures(mount: &Mount) -> Result<Option<Value>, CliError> {
     if mount.is_remote() { asked::ask(mount, FIGURES) } else { Ok(None) }
 }
+
+/// Whether the figures of a remote mount say that its server is away.
+pub fn is_away(figures: &Value) -> bool {
+    figures["connection"]["connected"] == false
+}

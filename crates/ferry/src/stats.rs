@@ -42,5 +42,5 @@ fn show_stats(args: &StatsArgs) -> Result<(), CliError> {
 /// The figures of a remote mount whose server is away. They need no answer of the server.
 fn own_figures(target: &Location) -> Result<Option<Value>, CliError> {
     let Some(mount) = mounts::of(target)? else { return Ok(None) };
-    Ok(remote::figures(&mount)?.filter(|figures| figures["connection"]["connected"] == false))
+    Ok(remote::figures(&mount)?.filter(remote::is_away))
 }

@@ -16,7 +16,7 @@ use ferry_journal::inspect::log_start;
 use rustix::process::{Uid, geteuid};
 use serde_json::Value;
 
-use crate::asked::{self, End};
+use crate::asked::{self, End, Fate};
 use crate::cli::UmountArgs;
 use crate::control::{explain, open as open_on, read_stats};
 use crate::error::CliError;
@@ -50,9 +50,14 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     let waits = !(args.force || args.lazy);
     // Asked before who has the volume: the kernel closes the files of a killed daemon some time
     // after its end.
-    if asked::has_died(&mount) {
-        detach(&mount, args)?;
-        return say_died(&mount, waits);
+    match asked::fate(&mount) {
+        Fate::Lives => {}
+        Fate::Awaited if waits => return Err(asked::awaited(&mount)),
+        Fate::Awaited => return detach(&mount, args),
+        Fate::Died => {
+            detach(&mount, args)?;
+            return say_died(&mount, waits);
+        }
     }
     let writer = holder_of(&mount);
     if waits {
@@ -74,8 +79,11 @@ pub fn run(args: &UmountArgs) -> Result<(), CliError> {
     }
     let figures = remote::figures(&mount).ok().flatten();
     let refused = figures.as_ref().and_then(refusal);
-    let unsent =
-        if args.force { remote::figures(&mount).ok().flatten().filter(is_away) } else { None };
+    let unsent = if args.force {
+        remote::figures(&mount).ok().flatten().filter(remote::is_away)
+    } else {
+        None
+    };
     if args.force {
         remote::abandon(&mount);
     }
@@ -200,15 +208,11 @@ fn say_died(mount: &Mount, fails: bool) -> Result<(), CliError> {
     Ok(())
 }
 
-fn is_away(figures: &Value) -> bool {
-    figures["connection"]["connected"] == false
-}
-
 /// Whether the server of a mount, which does not answer it, has all changes that were answered, as
 /// far as the mount knows.
 fn has_lost_nothing(figures: &Value) -> bool {
     let none = |at: &str| figures.pointer(at).and_then(Value::as_u64) == Some(0);
-    is_away(figures)
+    remote::is_away(figures)
         && ["replay_log_changes", "early_acknowledged", "lost_changes"]
             .iter()
             .all(|key| none(&format!("/connection/{key}")))
@@ -254,7 +258,7 @@ fn sync(mount: &Mount, args: &UmountArgs) -> Result<Synced, CliError> {
         .map_err(|e| CliError::Failed(format!("cannot start a thread: {e}")))?;
     // The user is told what the command waits for: at once if it is known to take time.
     let figures = remote::figures(mount).ok().flatten();
-    let away = figures.as_ref().is_some_and(is_away);
+    let away = figures.as_ref().is_some_and(remote::is_away);
     let refused = figures.as_ref().and_then(refusal);
     // A server that refuses the mount answers at once: nothing is waited for.
     let silent =

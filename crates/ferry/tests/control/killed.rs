@@ -471,3 +471,47 @@ fn a_volume_that_cannot_be_recovered_ends_the_mount() {
     assert!(said.contains("this process does not go on with the mount"), "{said}");
     fails(&ferry(&["umount", path(&fixture.mnt())]), "has died");
 }
+
+/// Mounts what no process serves, until its input ends.
+const UNSERVED: &str = "import ctypes, os, sys
+device = os.open('/dev/fuse', os.O_RDWR)
+options = f'fd={device},rootmode=40000,user_id=0,group_id=0'.encode()
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.mount(b'/nowhere.ferry', sys.argv[1].encode(), b'fuse.ferry', 0, options):
+    sys.exit(os.strerror(ctypes.get_errno()))
+print('mounted', flush=True)
+sys.stdin.read()";
+
+/// As between a process that was killed and one that cannot start.
+#[test]
+fn commands_say_that_a_mount_waits_for_its_next_process() {
+    let fixture = TestVolume::new();
+    let mut python = Command::new("python3");
+    python.args(["-c", UNSERVED, path(&fixture.mnt())]).stdin(Stdio::piped());
+    let mut unserved = python.stdout(Stdio::piped()).spawn().expect("python3 is installed");
+    let mut said = String::new();
+    let stdout = unserved.stdout.take().expect("it is piped");
+    BufReader::new(stdout).read_line(&mut said).expect("it can be read");
+    assert_eq!(said, "mounted\n");
+    std::thread::scope(|scope| {
+        for command in ["stats", "tune", "umount"] {
+            let options: &[&str] = if command == "tune" { &["--reset-flush-time"] } else { &[] };
+            let mnt = fixture.mnt();
+            scope.spawn(move || {
+                let done = ferry(&[&[command, path(&mnt)], options].concat());
+                fails(&done, "no process has served this mount");
+            });
+        }
+        scope.spawn(|| {
+            let listed = ferry(&["list"]);
+            let listed = String::from_utf8_lossy(&listed.stdout);
+            let line = listed.lines().find(|line| line.contains(path(&fixture.mnt())));
+            assert!(line.is_some_and(|line| line.contains("no daemon answers")), "{listed}");
+        });
+    });
+    assert!(fixture.is_mounted());
+    ok(&ferry(&["umount", "--force", path(&fixture.mnt())]));
+    assert!(!fixture.is_mounted());
+    drop(unserved.stdin.take());
+    unserved.wait().expect("it has ended");
+}
