@@ -36,7 +36,7 @@ build_programs() {
 # users install: the many programs of tests are compiled in 0.6 of the processor time. The tests
 # themselves compute an eighth longer. What is built so lies beside the rest.
 build_for_tests() {
-  export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=none
+  export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=4 CARGO_PROFILE_RELEASE_DEBUG=none
 }
 
 need_root() { [ "$(id -u)" = 0 ] || die "must be run by root: it mounts, changes owners and makes device nodes"; }

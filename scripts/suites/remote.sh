@@ -2,7 +2,8 @@
 # scripts/test.
 # shellcheck shell=bash
 
-remote_port=$((20000 + $$ % 20000))
+# The next port is that of a relay.
+remote_port=$((20000 + 2 * ($$ % 10000)))
 
 # serve_volume VOLUME [ARGUMENTS…]: its process number goes to $scratch/server.pid. One that an
 # earlier check has left is killed.
@@ -735,20 +736,11 @@ suite_remote() {
   check "attributes beside changes by others" 60 remote_program attributes remote "$scratch/mnt"
   check "an overlay has its upper directory here" 60 remote_program overlay "$scratch/mnt"
   check "a client stands still" 60 a_client_stands_still
-  check "the server stops and crashes under work" 120 server_goes_away
   check "operations on a served volume" 100 operations_while_served
   check "what another client removes is free" 60 removed_by_another
-  check "the server is killed under work that is synced" 120 server_is_killed
-  check "the server is killed under work that is not synced" 120 server_is_killed_and_nothing_is_lost
-  check "the server is killed under a client that knows much" "${FERRY_KNOWN_TIME:-120}" killed_while_much_is_known
-  check "the server is killed under many clients" "${FERRY_MANY_TIME:-120}" killed_under_many
   check "a full volume has the space of what was removed" 120 remote_full_volume
   check "files are found by their handles" 120 file_handles
-  check "what another client has seen outlives the server" 60 seen_by_another
-  check "a file that is removed while open outlives the server" 120 removed_while_open
-  check "the server never comes back" 120 server_never_comes_back
   check "commands that are for another machine" 60 said_where
-  slow_connections
   check "certificates" 60 certificates
   check "nobody is trusted unless that was asked for" 60 trusted_only_if_asked_for
   check "a certificate for certain users, and taken back" 60 limited_and_revoked
@@ -771,4 +763,18 @@ suite_remote() {
   sed 's/^allow_remount = .*/allow_remount = false/' "$repo/scripts/suites/pjdfstest.toml" >"$scratch/no-remount.toml"
   pjdfstest_run -c "$scratch/no-remount.toml"
   check "unmount and fsck after pjdfstest on a remote mount" 120 remote_over "$scratch/mnt"
+}
+
+# The server stops, crashes or is slow.
+suite_away() {
+  say "--- servers that go away"
+  check "the server stops and crashes under work" 120 server_goes_away
+  check "the server is killed under work that is synced" 120 server_is_killed
+  check "the server is killed under work that is not synced" 120 server_is_killed_and_nothing_is_lost
+  check "the server is killed under a client that knows much" "${FERRY_KNOWN_TIME:-120}" killed_while_much_is_known
+  check "the server is killed under many clients" "${FERRY_MANY_TIME:-120}" killed_under_many
+  check "what another client has seen outlives the server" 60 seen_by_another
+  check "a file that is removed while open outlives the server" 120 removed_while_open
+  check "the server never comes back" 120 server_never_comes_back
+  slow_connections
 }

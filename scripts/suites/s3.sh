@@ -346,10 +346,15 @@ volume_on_s3_store() {
   forget_s3_locks
 }
 
-# suite_s3 FSX-OPERATIONS: scripts/long does the rest on MinIO.
+# suite_s3 FSX-OPERATIONS
 suite_s3() {
-  say "--- stores that speak S3"
+  say "--- a store that speaks S3"
   volume_on_s3_store versitygw "$1" "${FERRY_AWAY_SECONDS:-20}"
+}
+
+# Another store; scripts/long does there what is left.
+suite_minio() {
+  say "--- MinIO"
   # When all parts run, it is being built since they began.
   "$repo/scripts/setup" minio
   FERRY_STOPS=${FERRY_STOPS:-1} owners_on_s3_store minio

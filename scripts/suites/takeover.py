@@ -7,8 +7,8 @@ STORE is made (a directory below DIR). In a bucket each server has locks of its 
 neither knows whether the other one is dead. In each round the server that has the volume is killed (`kill`) and started
 again, stopped for a while (`stop`), or asked to release the volume (`release`). Three mounts know both servers. No
 program may see an error; what was fsynced is there, what was answered is there, records that are counted under a
-lock are counted once, and each client reads what another has written. At the end the volume is clean. It prints for
-how long the longest operation of each round took.
+lock are counted once, and each client reads what another has written. At the end the volume is clean. It prints how
+long the longest operation of each round took.
 """
 import fcntl
 import json
@@ -36,8 +36,8 @@ failures, longest = [], {kind: [] for kind in kinds}
 ended = threading.Event()
 
 
-def run(*words):
-    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=120)
+def run(*words, seconds=120):
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=seconds)
 
 
 def must(*words):
@@ -205,6 +205,7 @@ for number in range(rounds):
     over = [took for client in clients for at, took in list(client.took)
             if at + took >= begun]
     longest[kind].append(max(over, default=0.0))
+    print(f"{kind} {longest[kind][-1]:.1f} s", flush=True)
     done += 1
 ended.set()
 for thread in threads:
@@ -227,7 +228,8 @@ for server in servers:
     errors = (base / f"server-{server.name}").read_text().count(" ERROR ")
     if errors > ERRORS_MAX * rounds:
         failures.append(f"server {server.name} has logged {errors} errors in {rounds} rounds")
-checked = run(ferry, "fsck", store)
+# It reads all that the clients have written.
+checked = run(ferry, "fsck", store, seconds=300 + 10 * rounds)
 print(checked.stdout.strip())
 if checked.returncode:
     failures.append(f"fsck: {checked.stderr.strip()}")
