@@ -282,10 +282,8 @@ impl LocalFs {
         let Some(LeftBehind { words, had_others }) = self.left.lock().take() else {
             return Ok(None);
         };
-        // A process that is killed has left something to be recovered: it has opened the volume.
         // Of a store that is known already, by its epochs.
-        let is_ours = self.options.read_only
-            || self.recovered.unclean && (self.recovered.is_ours || self.data.is_far());
+        let is_ours = self.options.read_only || self.recovered.is_ours || self.data.is_far();
         let had_others = had_others || !is_ours;
         // The numbers of contexts that were lost may be those of others now, so each inode that was
         // changed counts as one that has lost changes.

@@ -528,6 +528,27 @@ fn a_change_that_was_durable_before_its_answer_was_noted_is_made_once() {
     }
 }
 
+/// What was written over is in no context before it is written back.
+#[test]
+fn contents_survive_a_kill_of_the_first_process_behind_an_orderly_close() {
+    let (mut world, _) = mortal(FsOptions::default());
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    world.write(ino, fh, 0, b"durable").unwrap();
+    world.release(ino, fh);
+    world.fs.close().unwrap();
+    let known = Arc::new(crate::Known::new().unwrap());
+    let mut file = known.file().unwrap();
+    world.options.known = Some(known);
+    world.fs = LocalFs::open(world.dev.clone(), world.options.clone(), Env::real()).unwrap();
+    world.lookup(ROOT, "file").unwrap();
+    let fh = world.open(ino).unwrap();
+    world.write(ino, fh, 0, b"answers").unwrap();
+    killed_and(&mut world, &mut file, |left| left);
+    assert_eq!(world.read(ino, fh, 100).unwrap(), b"answers");
+    fsync(&world, ino, fh).unwrap();
+    world.check();
+}
+
 /// The request comes again, for its answer was not noted.
 #[test]
 fn a_loss_is_told_again_if_the_process_is_killed_before_the_answer_arrives() {
