@@ -390,6 +390,18 @@ fn changes_of_returned_inodes_are_durable_and_not_replayed() {
     assert_eq!(first.fsync(ino, fh), Ok(()), "once");
 }
 
+/// A client that takes the leases of those that it silences, by writing and syncing file `f`. They
+/// do not know that they are not heard of any more.
+fn fences_others(world: &World, ino: Ino) -> (Client, u64) {
+    world.net.silence_all();
+    let client = world.client();
+    assert_eq!(client.ino(ROOT, "f"), ino);
+    let fh = client.open(ino).unwrap();
+    client.write(ino, fh, 0, b"SECOND").unwrap();
+    assert_eq!(client.fsync(ino, fh), Ok(()));
+    (client, fh)
+}
+
 #[test]
 fn a_fenced_client_replays_nothing() {
     let mut crashing =
@@ -398,13 +410,7 @@ fn a_fenced_client_replays_nothing() {
     let (ino, fh) = first.create(ROOT, "f").unwrap();
     first.sync().unwrap();
     first.write(ino, fh, 0, b"first").unwrap();
-    // It is not heard of any more, and does not know.
-    crashing.world.net.silence_all();
-    let second = crashing.world.client();
-    assert_eq!(second.ino(ROOT, "f"), ino);
-    let theirs = second.open(ino).unwrap();
-    second.write(ino, theirs, 0, b"SECOND").unwrap();
-    assert_eq!(second.fsync(ino, theirs), Ok(()));
+    let (second, theirs) = fences_others(&crashing.world, ino);
     crashing.crash_and_start();
     assert_eq!(second.read(ino, theirs, 100).unwrap(), b"SECOND");
     assert_eq!(first.read(ino, fh, 100).unwrap(), b"SECOND");
@@ -422,12 +428,7 @@ fn a_fenced_client_is_recorded_again_before_it_acknowledges_early() {
     let (ino, fh) = first.create(ROOT, "f").unwrap();
     first.sync().unwrap();
     first.write(ino, fh, 0, b"first").unwrap();
-    crashing.world.net.silence_all();
-    let second = crashing.world.client();
-    assert_eq!(second.ino(ROOT, "f"), ino);
-    let theirs = second.open(ino).unwrap();
-    second.write(ino, theirs, 0, b"SECOND").unwrap();
-    assert_eq!(second.fsync(ino, theirs), Ok(()));
+    let (second, _) = fences_others(&crashing.world, ino);
     assert_eq!(crashing.world.fs.sessions().unwrap().len(), 1, "the first one is fenced");
     crashing.world.net.cut_all();
     assert_eq!(first.sync(), Err(Errno(libc::EIO)), "its write is lost");

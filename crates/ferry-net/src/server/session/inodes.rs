@@ -175,9 +175,12 @@ impl Session {
     /// Whether a change was sent before the client heard of a lock that it has lost. It may rely on
     /// that lock, whatever file it is of.
     pub(in crate::server) fn relies_on_lost_lock(&self, change: &Change) -> bool {
+        // Hardly ever, so that nothing else is looked at.
+        if change.answered >= self.state.lock().lock_lost {
+            return false;
+        }
         let info = change.op.info();
-        let changes = info.effect != Effect::Nothing && !info.restores;
-        changes && change.answered < self.state.lock().lock_lost
+        info.effect != Effect::Nothing && !info.restores
     }
 
     /// Returns what the session holds of the file system. It has ended, so nothing is added any
