@@ -229,7 +229,10 @@ fn impossible_options_are_refused_before_the_run() {
 fn ferry_says_what_to_do_if_the_benchmarks_are_not_beside_it() {
     let dir = TempDir::new().expect("a directory");
     let alone = dir.path().join("ferry");
-    std::fs::copy(program(), &alone).expect("copied");
+    // This process must not write the copy: what another test starts meanwhile would have it open
+    // for writing, too, and nobody could run it.
+    let copied = Command::new("cp").arg(program()).arg(&alone).status().expect("cp runs");
+    assert!(copied.success());
     let output = Command::new(&alone)
         .args(["bench", "fsmark", "--help"])
         .output()

@@ -213,5 +213,8 @@ fn a_count_stops_with_ctrl_c_and_the_mount_ends_at_once() {
     ok(&ferry(&["umount", path(&mnt)]));
     kill_process(Pid::from_child(&counting), Signal::CONT).expect("it is ours");
     let ended = counting.wait_with_output().expect("it is ours");
-    assert!(!ended.status.success(), "no daemon is left that could answer");
+    // On a busy machine the walk may have ended before the mount, and the answer been sent.
+    let said = String::from_utf8_lossy(&ended.stderr);
+    let answered = ended.status.success() && said.is_empty();
+    assert!(answered || said.starts_with("ferry: "), "{ended:?}");
 }
