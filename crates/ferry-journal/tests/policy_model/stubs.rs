@@ -398,6 +398,10 @@ pub mod core {
     }
 
     impl Core {
+        pub fn new_record_id(&self) -> u64 {
+            self.env.entropy.next_u64()
+        }
+
         pub fn new(setup: Setup) -> Arc<Self> {
             let time = Arc::new(Time(AtomicU64::new(1)));
             let dispatcher = Dispatcher::new(setup.policy, Duration::from_nanos(FAST))
