@@ -121,6 +121,8 @@ pub(super) struct Pending {
     pub(super) borrowed: Vec<Ino>,
     /// How often the server has found no space for it.
     pub(super) refusals: u32,
+    /// How often this client had lost locks when a program asked for it; `u64::MAX`: none did.
+    pub(super) locks_lost: u64,
     /// The transport's number of the request that waits for it, or that it was acknowledged to; 0:
     /// none.
     pub(super) request: u64,
@@ -141,6 +143,7 @@ impl Pending {
             touched: Vec::new(),
             borrowed: Vec::new(),
             refusals: 0,
+            locks_lost: u64::MAX,
             request: 0,
             outcome: None,
         }

@@ -189,6 +189,9 @@ impl RemoteFs {
         if parked.waiter.is_interrupted() {
             return;
         }
+        if self.link.relies_on_lost_lock(&parked) {
+            return parked.waiter.fail(Errno(libc::EIO));
+        }
         let mut parked = parked;
         let asker = (parked.caller, parked.request);
         match self.decide_as((&asker.0, asker.1), &mut parked.op) {

@@ -95,15 +95,16 @@ impl Restore for Restorer {
                 }
             });
         }
+        // Before the files, which may be many: nobody else may have them yet.
+        for (ino, lock) in tables.all_locks() {
+            let op = Op::Reclaim { ino, lock };
+            all.push(pending(op, Arc::new(Regained { fs: self.0.clone(), ino })));
+        }
         for (fh, handle) in tables.handles.iter().filter(|(_, handle)| !handle.lost) {
             // It exists, permission was checked, and nothing is to be truncated.
             let flags = handle.flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
             let op = Op::Open { ino: handle.ino, fh: *fh, flags, kill_suidgid: false };
             all.push(pending(op, Arc::new(Regained { fs: self.0.clone(), ino: handle.ino })));
-        }
-        for (ino, lock) in tables.all_locks() {
-            let op = Op::Reclaim { ino, lock };
-            all.push(pending(op, Arc::new(Regained { fs: self.0.clone(), ino })));
         }
         if let Some(plan) = plan {
             let closes = plan.opened.iter().map(|fh| Op::Release { fh: *fh });
@@ -161,8 +162,10 @@ impl Restore for Restorer {
         }
     }
 
-    fn has_locks(&self) -> bool {
-        self.0.upgrade().is_some_and(|fs| !fs.tables.lock().locks.is_empty())
+    fn has_locks(&self, of: Option<Ino>) -> bool {
+        let Some(fs) = self.0.upgrade() else { return false };
+        let tables = fs.tables.lock();
+        of.map_or(!tables.locks.is_empty(), |ino| tables.locks.contains_key(&ino))
     }
 
     fn lost(&self, changes: Vec<Pending>) {

@@ -200,8 +200,8 @@ impl RemoteFs {
         let _inside = activity::enter(Layer::Server);
         waiting.set_complete(cx.park.park(Some(interrupt)));
         let files = self.files_of(&op);
-        let request = number(cx);
-        Pending { files, request, ..Pending::new(caller(cx), op, waiting) }
+        let (request, locks_lost) = (number(cx), self.link.locks_lost());
+        Pending { files, request, locks_lost, ..Pending::new(caller(cx), op, waiting) }
     }
 
     /// Sends a request that is parked.

@@ -307,6 +307,10 @@ impl Server {
         // A message may have been read just before.
         self.core.all().iter().for_each(|session| session.drain());
         self.runtime().block_on(self.drain());
+        // The operation of such a client may yet be done, and then be neither answered nor durable.
+        let sessions = self.core.all();
+        let busy: Vec<u64> =
+            sessions.iter().filter(|s| s.is_busy()).map(|session| session.number).collect();
         let synced = self.core.sync();
         if let Err(error) = &synced {
             tracing::error!(%error, "stopping: not everything could be made durable");
@@ -325,7 +329,8 @@ impl Server {
                     "stopping: it is silent, and may have acknowledged to programs what it has not sent; the next server waits for it"
                 );
             }
-            if synced.is_ok() && !session.is_replaying() && !owes_changes {
+            let is_busy = busy.contains(&session.number);
+            if synced.is_ok() && !session.is_replaying() && !owes_changes && !is_busy {
                 session.send_last(&ToClient::Goodbye {});
                 self.core.end(&session, CloseReason::Stopped);
             } else {
@@ -338,6 +343,7 @@ impl Server {
             && !self.core.leases.former_relied_on()
             && nothing_to_replay
             && synced.is_ok()
+            && busy.is_empty()
             && let Err(error) = self.core.fs.hand_over()
         {
             tracing::warn!(%error, "stopping: the next server will wait for leases that nobody has");

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use ferry_env::Clock;
 
+use super::restarts::long_terms;
 use super::*;
 
 const EIO: Errno = Errno(libc::EIO);
@@ -24,9 +25,12 @@ struct Away {
 
 impl Away {
     fn new(world: &World, asynchronous: bool) -> Self {
+        Self::with(world, ClientOptions { asynchronous, ..world.client_options("/") })
+    }
+
+    fn with(world: &World, options: ClientOptions) -> Self {
         let net = Network::new(world.net.random.next());
         *net.server.lock() = Some(world.server());
-        let options = ClientOptions { asynchronous, ..world.client_options("/") };
         let fs = RemoteFs::connect(net.clone(), options, &Env::real()).unwrap();
         Self { net, client: Client { fs, me: InProcess::default() } }
     }
@@ -145,7 +149,7 @@ fn changes_queued_under_a_lost_lock_fail() {
 
 #[test]
 fn a_client_that_comes_after_the_grace_period_has_lost_its_locks() {
-    for crashes in [false, true] {
+    for (crashes, removes) in [(false, false), (true, false), (true, true)] {
         let mut world = World::new(702);
         let (away, other) = (Away::new(&world, false), world.client());
         let (ino, fh, theirs) = locked(&world, &away.client, &other);
@@ -180,16 +184,82 @@ fn a_client_that_comes_after_the_grace_period_has_lost_its_locks() {
         assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));
         other.write(ino, theirs, 0, b"OTHER").unwrap();
         other.lock(ino, theirs, 1, libc::F_UNLCK, false).unwrap();
+        if removes {
+            other.unlink(ROOT, "f").unwrap();
+            other.close(ino, theirs);
+            other.fs.forget(ino, 1);
+            while InProcess::default().call(|cx| world.fs.getattr(cx, ino, None)).is_ok() {
+                std::thread::yield_now();
+            }
+        }
         away.comes_back(&world);
         for (number, one) in writing.into_iter().enumerate() {
-            assert_eq!(one.join().unwrap(), Err(EIO), "{crashes}, {number}");
+            let answer = one.join().unwrap();
+            let is_refused = answer == Err(EIO) || removes && answer == Err(Errno(libc::ESTALE));
+            assert!(is_refused, "{crashes}, {removes}, {number}: {answer:?}");
         }
         assert_eq!(other.ino(ROOT, "data"), data);
         assert_eq!(other.read(data, other.open(data).unwrap(), 10).unwrap(), b"");
         assert_eq!(away.client.write(data, data_fh, 0, b"goes on"), Ok(7), "it has heard of it");
         assert_eq!(away.client.write(ino, fh, 0, b"stale"), Err(EIO));
-        assert_eq!(other.read(ino, theirs, 10).unwrap(), b"OTHER");
+        if !removes {
+            assert_eq!(other.read(ino, theirs, 10).unwrap(), b"OTHER");
+        }
         assert_eq!(world.figure("locks"), 0);
+    }
+}
+
+/// It was not in the stream, for it waited for a lease.
+#[test]
+fn a_change_that_waited_for_a_lease_when_a_lock_was_lost_fails() {
+    let mut world = World::with(713, ServerOptions { grace: Duration::ZERO, ..long_terms() });
+    let (away, other) = (Away::new(&world, true), world.client());
+    let away = Away { client: away.client.warm_up(), net: away.net };
+    let (ino, _, theirs) = locked(&world, &away.client, &other);
+    let (data, of_data) = other.create(ROOT, "data").unwrap();
+    assert_eq!(away.client.ino(ROOT, "data"), data);
+    let data_fh = away.client.open(data).unwrap();
+    other.write(data, of_data, 0, b"before").unwrap();
+    world.net.silence_all();
+    let client = Client { fs: Arc::clone(&away.client.fs), me: InProcess::default() };
+    let waiting = std::thread::spawn(move || client.write(data, data_fh, 0, b"stale"));
+    let requests = || away.client.fs.connection()["unanswered_requests"].as_u64().unwrap();
+    while requests() == 0 {
+        std::thread::yield_now();
+    }
+    away.goes();
+    drop(world.take_server());
+    world.options.grace = Duration::from_millis(100);
+    world.options.lease_term = Duration::from_millis(500);
+    world.reopen();
+    world.start();
+    assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));
+    other.write(data, of_data, 0, b"OTHERS").unwrap();
+    other.sync().unwrap();
+    other.lock(ino, theirs, 1, libc::F_UNLCK, false).unwrap();
+    away.comes_back(&world);
+    assert_eq!(waiting.join().unwrap(), Err(EIO));
+    assert_eq!(other.read(data, of_data, 10).unwrap(), b"OTHERS");
+}
+
+/// Otherwise nobody could have it as long as the client lives.
+#[test]
+fn a_lock_that_is_given_back_after_the_operation_timeout_is_free_when_the_client_is_back() {
+    let world = World::new(714);
+    let timeout = Duration::from_millis(300);
+    let options = ClientOptions { timeout, ..world.client_options("/") };
+    let (away, other) = (Away::with(&world, options), world.client());
+    let (ino, fh, theirs) = locked(&world, &away.client, &other);
+    away.goes();
+    let timed_out = Err(Errno(libc::ETIMEDOUT));
+    assert_eq!(away.client.sync(), timed_out);
+    assert_eq!(away.client.lock(ino, fh, 1, libc::F_UNLCK, false), timed_out);
+    away.client.close(ino, fh);
+    away.comes_back(&world);
+    assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));
+    other.close(ino, theirs);
+    while world.figure("open_files") > 0 {
+        std::thread::yield_now();
     }
 }
 

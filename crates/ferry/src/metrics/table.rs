@@ -159,6 +159,7 @@ const METRICS: &[Metric] = &[
     metric(Gauge, "client_certificate_end_timestamp_seconds", "The Unix time up to which the client's certificate is good", "/connection/certificate_until_secs", Plain),
     metric(Gauge, "client_unanswered_changes", "Changes that the server has not answered yet", "/connection/unanswered_changes", Plain),
     metric(Gauge, "client_unanswered_seconds", "Age of the oldest of them", "/connection/unanswered_ms", MILLIS),
+    metric(Counter, "client_lost_locks", "Times that locks were lost with the server", "/connection/lost_locks", Plain),
     metric(Counter, "client_lost_changes", "Changes that were acknowledged and lost", "/connection/lost_changes", Plain),
     metric(Gauge, "client_replay_log_changes", "Changes that are replayed if the server restarts", "/connection/replay_log_changes", Plain),
     metric(Gauge, "client_replay_log_bytes", "Their bytes", "/connection/replay_log_bytes", Plain),

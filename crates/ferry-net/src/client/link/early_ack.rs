@@ -269,7 +269,14 @@ impl Link {
             // A lock is lost, which may have been to protect any file. The server refuses what was
             // sent before this, and would apply what is sent from now on, perhaps once more.
             let is_refused = matches!(outcome, Outcome::Failed { .. })
-                && matches!(change.pending.op, Op::Reclaim { .. });
+                && match change.pending.op {
+                    Op::Reclaim { .. } => true,
+                    // Then nobody asks for its locks any more.
+                    Op::Open { ino, .. } => {
+                        change.pending.role.restores() && restore.has_locks(Some(ino))
+                    }
+                    _ => false,
+                };
             let abandoned = if is_refused { state.abandon_unanswered() } else { Vec::new() };
             let claims = matches!(change.pending.op, Op::Claim { .. });
             if claims {

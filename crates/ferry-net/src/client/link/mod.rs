@@ -28,7 +28,7 @@
 //!
 //! [`Touch`]: super::cache::Touch
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -43,9 +43,10 @@ pub(super) use self::state::LeftChange;
 use self::state::State;
 use super::cache::Cache;
 use super::carried::Session;
-use super::change::{Key, Pending, Role, Waiter};
+use super::change::{Key, Nobody, Pending, Role, Waiter};
 use super::kernel::Kernel;
 use super::notes::{Noted, Notes, flag};
+use super::replay_log;
 use crate::message::{Claim, Numbers, Op, ToServer};
 use crate::transport::Connector;
 
@@ -76,6 +77,8 @@ pub(super) struct Link {
     /// What the kernel was told by the process before.
     inherited: Mutex<ToForget>,
     owner: Mutex<Option<Arc<dyn Restore>>>,
+    /// The state's. It rises under the state's lock.
+    locks_lost: Arc<AtomicU64>,
     /// The mount may acknowledge changes early.
     has_early_acks: AtomicBool,
     closed: Notify,
@@ -94,6 +97,7 @@ impl Link {
         notes: Option<Arc<Notes>>,
     ) -> Arc<Self> {
         let state = State::new(Arc::clone(&clock), notes);
+        let locks_lost = Arc::clone(&state.locks_lost);
         Arc::new_cyclic(|this| Self {
             connector,
             clock,
@@ -106,6 +110,7 @@ impl Link {
             state: Mutex::new(state),
             inherited: Mutex::default(),
             owner: Mutex::default(),
+            locks_lost,
             has_early_acks: AtomicBool::new(false),
             closed: Notify::new(),
             ended: Notify::new(),
@@ -115,6 +120,7 @@ impl Link {
 
     /// Goes on with the session of the process before.
     pub(super) fn resume(&self, session: &Session, to_forget: ToForget) {
+        self.must_be_recorded();
         self.state.lock().resume(session);
         *self.inherited.lock() = to_forget;
         self.set_early_acks(session.early_acks);
@@ -122,6 +128,7 @@ impl Link {
 
     /// Goes on with the session of a process that was killed.
     pub(super) fn resume_left(&self, of: &Noted, left: Vec<LeftChange>, claims: Vec<Claim>) {
+        self.must_be_recorded();
         {
             let mut cache = self.cache.lock();
             let mut left = left;
@@ -135,6 +142,12 @@ impl Link {
             self.state.lock().resume_left(of, left, claims);
         }
         self.set_early_acks(of.flags & flag::EARLY_ACKS != 0);
+    }
+
+    /// The process before may have heard of a fence, and this one has not: so nothing is
+    /// acknowledged early before the server has recorded the session.
+    fn must_be_recorded(&self) {
+        self.cache.lock().reservation.fenced();
     }
 
     /// This request waits for a change that was left.
@@ -157,8 +170,22 @@ impl Link {
         let mut cache = self.cache.lock();
         let mut state = self.state.lock();
         if let Some(errno) = self.errno(&state) {
+            // What gives something back reaches the server when it is there again, though nobody
+            // waits for it.
+            if !state.phase.is_closed() && pending.op.info().is_always_made {
+                let waiter = std::mem::replace(&mut pending.waiter, Arc::new(Nobody));
+                state.push(pending);
+                drop((state, cache));
+                waiter.fail(errno);
+                return None;
+            }
             drop((state, cache));
             pending.waiter.fail(errno);
+            return None;
+        }
+        if self.relies_on_lost_lock(&pending) {
+            drop((state, cache));
+            pending.waiter.fail(Errno(libc::EIO));
             return None;
         }
         if state.lossy && state.is_damaged(&pending, self.owner.lock().as_deref()) {
@@ -195,6 +222,17 @@ impl Link {
         }
         state.pump();
         Some(Key::Change(seq))
+    }
+
+    /// How often this client has lost locks.
+    pub(super) fn locks_lost(&self) -> u64 {
+        self.locks_lost.load(Ordering::Relaxed)
+    }
+
+    /// Whether this client has lost a lock since a program asked for this change: the change may
+    /// rely on that lock, whatever file it is of.
+    pub(super) fn relies_on_lost_lock(&self, pending: &Pending) -> bool {
+        pending.locks_lost < self.locks_lost() && replay_log::matters(&pending.op)
     }
 
     /// Sends a request, or keeps it until it can be sent.
@@ -302,6 +340,7 @@ impl Link {
             ("unanswered_requests", state.requests.by_id.len().into()),
             ("early_acknowledged", state.changes.early().into()),
             ("epoch", state.changes.epoch().into()),
+            ("lost_locks", self.locks_lost().into()),
             ("unclaimed", state.unclaimed.len().into()),
             ("bytes_in_flight", state.flow.as_ref().map(|flow| flow.figures().0).into()),
             ("bytes_in_flight_max", state.flow.as_ref().map(|flow| flow.figures().1).into()),

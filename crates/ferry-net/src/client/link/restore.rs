@@ -16,8 +16,8 @@ pub(in crate::client) trait Restore: Send + Sync {
     fn fatal(&self, op: &Op);
     /// The session knows these inodes, if they exist: named by an answer with this stamp.
     fn claimed(&self, inos: &[Claim], stamp: u64);
-    /// Whether any file locks are held. Called with the link's lock held.
-    fn has_locks(&self) -> bool {
+    /// Whether locks are held of this file, or of any. Called with the link's lock held.
+    fn has_locks(&self, _of: Option<Ino>) -> bool {
         false
     }
     /// This early-acknowledged change is about to be lost, or an epoch with it. Called with the

@@ -3,6 +3,7 @@
 
 use crate::rt::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ferry_env::Clock;
@@ -84,6 +85,8 @@ pub(super) struct State {
     pub(super) reconnects: u64,
     /// Early-acknowledged changes were lost, once at least.
     pub(super) lossy: bool,
+    /// How often locks were lost, which may have been to protect any file.
+    pub(super) locks_lost: Arc<AtomicU64>,
     clock: Arc<dyn Clock>,
     /// Where all this is noted for the next process, if one may go on.
     notes: Option<Arc<Notes>>,
@@ -119,6 +122,7 @@ impl State {
             outbox: Outbox::default(),
             reconnects: 0,
             lossy: false,
+            locks_lost: Arc::default(),
             clock,
             notes,
         };
@@ -402,8 +406,10 @@ impl State {
         abandon(self.changes.unsent_mut().filter(of_file))
     }
 
-    /// All changes without an answer are to fail: the server applies none of them.
+    /// A lock is lost. All changes without an answer are to fail: the server applies none of them.
+    /// So are those that wait here for something that they lack.
     pub(super) fn abandon_unanswered(&mut self) -> Vec<Arc<dyn Waiter>> {
+        self.locks_lost.fetch_add(1, Ordering::Relaxed);
         abandon(self.changes.unanswered_mut())
     }
 

@@ -1,7 +1,7 @@
 //! A change, as a call of the server's file system.
 
 use ferry_env::activity::{self, Operation};
-use ferry_fs::{Answer, Cx, Entry, Errno, Ino, Opened, SYMLINK_MAX, XATTR_SIZE_MAX};
+use ferry_fs::{Answer, Cx, Entry, Errno, FileLock, Ino, Opened, SYMLINK_MAX, XATTR_SIZE_MAX};
 
 use super::applying::{Applying, Done, OFFSET_MAX, within};
 use crate::message::{Op, Outcome, opens_for_writing};
@@ -98,15 +98,8 @@ impl Applying<'_> {
                 Ok(Outcome::Done {})
             }
             Op::Reclaim { ino, lock } => {
-                let ino = self.ino(ino)?;
-                let before = self.session.had_locks();
-                if before {
-                    self.session.record_lock_holder(fs);
-                }
-                let _leave = self.session.locking_right(None).ok_or(Errno(libc::EIO))?;
-                let reclaimed = self.core.locks.reclaim(self.session.id, before, (ino, &lock));
                 // What the client sends before it hears of that must fail, too.
-                reclaimed.inspect_err(|_| self.session.lock_lost(ino))?;
+                self.reclaim(ino, &lock).inspect_err(|_| self.session.lock_lost(ino))?;
                 Ok(Outcome::Done {})
             }
             Op::Forget { inodes } => {
@@ -125,6 +118,17 @@ impl Applying<'_> {
             Op::Nothing {} => Ok(Outcome::Done {}),
             op => self.make_on_file(op),
         }
+    }
+
+    /// The client has a lock again that it had before.
+    fn reclaim(&self, ino: Ino, lock: &FileLock) -> Result<(), Errno> {
+        let ino = self.ino(ino)?;
+        let before = self.session.had_locks();
+        if before {
+            self.session.record_lock_holder(self.fs());
+        }
+        let _leave = self.session.locking_right(None).ok_or(Errno(libc::EIO))?;
+        self.core.locks.reclaim(self.session.id, before, (ino, lock))
     }
 
     /// A file that was made without a name has one now. It becomes durable with that: before, it

@@ -523,6 +523,9 @@ impl Program {
                 }
             }
         }
+        if self.sim.all_come_back() {
+            assert_eq!(self.client.fs.connection()["lost_locks"], 0, "{}", self.at());
+        }
         let (ino, fh) = self.locked.expect("it is open");
         let unlocked = self.client.lock(ino, fh, self.id, libc::F_UNLCK, false);
         self.told(unlocked);
