@@ -9,69 +9,99 @@ use crate::format::{BEATS, beat_name, beat_of};
 use crate::store::Store;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
+use std::thread::Builder;
 use std::time::Duration;
 
 /// The time between two heartbeats.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// So many heartbeats stay. Who stands by asks for each in turn.
 const RETAINED: u64 = 120;
-/// So many of the owners before are removed behind each.
-const REMOVED: usize = 4;
 /// What each says.
 const CONTENTS: &[u8] = b"FERRYLIV";
 
+/// What the threads know of each other.
+#[derive(Debug, Default)]
+struct Progress {
+    /// So many heartbeats were put.
+    put: u64,
+    ended: bool,
+}
+
+type Shared = (Mutex<Progress>, Condvar);
+
 /// A heartbeat. It ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Beats {
-    ends: Arc<(Mutex<bool>, Condvar)>,
-    thread: Option<JoinHandle<()>>,
-}
+pub(crate) struct Beats(Arc<Shared>);
 
 impl Beats {
     /// Begins the heartbeat of an epoch.
     pub fn start(store: Arc<dyn Store>, epoch: u64) -> Result<Self, ObjectError> {
-        let ends = Arc::<(Mutex<bool>, Condvar)>::default();
-        let told = Arc::clone(&ends);
-        let beat = move || {
-            let (mut number, mut older) = (0, None);
-            let (ended, changed) = &*told;
-            while !*ended.lock() {
-                match store.put(&beat_name(epoch, number), CONTENTS) {
-                    Ok(()) => {
-                        if let Some(old) = number.checked_sub(RETAINED) {
-                            remove(&*store, &beat_name(epoch, old));
-                        }
-                        number += 1;
-                        // Behind a beat, and few at a time: the next one is due.
-                        let older: &mut Vec<String> =
-                            older.get_or_insert_with(|| older_than(&*store, epoch));
-                        let few = older.len().saturating_sub(REMOVED)..;
-                        older.drain(few).for_each(|name| remove(&*store, &name));
-                    }
-                    Err(error) => tracing::debug!(%error, "a heartbeat"),
-                }
-                let mut ended = ended.lock();
-                if !*ended {
-                    changed.wait_for(&mut ended, INTERVAL);
-                }
-            }
-        };
-        let thread = Builder::new()
-            .name("ferry-beat".into())
-            .spawn(beat)
-            .map_err(|error| ObjectError::Refused(format!("cannot start a thread: {error}")))?;
-        Ok(Self { ends, thread: Some(thread) })
+        let this = Self(Arc::default());
+        let (removes_from, progress) = (Arc::clone(&store), Arc::clone(&this.0));
+        spawn("ferry-beat", move || beat(&*store, epoch, &progress))?;
+        let progress = Arc::clone(&this.0);
+        spawn("ferry-beat-old", move || remove_old(&*removes_from, epoch, &progress))?;
+        Ok(this)
     }
 }
 
 impl Drop for Beats {
     fn drop(&mut self) {
-        *self.ends.0.lock() = true;
-        self.ends.1.notify_all();
-        // It may wait for the store, and nobody waits for that.
-        drop(self.thread.take());
+        // The threads may wait for the store, and nobody waits for that.
+        self.0.0.lock().ended = true;
+        self.0.1.notify_all();
     }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), ObjectError> {
+    let thread = Builder::new().name(name.into()).spawn(run);
+    thread.map_err(|error| ObjectError::Refused(format!("cannot start a thread: {error}")))?;
+    Ok(())
+}
+
+/// Puts the heartbeats.
+fn beat(store: &dyn Store, epoch: u64, (progress, changed): &Shared) {
+    let mut number = 0;
+    while !progress.lock().ended {
+        match store.put(&beat_name(epoch, number), CONTENTS) {
+            Ok(()) => number += 1,
+            Err(error) => tracing::debug!(%error, "a heartbeat"),
+        }
+        let mut progress = progress.lock();
+        progress.put = number;
+        changed.notify_all();
+        if !progress.ended {
+            changed.wait_for(&mut progress, INTERVAL);
+        }
+    }
+}
+
+/// Removes heartbeats that nobody asks for: those of the owners before, and old ones of this. It
+/// has a thread of its own: a store that is slow at removing must not make an owner look dead.
+fn remove_old(store: &dyn Store, epoch: u64, shared: &Shared) {
+    if !has_put(shared, 1) {
+        return;
+    }
+    for name in older_than(store, epoch) {
+        if shared.0.lock().ended {
+            return;
+        }
+        remove(store, &name);
+    }
+    let mut old = 0;
+    while has_put(shared, old + RETAINED + 1) {
+        remove(store, &beat_name(epoch, old));
+        old += 1;
+    }
+}
+
+/// Waits until so many heartbeats were put; `false`: there will be no more.
+fn has_put((progress, changed): &Shared, count: u64) -> bool {
+    let mut progress = progress.lock();
+    while !progress.ended && progress.put < count {
+        changed.wait(&mut progress);
+    }
+    !progress.ended
 }
 
 /// The heartbeats of the owners before.
@@ -95,12 +125,22 @@ mod tests {
 
     /// The requests in their order, with what owners before have left.
     #[derive(Debug, Default)]
-    struct Recorded(Mutex<Vec<String>>);
+    struct Recorded {
+        calls: Mutex<Vec<String>>,
+        /// While it is held, nothing is removed.
+        removes: Mutex<()>,
+    }
 
     impl Recorded {
         fn note(&self, what: &str, name: &str) -> Result<(), ObjectError> {
-            self.0.lock().push(format!("{what} {name}"));
+            self.calls.lock().push(format!("{what} {name}"));
             Ok(())
+        }
+
+        fn wait_for(&self, call: &str) {
+            while !self.calls.lock().iter().any(|one| one == call) {
+                std::thread::park_timeout(Duration::from_millis(20));
+            }
         }
     }
 
@@ -115,7 +155,9 @@ mod tests {
             self.note("put", name)
         }
         fn delete(&self, name: &str) -> Result<(), ObjectError> {
-            self.note("delete", name)
+            self.note("delete", name)?;
+            drop(self.removes.lock());
+            Ok(())
         }
         fn list(&self, prefix: &str) -> Result<Vec<String>, ObjectError> {
             self.note("list", prefix)?;
@@ -123,20 +165,18 @@ mod tests {
         }
     }
 
-    /// Otherwise a store that is slow at removing would make it look dead.
+    /// Otherwise a store that does not remove would make it look dead.
     #[test]
     fn an_owner_beats_before_and_while_it_removes_what_owners_before_have_left() {
         let store = Arc::new(Recorded::default());
-        let beats = Beats::start(Arc::clone(&store) as Arc<dyn Store>, 4).expect("a thread");
-        let second = format!("put {}", beat_name(4, 1));
-        while !store.0.lock().contains(&second) {
-            std::thread::park_timeout(Duration::from_millis(20));
-        }
-        drop(beats);
-        let calls = store.0.lock();
+        let held = store.removes.lock();
+        let beats = Beats::start(Arc::clone(&store) as Arc<dyn Store>, 4).expect("threads");
+        store.wait_for(&format!("put {}", beat_name(4, 2)));
+        let calls = store.calls.lock().clone();
         assert_eq!(calls[0], format!("put {}", beat_name(4, 0)));
-        let between = calls.iter().position(|call| *call == second).expect("it is there");
-        let removed = calls[..between].iter().filter(|call| call.starts_with("delete"));
-        assert_eq!(removed.count(), REMOVED);
+        assert_eq!(calls.iter().filter(|call| call.starts_with("delete")).count(), 1);
+        drop(held);
+        store.wait_for(&format!("delete {}", beat_name(3, RETAINED - 1)));
+        drop(beats);
     }
 }
