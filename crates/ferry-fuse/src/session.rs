@@ -101,6 +101,13 @@ impl Connection {
         let agreed = QueueMemory::agreed(&self.memory);
         agreed.is_ok_and(|agreed| agreed.io_uring && agreed.forgets_all_names)
     }
+
+    /// Whether this process can use the memory of the queues. An error leaves all as it was, so the
+    /// program of before can go on.
+    pub fn check(&self) -> Result<(), Error> {
+        let memory = self.memory.try_clone().map_err(Error::Transport)?;
+        QueueMemory::of(memory).map(drop).map_err(Error::Transport)
+    }
 }
 
 /// How a [`Session`] has ended.
@@ -321,6 +328,8 @@ impl Session {
     }
 
     /// Goes on with the mount of another process, at an absolute path. Sends the mount no request.
+    /// If this fails, the mount is as if this process was killed. Some of its requests may have
+    /// been answered, and some threads may serve it until this process ends.
     pub fn go_on(
         fs: Arc<dyn Filesystem>,
         mountpoint: &Path,
@@ -352,6 +361,7 @@ impl Session {
         ));
         // Before the answer to INIT, because requests follow it at once.
         fs.attach(Arc::clone(&host) as Arc<dyn Host>);
+        let goes_on = found.is_some();
         let (memory, agreed) = match found {
             Some(found) => found,
             None => begin(&device, &*fs, options).inspect_err(|_| {
@@ -409,6 +419,11 @@ impl Session {
         let spawned = running.spawn(&handle.host, options, agreed.io_uring);
         let session = Self { handle, running: Some(running) };
         if let Err(e) = spawned {
+            if goes_on {
+                // The caller knows whether yet another process can go on: the mount does not end.
+                std::mem::forget(session);
+                return Err(Error::Transport(e));
+            }
             // By force: with some of its queues missing the mount would answer no request.
             let undone = session.handle.unmount(Unmount::Force);
             tracing::debug!(?undone, "unmounted after a failed start");
@@ -506,4 +521,25 @@ fn another(device: &Arc<FuseDevice>) -> Arc<FuseDevice> {
         },
         Arc::new,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_of_another_layout_are_found_before_the_mount_is_used() {
+        for is_agreed in [true, false] {
+            let memory = QueueMemory::new(1).expect("memory");
+            if is_agreed {
+                memory.set_agreed(&Agreed::from_bits(0)).expect("it is written");
+            }
+            let device = fs::File::open("/dev/null").expect("it is there").into();
+            let connection = Connection { device, memory: memory.file().expect("a descriptor") };
+            drop(memory);
+            for _ in 0..2 {
+                assert_eq!(connection.check().is_ok(), is_agreed, "it changes nothing");
+            }
+        }
+    }
 }

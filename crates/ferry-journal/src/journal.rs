@@ -75,6 +75,9 @@ impl Journal {
         let mut replayed = replay(&disk, &area, state.point, at_rest, accept, &mut tell(&env))?;
         let left = options.left.take();
         let taken = take(&disk, &area, &mut replayed, state.point, left.as_deref(), &env)?;
+        // If somebody else has written the log since, no id is noted there: the log is theirs for
+        // the next process, too.
+        options.left = left.filter(|_| taken.is_ours);
         let recovered = Recovered {
             contexts: replayed.contexts,
             bytes: replayed.bytes,
@@ -88,7 +91,8 @@ impl Journal {
             log_damage: replayed.damage.clone(),
         };
         if !options.read_only {
-            settle(&disk, &area, &mut replayed, state.point, &env)?;
+            let left = options.left.as_deref();
+            settle(&disk, &area, &mut replayed, state.point, left, &env)?;
         }
         let core = Core::new(disk, area, home, state.point, replayed, options, env, client)?;
         let journal = Self { core, threads: Mutex::default(), outcome: Mutex::new(None) };
@@ -104,6 +108,11 @@ impl Journal {
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || run(&core));
         self.threads.lock().push(thread.map_err(io_error("background thread"))?);
         Ok(())
+    }
+
+    /// If this process is killed from now on, nobody goes on from [`JournalOptions::left`].
+    pub fn forget_left(&self) {
+        let _unmapped_without_the_lock = self.core.left.lock().take();
     }
 
     /// Reserves log space, waiting for it in turn; take no lock that a checkpoint or another

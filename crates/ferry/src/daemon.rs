@@ -12,7 +12,7 @@ use std::time::Duration;
 use ferry_fs::Filesystem;
 use ferry_fuse::{Connection, Ended, MountHandle, Session, Unmount};
 use parking_lot::Mutex;
-use rustix::process::{Resource, Rlimit, Signal};
+use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -132,10 +132,12 @@ pub fn serve(
     let traced_fs = Arc::downgrade(&fs);
     let session = match service.before.take() {
         Some(before) => {
+            before.check().map_err(|e| CliError::Failed(e.to_string()))?;
             // What the process before had noted counts until this one serves, and no longer.
-            keep(service, Some(&before))?;
+            let survives = keep(service, Some(&before))?;
             Holder::get().map_or(Ok(()), Holder::begins)?;
-            Session::go_on(fs, service.mountpoint, &service.options, before)
+            let session = Session::go_on(fs, service.mountpoint, &service.options, before);
+            session.inspect_err(|error| give_up(error, service.mountpoint, survives))
         }
         None => Session::mount(fs, service.mountpoint, &service.options),
     };
@@ -200,13 +202,26 @@ pub fn serve(
     Ok(Served::Unmounted)
 }
 
-/// Gives the holder what another process needs to go on if this one is killed.
-fn keep(service: &Service<'_>, connection: Option<&Connection>) -> Result<(), CliError> {
+/// Ends what this process cannot go on with, though it may have answered some requests. If the
+/// mount survives a kill, this process ends as if it was killed, and the next one goes on from what
+/// it has noted. In order it could not end: its threads may serve requests yet.
+fn give_up(error: &ferry_fuse::Error, mountpoint: &Path, survives: bool) {
+    if survives {
+        tracing::error!(%error, "it cannot serve the mount: it ends as if it was killed");
+        let _ended = kill_process(getpid(), Signal::KILL);
+    } else if let Err(undone) = ferry_fuse::unmount(mountpoint, Unmount::Force) {
+        tracing::error!(%undone, "cannot unmount");
+    }
+}
+
+/// Gives the holder what another process needs to go on if this one is killed. Returns whether one
+/// can.
+fn keep(service: &Service<'_>, connection: Option<&Connection>) -> Result<bool, CliError> {
     match (Holder::get(), connection, &service.known) {
         (Some(holder), Some(connection), Some(known)) if connection.survives_a_kill() => {
-            holder.keep(connection, known, service.mountpoint)
+            holder.keep(connection, known, service.mountpoint).map(|()| true)
         }
-        _ => Ok(()),
+        _ => Ok(false),
     }
 }
 

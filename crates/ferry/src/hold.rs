@@ -354,7 +354,7 @@ struct Served {
     /// Once it has connected.
     socket: Option<OwnedFd>,
     is_ready: bool,
-    /// It has found that no process can go on with the mount.
+    /// It has found that no process can go on with the mount, or has recovered for too long.
     is_last: bool,
     /// The program that goes on when it has ended.
     next: Option<PathBuf>,
@@ -402,6 +402,8 @@ pub fn run(
     let failed = |error: io::Error| CliError::Failed(format!("cannot hold a mount: {error}"));
     let mut holding = Holding::new(daemon, log, passphrase).map_err(failed)?;
     let mut program = PathBuf::from(OWN);
+    // The newer program, if this one goes on because that one was killed again and again.
+    let mut newer = None;
     let clock = Arc::clone(&holding.clock);
     // When the mount was left last, and for how long it is tried to go on with it.
     let (mut left, mut tries) = (Duration::ZERO, TRIES);
@@ -424,16 +426,31 @@ pub fn run(
             }
             if holding.deaths >= DEATHS_MAX / 2 && program != Path::new(OWN) {
                 tracing::error!(program = %program.display(), "it is killed again and again: the program before goes on");
-                program = OWN.into();
+                newer = Some(std::mem::replace(&mut program, OWN.into()));
             }
             continue;
         }
+        // A process that was killed has left its memory in a form that perhaps only its own program
+        // can read.
+        let is_known = holding.things.contains_key(KNOWN.as_bytes());
+        let is_last = served.as_ref().is_ok_and(|served| served.is_last);
+        if is_known
+            && is_last
+            && let Some(newer) = newer.take()
+        {
+            tracing::error!(program = %newer.display(), "the program before cannot go on: the newer one does");
+            program = newer;
+            continue;
+        }
+        let has_time = now < left + tries;
+        let needs_itself = is_known && has_time && served.is_ok();
         let ended = || status.map_or("it was not started".into(), |status| status.to_string());
         match served {
             Ok(Served { next: Some(next), .. }) => {
                 // What it has closed in order is not gone on with from what it had noted.
                 holding.if_killed.clear();
                 (program, left, tries) = (next, clock.monotonic(), TRIES);
+                newer = None;
                 if program == Path::new(service::NEXT_START) {
                     match service::leave(&holding.things) {
                         Ok(()) => return Ok(ExitCode::SUCCESS),
@@ -446,7 +463,7 @@ pub fn run(
             }
             // The program of before can go on: the mount is as that one has left it.
             Ok(Served { is_ready: false, .. }) | Err(_)
-                if !holding.things.is_empty() && program != Path::new(OWN) =>
+                if !holding.things.is_empty() && !needs_itself && program != Path::new(OWN) =>
             {
                 tracing::error!(program = %program.display(), ended = ended(), "it does not go on with the mount: the program before does");
                 program = OWN.into();
@@ -457,7 +474,7 @@ pub fn run(
             }
             // The store may be away, or the network.
             Ok(Served { is_ready: false, is_last: false, .. })
-                if !holding.things.is_empty() && clock.monotonic() < left + tries =>
+                if !holding.things.is_empty() && has_time =>
             {
                 tracing::error!(
                     ended = ended(),
@@ -560,7 +577,8 @@ impl Holding {
         let pid = Pid::from_child(&served.child);
         let ended = pidfd_open(pid, PidfdFlags::empty())?;
         let clock = Arc::clone(&self.clock);
-        let time = if self.things.contains_key(KNOWN.as_bytes()) { RECOVERS } else { STARTS };
+        let recovers = self.things.contains_key(KNOWN.as_bytes());
+        let time = if recovers { RECOVERS } else { STARTS };
         let until = clock.monotonic() + time;
         loop {
             let (listener, signals) = (&self.listener, &self.signals);
@@ -581,6 +599,8 @@ impl Holding {
                         "it has not gone on with the mount for {} s: it is killed",
                         time.as_secs()
                     );
+                    // Another process would take as long for the same.
+                    served.is_last |= recovers;
                     let _ended = kill_process(pid, Signal::KILL);
                     return served.child.wait().map(Some);
                 }
@@ -614,14 +634,20 @@ impl Holding {
         }
     }
 
-    /// Whether another process is to go on, because this one was killed.
+    /// Whether another process is to go on, because this one was killed while it served, or while
+    /// it recovered what another one has left that was killed.
     /// `None`: it has closed everything, and still waits in the kernel.
     fn was_killed(&mut self, served: &Served, status: Option<ExitStatus>, now: Duration) -> bool {
         let signal = match status {
             Some(status) if status.signal().is_none() => return false,
             status => status.and_then(|status| status.signal()),
         };
-        if self.if_killed.is_empty() || self.is_to_end || served.next.is_some() {
+        let recovered = self.if_killed.is_empty() && self.things.contains_key(KNOWN.as_bytes());
+        if self.if_killed.is_empty() && !recovered
+            || self.is_to_end
+            || served.is_last
+            || served.next.is_some()
+        {
             return false;
         }
         let served_for = if served.is_ready { now - served.since } else { Duration::ZERO };
@@ -631,10 +657,13 @@ impl Holding {
         if self.deaths >= DEATHS_MAX {
             tracing::error!(signal, "one process after the other was killed: the mount ends");
             self.end();
+            self.things.clear();
             return false;
         }
         tracing::error!(signal, "the serving process was killed: another one goes on");
-        self.things = std::mem::take(&mut self.if_killed);
+        if !recovered {
+            self.things = std::mem::take(&mut self.if_killed);
+        }
         self.saying.clear();
         true
     }
@@ -747,5 +776,78 @@ impl Holding {
             _ => {}
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A holder whose processes have noted something.
+    fn holding(things: HeldThings) -> Holding {
+        let (signals, _) = UnixStream::pair().expect("two sockets");
+        let [saying, if_killed] = Default::default();
+        Holding {
+            listener: new_socket().expect("a socket"),
+            name: String::new(),
+            daemon: false,
+            log: None,
+            passphrase: None,
+            signals,
+            is_to_end: false,
+            next_start: None,
+            things,
+            saying,
+            if_killed,
+            deaths: 0,
+            clock: Env::real().clock,
+        }
+    }
+
+    /// A process that has not served yet.
+    fn starting() -> Served {
+        let mut child = Command::new("true").spawn().expect("it runs");
+        child.wait().expect("it ends");
+        Served {
+            child,
+            socket: None,
+            is_ready: false,
+            is_last: false,
+            next: None,
+            since: Duration::ZERO,
+            is_ending: false,
+        }
+    }
+
+    const KILLED: i32 = 9;
+    const FAILED: i32 = 1 << 8;
+
+    fn known() -> HeldThings {
+        HeldThings::from([(KNOWN.as_bytes().to_vec(), (Vec::new(), None))])
+    }
+
+    #[test]
+    fn a_process_that_is_killed_while_it_recovers_is_followed_by_another_one_some_times() {
+        let (mut holding, starting) = (holding(known()), starting());
+        let [killed, failed] = [KILLED, FAILED].map(|status| Some(ExitStatus::from_raw(status)));
+        assert!(!holding.was_killed(&starting, failed, Duration::ZERO));
+        let mut deaths = 0;
+        // Each recovery takes longer than a start is tried.
+        while holding.was_killed(&starting, killed, TRIES_KILLED * 2 * deaths) {
+            assert!(holding.things.contains_key(KNOWN.as_bytes()), "the next one needs it");
+            deaths += 1;
+        }
+        assert_eq!(deaths, DEATHS_MAX / AT_ONCE_DEATHS);
+        assert!(holding.things.is_empty(), "the mount has ended");
+    }
+
+    #[test]
+    fn a_process_that_was_killed_before_it_had_a_mount_is_followed_by_none() {
+        let (mut holding, mut starting) = (holding(HeldThings::new()), starting());
+        let killed = Some(ExitStatus::from_raw(KILLED));
+        assert!(!holding.was_killed(&starting, killed, Duration::ZERO));
+        holding.things = known();
+        starting.is_last = true;
+        assert!(!holding.was_killed(&starting, killed, Duration::ZERO), "it has said so");
     }
 }

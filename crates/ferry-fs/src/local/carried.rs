@@ -322,7 +322,9 @@ impl LocalFs {
         let lost = left.inodes.iter().filter(has_lost).map(|inode| inode.ino);
         // Whatever is open may have lost its path.
         let moved = carried.files.iter().filter(|_| left.has_lost_move).map(|file| file.ino);
-        let mut lost: HashSet<Ino> = lost.chain(moved).collect();
+        // Also in the memory of the processes behind this one: any directory has lost its path.
+        let any = left.has_lost_move.then_some(lost_names::VOLUME);
+        let mut lost: HashSet<Ino> = lost.chain(moved).chain(any).collect();
         let flags = u64::from(inode_flag::LOST | inode_flag::RESIZED);
         carried.losses.inodes = lost.iter().map(|ino| [*ino, flags]).collect();
         // The kernel has their old sizes yet, though programs were told of what they have lost.
@@ -333,7 +335,6 @@ impl LocalFs {
         carried.losses.volume = left.volume;
         self.adopt_all(&carried)?;
         self.note_made(&left.made);
-        self.handles.count_from(self.env.entropy.next_u64() as u32);
         // The space of what has no name is on its way back, if the kernel does not know it.
         let is_unsaved = |it: &&KnownInode| {
             it.flags & (inode_flag::UNSAVED | inode_flag::LOST) == inode_flag::UNSAVED
@@ -354,6 +355,7 @@ impl LocalFs {
                 }
             }
         }
+        let has_lost_move = lost.remove(&lost_names::VOLUME);
         let mut directories: HashSet<Ino> = HashSet::new();
         for ino in &lost {
             directories.insert(lost_names::VOLUME);
@@ -364,7 +366,7 @@ impl LocalFs {
                 inode.file.errors.add(Errno(libc::EIO));
             }
         }
-        self.lost_names.note(directories, left.has_lost_move);
+        self.lost_names.note(directories, has_lost_move);
         tracing::warn!(
             volume = self.name,
             open = carried.files.len(),
@@ -460,6 +462,7 @@ impl LocalFs {
         }
         let open = carried.files.iter().map(|file| Ok((file.fh, self.reopened(file)?)));
         self.handles.restore(open.collect::<Result<_, FsError>>()?);
+        self.handles.count_from(self.env.entropy.next_u64() as u32);
         self.reclaim_leftovers();
         Ok(())
     }

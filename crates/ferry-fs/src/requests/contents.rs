@@ -144,18 +144,19 @@ impl LocalFs {
             known.closed(fh);
         }
         if let Some(handle) = self.handles.remove(fh) {
+            handle.inode.file.errors.released(&handle.error_closed);
+            if handle.inode.file.errors.is_told() {
+                self.note_told(&handle.inode);
+            }
             self.let_go(&handle);
         }
     }
 
-    /// A handle is gone.
+    /// A handle is closed, or is another process's from now on: whatever was not told through it
+    /// stays noted.
     pub(crate) fn let_go(&self, handle: &Handle) {
-        handle.inode.file.errors.released(&handle.error_closed);
         handle.inode.bypassing.fetch_sub(u32::from(handle.bypassing), Ordering::SeqCst);
         handle.inode.opens.fetch_sub(1, Ordering::AcqRel);
-        if handle.inode.file.errors.is_told() {
-            self.note_told(&handle.inode);
-        }
         self.maybe_unknown(&handle.inode);
     }
 

@@ -186,10 +186,14 @@ impl LocalFs {
         if self.options.read_only {
             return Ok(Vec::new());
         }
-        if self.has_lost(ino, inode_flag::LOST) || self.lost_names.tells(ino, cx.pid) {
-            self.note_told(&inode);
+        self.recall_loss(&inode);
+        let errors = &inode.file.errors;
+        let tells = self.has_lost(ino, inode_flag::LOST) && errors.tell(&errors.sample()).is_some();
+        if tells || self.lost_names.tells(ino, cx.pid) {
             return Err(Errno(libc::EIO).into());
         }
+        // Only now, as in `pending_error`: a request that was not answered comes again.
+        self.note_told(&inode);
         if !self.is_long(cx, [&inode]) {
             match self.commit_file(&inode, self.patience(cx)) {
                 Err(FsError::WouldWait) => {}

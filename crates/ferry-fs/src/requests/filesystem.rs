@@ -92,6 +92,8 @@ impl LocalFs {
 
 impl Filesystem for LocalFs {
     fn attach(&self, host: Arc<dyn Host>) {
+        // The caller has given the holder what the process behind this one goes on from.
+        self.journal.forget_left();
         if let Some(known) = self.stale.lock().take() {
             host.forget_all(known, Box::new(|| ()));
         }

@@ -14,6 +14,7 @@ use crate::log::format::{
 use crate::log::recovery::Replay;
 use crate::log::ring::LogArea;
 use crate::log::space::{NoGrant, Space};
+use crate::log::tail::LeftLog;
 use crate::types::Point;
 use crate::view::layers::{Layer, View};
 use crate::{Credits, JournalClient, JournalError, Seq, Value};
@@ -24,8 +25,8 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 /// The state that the threads of a journal share.
 ///
-/// Order of the locks: `checkpointing`, `pipe`, `head`. None of them is held over I/O but
-/// `checkpointing`.
+/// Order of the locks: `checkpointing`, `pipe`, then `head` or `left`. None of them is held over
+/// I/O but `checkpointing`.
 pub struct Core {
     pub disk: Arc<Disk>,
     /// Where the log is; changed by `Core::relocate` alone, while nothing is in it.
@@ -47,6 +48,8 @@ pub struct Core {
     /// position, the next one is tried even if there still is none.
     pub checkpointing: Mutex<Option<u64>>,
     pub merging: Mutex<()>,
+    /// Where ids of records are noted, too, while the next process would go on from there.
+    pub left: Mutex<Option<Arc<LeftLog>>>,
     pub hold_timer: HoldTimer,
     pub durable: AtomicU64,
     pub durable_point: AtomicU64,
@@ -97,7 +100,7 @@ impl Core {
         home: Home,
         start: Point,
         replayed: Replay,
-        options: JournalOptions,
+        mut options: JournalOptions,
         env: Env,
         client: Arc<dyn JournalClient>,
     ) -> Result<Arc<Self>, JournalError> {
@@ -134,6 +137,7 @@ impl Core {
             )),
             checkpointing: Mutex::new(None),
             merging: Mutex::new(()),
+            left: Mutex::new(options.left.take()),
             hold_timer: HoldTimer::default(),
             durable: AtomicU64::new(end.seq.0),
             durable_point: AtomicU64::new(end.seq.0),
@@ -268,6 +272,18 @@ impl Core {
             }
             return seq;
         }
+    }
+
+    /// The id of a record to come. It is noted before the record is written (TAIL-3).
+    pub fn new_record_id(&self) -> u64 {
+        let id = self.env.entropy.next_u64();
+        if let Some(tail) = &self.options.tail {
+            tail.record(id);
+        }
+        if let Some(left) = &*self.left.lock() {
+            left.tail.record(id);
+        }
+        id
     }
 
     /// A planted bug: half of a transaction's changes become a context of their own, if the log has

@@ -237,11 +237,7 @@ impl Core {
     }
 
     fn plan(&self, pipe: &mut Pipe, kind: RecordKind, seq: Seq, body_len: u64) -> RecordPlan {
-        let id = self.env.entropy.next_u64();
-        if let Some(tail) = &self.options.tail {
-            tail.record(id);
-        }
-        pipe.plan(kind, seq, body_len, id)
+        pipe.plan(kind, seq, body_len, self.new_record_id())
     }
 
     fn plan_durable_point(&self, pipe: &mut Pipe) {

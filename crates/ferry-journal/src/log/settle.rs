@@ -4,6 +4,7 @@ use super::format::{LOG_BLOCK, RecordKind};
 use super::record::{RecordPlan, encode};
 use super::recovery::Replay;
 use super::ring::{LogArea, erase_behind};
+use super::tail::LeftLog;
 use crate::JournalError;
 use crate::disk::{Disk, io_error};
 use crate::types::Point;
@@ -31,12 +32,14 @@ fn rewrite(disk: &Disk, offset: u64, zeros: &AlignedBuf) {
 }
 
 /// Makes what recovery found durable and says so in the log, so that it cannot end earlier the next
-/// time, and so that whatever lay behind it is gone.
+/// time, and so that whatever lay behind it is gone. `left`: the memory of the process that has
+/// written the log, if that was killed.
 pub fn settle(
     disk: &Disk,
     area: &LogArea,
     replayed: &mut Replay,
     start: Point,
+    left: Option<&LeftLog>,
     env: &Env,
 ) -> Result<(), JournalError> {
     let end = replayed.end;
@@ -64,6 +67,9 @@ pub fn settle(
         durable_point: end.seq.0,
         body_len: 0,
     };
+    if let Some(left) = left {
+        left.tail.record(plan.id);
+    }
     for (offset, buf) in encode(area, &plan, &[], std::iter::empty()) {
         disk.write(offset, &buf).map_err(io_error("log"))?;
     }

@@ -12,8 +12,9 @@
 //! * TAIL-2. Contexts are taken in order and without gaps. The first one that had no room here, or
 //!   whose data is neither on the device nor in memory, ends them. Behind one that had no room
 //!   nothing is noted until it is durable, and until another context is open than then.
-//! * TAIL-3. The ids of records are stored before the records are written. A log that ends with
-//!   another record was written by somebody else meanwhile: nothing here belongs to it.
+//! * TAIL-3. The ids of records are stored before the records are written. So are those of the next
+//!   process, until the one behind it would go on from another memory. A log that ends with another
+//!   record was written by somebody else meanwhile: nothing here belongs to it.
 //! * TAIL-4. How far the contexts were taken is stored before the next process writes a record of
 //!   its own. None is taken twice.
 //!
@@ -275,7 +276,7 @@ impl<W: Words> Tail<W> {
         }
         let logged = Seq(self.get(LOGGED_AT) - 1);
         let taken = self.newest_taken();
-        let is_ours = taken.is_some() || (0..IDS).any(|at| self.get(IDS_AT + at) == end.id);
+        let is_ours = (0..IDS).any(|at| self.get(IDS_AT + at) == end.id);
         let mut left = Left { contexts: Vec::new(), logged, is_ours, requests: Vec::new() };
         if !is_ours {
             return left;

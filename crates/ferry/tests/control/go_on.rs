@@ -133,13 +133,13 @@ fn programs_that_only_use_directories_go_on_too() {
 
 /// A program that calls itself ferry, and else only ends.
 fn impostor(fixture: &TestVolume, ends: &str) -> PathBuf {
-    let program = fixture.0.path().join("impostor");
-    fs::write(
-        &program,
-        format!("#!/bin/sh\n[ \"$1\" = --version ] && echo ferry 9 && exit\n{ends}\n"),
-    )
-    .expect("writes");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let [text, program] = ["impostor.sh", "impostor"].map(|name| fixture.0.path().join(name));
+    let script = format!("#!/bin/sh\n[ \"$1\" = --version ] && echo ferry 9 && exit\n{ends}\n");
+    fs::write(&text, script).expect("writes");
+    // This process must not write the program: what another test starts meanwhile would have it
+    // open for writing, too, and nobody could run it.
+    let install = Command::new("install").arg(&text).arg(&program).status().expect("install runs");
+    assert!(install.success());
     program
 }
 
@@ -176,12 +176,17 @@ fn if_the_new_program_is_killed_before_it_serves_another_one_goes_on() {
     for ms in (10..200).step_by(30) {
         // It is killed once.
         let killed = fixture.0.path().join(format!("killed-{ms}"));
-        let kill = format!("mkdir {} && sleep 0.{ms:03} && kill -9 $$ &", path(&killed));
+        let kill = format!("sleep 0.{ms:03} && kill -9 $$ && touch {}/done", path(&killed));
+        let kill = format!("mkdir {} && {kill} &", path(&killed));
         let ends = format!("{kill}\nexec {FERRY} \"$@\"");
         // Whether it has gone on before, time tells.
         upgrade(&fixture, &["--program", path(&impostor(&fixture, &ends))]);
         file.write_all_at(&[ms as u8], ms).expect("writes");
         file.sync_all().expect("nothing is lost");
+        // Otherwise it could be killed while it closes the volume.
+        while !killed.join("done").exists() {
+            std::thread::park_timeout(std::time::Duration::from_millis(10));
+        }
     }
     drop(file);
     ok(&ferry(&["umount", path(&fixture.mnt())]));
@@ -207,6 +212,103 @@ fn a_new_program_that_is_killed_again_and_again_leaves_the_mount_to_the_one_befo
     drop(file);
     ok(&ferry(&["umount", path(&fixture.mnt())]));
     ok(&ferry(&["fsck", path(&fixture.volume())]));
+}
+
+/// How often a program was started that notes each start in this file.
+fn starts(file: &Path) -> usize {
+    fs::read_to_string(file).map_or(0, |starts| starts.lines().count())
+}
+
+/// Only the newer program is sure to know the form of what it had noted.
+#[test]
+fn a_new_program_that_ends_while_it_recovers_is_started_again_and_not_the_one_before() {
+    for ends in ["exit 1", "kill -9 $$"] {
+        let fixture = TestVolume::new();
+        fixture.mount();
+        let file = File::create(fixture.mnt().join("open")).expect("creates");
+        let started = fixture.0.path().join("started");
+        let noted = path(&started);
+        let second = format!("echo >> {noted}\n[ $(wc -l < {noted}) = 2 ] && {ends}");
+        let program = impostor(&fixture, &format!("{second}\nexec {FERRY} \"$@\""));
+        upgrade(&fixture, &["--program", path(&program)]);
+        assert_eq!(starts(&started), 1);
+        file.write_all_at(b"x", 0).expect("writes");
+        kill_process(fixture.daemon(), Signal::KILL).expect("it is ours");
+        file.write_all_at(b"y", 1).expect("writes");
+        file.sync_all().expect("nothing is lost");
+        assert_eq!(starts(&started), 3, "{ends}");
+        drop(file);
+        ok(&ferry(&["umount", path(&fixture.mnt())]));
+        ok(&ferry(&["fsck", path(&fixture.volume())]));
+    }
+}
+
+/// The one before finds another volume, and says that no process can go on.
+#[test]
+fn if_the_one_before_cannot_go_on_either_the_new_program_is_started_again() {
+    let fixture = TestVolume::new();
+    fixture.mount();
+    let file = File::create(fixture.mnt().join("open")).expect("creates");
+    file.sync_all().expect("syncs");
+    let beside = |name: &str| fixture.0.path().join(name);
+    let (started, other, away) = (beside("started"), beside("other"), beside("away"));
+    ok(&ferry(&["mkfs", path(&other), "--size", "256M"]));
+    let volume = fixture.volume();
+    let [log, started_at, volume, other, away] =
+        [&beside("log"), &started, &volume, &other, &away].map(|file| path(file).to_owned());
+    let ends = format!(
+        "echo >> {started_at}
+if grep -q 'the program before goes on' {log}; then
+    [ -e {away} ] && mv {volume} {other} && mv {away} {volume}
+elif [ $(wc -l < {started_at}) -gt 1 ]; then
+    [ -e {away} ] || mv {volume} {away}
+    [ -e {volume} ] || mv {other} {volume}
+    kill -9 $$
+fi
+exec {FERRY} \"$@\""
+    );
+    upgrade(&fixture, &["--program", path(&impostor(&fixture, &ends))]);
+    assert_eq!(starts(&started), 1);
+    kill_process(fixture.daemon(), Signal::KILL).expect("it is ours");
+    file.write_all_at(b"x", 0).expect("writes");
+    let said = fixture.daemon_log();
+    assert!(said.contains("the newer one does"), "{said}");
+    assert!(starts(&started) > 3);
+    drop(file);
+    assert_eq!(fs::read(fixture.mnt().join("open")).expect("reads"), b"x");
+    ferry(&["umount", path(&fixture.mnt())]);
+    assert!(!fixture.is_mounted());
+    ok(&ferry(&["fsck", path(&fixture.volume())]));
+}
+
+/// Also when it has begun to serve.
+#[test]
+fn a_new_program_that_lacks_descriptors_leaves_the_mount_to_the_one_before() {
+    let mut begun = 0;
+    for sixteenths in 8..14 {
+        let fixture = TestVolume::new();
+        fixture.mount();
+        let file = File::create(fixture.mnt().join("open")).expect("creates");
+        file.write_all_at(b"x", 0).expect("writes");
+        let used = fs::read_dir(format!("/proc/{}/fd", fixture.daemon())).expect("lists").count();
+        let ends = format!("ulimit -n {}\nexec {FERRY} \"$@\"", used * sixteenths / 16);
+        let program = impostor(&fixture, &ends);
+        // It cannot be asked if it lacks descriptors when it serves.
+        Command::new("timeout")
+            .args(["--signal=KILL", "20", FERRY, "upgrade-mount", path(&fixture.mnt())])
+            .args(["--program", path(&program)])
+            .output()
+            .expect("the command runs");
+        file.write_all_at(b"y", 1).expect("the mount is there");
+        file.sync_all().expect("nothing is lost");
+        begun += fixture.daemon_log().matches("ends as if it was killed").count();
+        if fixture.daemon_log().contains("the program before") {
+            drop(file);
+            ok(&ferry(&["umount", path(&fixture.mnt())]));
+            ok(&ferry(&["fsck", path(&fixture.volume())]));
+        }
+    }
+    assert!(begun > 0, "none has failed when it began to serve");
 }
 
 #[test]

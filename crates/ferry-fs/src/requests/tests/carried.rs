@@ -746,6 +746,120 @@ fn a_lost_move_of_a_directory_is_told_by_each_open_file() {
 }
 
 #[test]
+fn a_lost_move_of_a_directory_is_told_by_each_directory_behind_another_kill_too() {
+    for is_in_order in [false, true] {
+        let (mut world, mut file) = mortal(FsOptions::default());
+        world.me.caller = std::process::id();
+        let (dir, other) = (world.mkdir(ROOT, "dir").unwrap(), world.mkdir(ROOT, "other").unwrap());
+        let (ino, fh) = world.create(dir, "file").unwrap();
+        let unmoved = world.mkdir(ROOT, "unmoved").unwrap();
+        sync_all(&world);
+        world.rename((ROOT, "dir"), (other, "dir")).unwrap();
+        killed(&mut world, &mut file);
+        assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
+        fsync(&world, ino, fh).unwrap();
+        if is_in_order {
+            let known = Arc::new(crate::Known::new().unwrap());
+            file = known.file().unwrap();
+            world.options.known = Some(known);
+            go_on(&mut world);
+        }
+        for _ in 0..2 {
+            killed(&mut world, &mut file);
+            let synced = world.me.call(|cx| world.fs.fsyncdir(cx, unmoved, 0, false));
+            assert_eq!(code(synced), libc::EIO);
+            fsync(&world, ino, fh).unwrap();
+            assert!(!world.fs.stale.lock().clone().unwrap().contains(&0), "no inode has it");
+        }
+        world.check();
+    }
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_leaves_the_mount_in_order_loses_no_error() {
+    let (mut world, mut file) = mortal(FsOptions::default());
+    let (ino, first) = world.create(ROOT, "file").unwrap();
+    let second = world.open(ino).unwrap();
+    sync_all(&world);
+    world.write(ino, first, 0, b"lost").unwrap();
+    killed(&mut world, &mut file);
+    assert_eq!(code(fsync(&world, ino, first)), libc::EIO);
+    world.fs.carry();
+    world.fs.detach();
+    killed(&mut world, &mut file);
+    assert_eq!(code(fsync(&world, ino, second)), libc::EIO);
+    fsync(&world, ino, second).unwrap();
+    world.check();
+}
+
+#[test]
+fn a_wait_for_a_file_tells_of_its_loss_again_if_the_process_is_killed_before_the_answer() {
+    let (mut world, mut file) = mortal(FsOptions::default());
+    let wait = |world: &World, ino: Ino| {
+        world.me.call(|cx| world.fs.ioctl(cx, ino, ioctl::WAIT_FILE, &[], 0)).map(drop)
+    };
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    sync_all(&world);
+    world.write(ino, fh, 0, b"lost").unwrap();
+    world.release(ino, fh);
+    for _ in 0..2 {
+        killed(&mut world, &mut file);
+        assert_eq!(code(wait(&world, ino)), libc::EIO);
+    }
+    // This one comes behind the answer.
+    wait(&world, ino).unwrap();
+    killed(&mut world, &mut file);
+    wait(&world, ino).unwrap();
+    world.check();
+}
+
+/// The request that closes it may come again.
+#[test]
+fn a_file_that_was_closed_before_another_process_goes_on_in_order_has_a_number_of_its_own() {
+    let mut world = World::with(FsOptions { background: false, ..FsOptions::default() });
+    let (ino, closed) = world.create(ROOT, "file").unwrap();
+    world.release(ino, closed);
+    go_on(&mut world);
+    let open = world.open(ino).unwrap();
+    world.release(ino, closed);
+    world.write(ino, open, 0, b"contents").unwrap();
+    assert_eq!(world.read(ino, open, 100).unwrap(), b"contents");
+    world.check();
+}
+
+/// The second process is killed before it has noted anything: the third one goes on from the
+/// memory of the first.
+#[test]
+fn contents_are_not_restored_over_newer_ones_of_somebody_else_behind_two_kills() {
+    let (mut world, file) = mortal(FsOptions::default());
+    let (ino, fh) = world.create(ROOT, "file").unwrap();
+    sync_all(&world);
+    world.write(ino, fh, 0, b"older").unwrap();
+    for contents in [b"older", b"newer"] {
+        let words = LeftWords::of(file.try_clone().unwrap()).expect("the same form");
+        let left = Some(LeftBehind { words, had_others: false });
+        let known = Some(Arc::new(crate::Known::new().unwrap()));
+        let options = FsOptions { goes_on: true, known, left, ..world.options.clone() };
+        let next = LocalFs::open(world.dev.clone(), options, Env::real()).unwrap();
+        std::mem::forget(std::mem::replace(&mut world.fs, next));
+        world.fs.take_over_left().unwrap().expect("all of it");
+        assert_eq!(world.read(ino, fh, 100).unwrap(), contents);
+        if contents == b"newer" {
+            break;
+        }
+        let options = FsOptions { background: false, ..FsOptions::default() };
+        let other = LocalFs::open(world.dev.clone(), options, Env::real()).unwrap();
+        let mut killed = std::mem::replace(&mut world.fs, other);
+        let open = world.open(ino).unwrap();
+        world.write(ino, open, 0, b"newer").unwrap();
+        world.fs.close().unwrap();
+        std::mem::swap(&mut world.fs, &mut killed);
+    }
+    assert_eq!(code(fsync(&world, ino, fh)), libc::EIO);
+    world.check();
+}
+
+#[test]
 fn only_the_volume_that_the_process_before_had_is_gone_on_with() {
     let (world, file) = mortal(FsOptions::default());
     let (other, _) = mortal(FsOptions::default());

@@ -122,6 +122,11 @@ fn what_was_taken_is_not_taken_again_and_its_requests_stay_known() {
     assert_eq!((first.contexts.len(), first.logged), (2, Seq(4)));
     // Only the first one could be.
     tail.taken(Seq(5));
+    tail.record(end(5).id);
+    // Of the process that has taken it.
+    tail.record(7);
+    let other = tail.left(end(9));
+    assert!(!other.is_ours && other.requests.is_empty());
     for log in [end(5), Point { id: 7, ..end(9) }] {
         let again = tail.left(log);
         assert_eq!((again.contexts.len(), again.logged), (0, Seq(4)));
