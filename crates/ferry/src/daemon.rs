@@ -121,14 +121,7 @@ pub fn serve(
     // Before the mount: if the address is in use, nothing is mounted.
     let goes_on = service.before.is_some();
     let bind = |(address, question): (&Address, _)| Ok((address.bind("metrics=")?, question));
-    let bound = match service.metrics.map(bind) {
-        // Programs use the mount.
-        Some(Err::<_, CliError>(error)) if goes_on => {
-            tracing::error!(%error, "the mount goes on without its metrics");
-            None
-        }
-        bound => bound.transpose()?,
-    };
+    let bound = without_if(goes_on, service.metrics.map(bind))?;
     let traced_fs = Arc::downgrade(&fs);
     let session = match service.before.take() {
         Some(before) => {
@@ -157,9 +150,8 @@ pub fn serve(
     let profiles = Profiles::new(move || counted.stats());
     service.asked.listen(service.mountpoint, answered, profiles);
     // Held until the mount has ended.
-    let _endpoint = bound
-        .map(|(bound, question)| metrics::serve(bound, move || answers(question)))
-        .transpose()?;
+    let endpoint = bound.map(|(bound, question)| metrics::serve(bound, move || answers(question)));
+    let _endpoint = without_if(goes_on, endpoint)?;
     let serving = thread::Builder::new().name("session".into()).spawn(move || {
         // The receiver is gone only if the process ends anyway.
         let _ = events.send(Event::Ended(session.wait()));
@@ -200,6 +192,17 @@ pub fn serve(
     }
     notify("STOPPING=1");
     Ok(Served::Unmounted)
+}
+
+/// What the metrics need. A mount that programs use goes on without.
+fn without_if<T>(goes_on: bool, made: Option<Result<T, CliError>>) -> Result<Option<T>, CliError> {
+    match made {
+        Some(Err(error)) if goes_on => {
+            tracing::error!(%error, "the mount goes on without its metrics");
+            Ok(None)
+        }
+        made => made.transpose(),
+    }
 }
 
 /// Ends what this process cannot go on with, though it may have answered some requests. If the

@@ -443,7 +443,7 @@ pub fn run(
             continue;
         }
         let has_time = now < left + tries;
-        let needs_itself = is_known && has_time && served.is_ok();
+        let needs_itself = is_known && has_time && !is_last && served.is_ok();
         let ended = || status.map_or("it was not started".into(), |status| status.to_string());
         match served {
             Ok(Served { next: Some(next), .. }) => {
@@ -467,6 +467,9 @@ pub fn run(
             {
                 tracing::error!(program = %program.display(), ended = ended(), "it does not go on with the mount: the program before does");
                 program = OWN.into();
+                if is_known {
+                    left = now;
+                }
             }
             // systemd has the mount yet, and asks for the end of this start.
             Ok(Served { is_ready: false, .. }) if holding.is_to_end && service::has_all() => {

@@ -39,6 +39,10 @@ pub(super) trait Waiter: Send + Sync {
     fn answer(&self, outcome: Outcome, leased: u8);
     /// There will hardly be an answer.
     fn fail(&self, errno: Errno);
+    /// The same, and it was never sent.
+    fn refuse(&self, errno: Errno) {
+        self.fail(errno);
+    }
     /// The operation has this number from now on.
     fn moved(&self, _key: Key) {}
     /// The program has stopped waiting.

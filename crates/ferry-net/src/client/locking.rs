@@ -34,6 +34,12 @@ impl RemoteFs {
             tables.remove_lock(ino, &lock);
             before
         };
+        // It would be told at last, once for each time that a program asks.
+        if before.is_empty()
+            && let Some(errno) = self.link.unreachable()
+        {
+            return Err(errno.into());
+        }
         let finish: Finish = Box::new(move |fs, outcome| {
             // The server has as many locks of the file as it takes, and this would cut one into
             // two.
@@ -100,13 +106,13 @@ impl Unsettled for Asked {
     /// The server is told to have what the tables have.
     fn over(&self, fs: &RemoteFs) {
         let (ino, lock) = (self.ino, self.lock);
-        let (ranges, parked): (Vec<FileLock>, Vec<Pending>) = {
+        let ranges: Vec<FileLock> = {
             let mut tables = fs.tables.lock();
             if let Some(before) = self.before.lock().take() {
                 tables.remove_lock(ino, &lock);
                 before.iter().for_each(|lock| tables.set_lock(ino, self.fh, lock));
             }
-            (tables.ranges(ino, &lock), tables.settle(Owner::of(ino, &lock)))
+            tables.ranges(ino, &lock)
         };
         for lock in ranges {
             if lock.kind == libc::F_UNLCK {
@@ -116,6 +122,13 @@ impl Unsettled for Asked {
             }
         }
         fs.tables.lock().note_locks(ino);
+        self.unheard(fs);
+    }
+
+    /// The owner's next requests go on.
+    fn unheard(&self, fs: &RemoteFs) {
+        let parked: Vec<Pending> =
+            fs.tables.lock().settle(Owner::of(self.ino, &self.lock)).into_iter().collect();
         parked.into_iter().filter(|p| !p.waiter.is_interrupted()).for_each(|p| fs.send_parked(p));
     }
 }

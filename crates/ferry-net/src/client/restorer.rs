@@ -12,6 +12,7 @@ use super::link::restore::{Before, Restore, Restored};
 use super::losses::Loss;
 use super::remote::RemoteFs;
 use super::replay::{self, Plan, Step};
+use super::tables::Handle;
 use crate::codec::List;
 use crate::message::{BATCH_MAX, Caller, Claim, Forgotten, Op, Outcome};
 
@@ -95,17 +96,24 @@ impl Restore for Restorer {
                 }
             });
         }
-        // Before the files, which may be many: nobody else may have them yet.
-        for (ino, lock) in tables.all_locks() {
-            let op = Op::Reclaim { ino, lock };
-            all.push(pending(op, Arc::new(Regained { fs: self.0.clone(), ino })));
-        }
-        for (fh, handle) in tables.handles.iter().filter(|(_, handle)| !handle.lost) {
+        let regained = |op, ino| {
+            pending(op, Arc::new(Regained { fs: self.0.clone(), ino }) as Arc<dyn Waiter>)
+        };
+        let there = tables.handles.iter().filter(|(_, handle)| !handle.lost);
+        let (locked, others): (Vec<_>, Vec<_>) =
+            there.partition(|(_, handle)| tables.locks.contains_key(&handle.ino));
+        let open = |(fh, handle): (&u64, &Handle)| {
             // It exists, permission was checked, and nothing is to be truncated.
             let flags = handle.flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
             let op = Op::Open { ino: handle.ino, fh: *fh, flags, kill_suidgid: false };
-            all.push(pending(op, Arc::new(Regained { fs: self.0.clone(), ino: handle.ino })));
-        }
+            regained(op, handle.ino)
+        };
+        // Behind the files that they are of, which are lost if a lock is. Before all others, which
+        // may be many: the locks are nobody else's yet.
+        all.extend(locked.into_iter().map(open));
+        let locks = tables.all_locks();
+        all.extend(locks.map(|(ino, lock)| regained(Op::Reclaim { ino, lock }, ino)));
+        all.extend(others.into_iter().map(open));
         if let Some(plan) = plan {
             let closes = plan.opened.iter().map(|fh| Op::Release { fh: *fh });
             let last = closes.chain(replay::forget(&plan.forgotten));

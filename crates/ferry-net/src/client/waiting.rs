@@ -26,6 +26,8 @@ pub(super) trait Unsettled: Send + Sync {
     fn interrupted(&self, fs: &RemoteFs);
     /// The server has made it for nobody, or will not make it. May be called more than once.
     fn over(&self, fs: &RemoteFs);
+    /// The server has never heard of it.
+    fn unheard(&self, fs: &RemoteFs);
 }
 
 /// What an answer has given that its receiver would give back.
@@ -118,6 +120,19 @@ impl Waiting {
     }
 }
 
+impl Waiting {
+    /// There will hardly be an answer.
+    fn end(&self, errno: Errno, settle: impl FnOnce(&dyn Unsettled, &RemoteFs)) {
+        let complete = self.state.lock().complete.take();
+        if let (Some(unsettled), Some(fs)) = (&self.unsettled, self.fs.upgrade()) {
+            settle(&**unsettled, &fs);
+        }
+        if let Some(complete) = complete {
+            complete(Err(errno));
+        }
+    }
+}
+
 impl Waiter for Waiting {
     fn answer(&self, outcome: Outcome, leased: u8) {
         let Some(fs) = self.fs.upgrade() else { return };
@@ -154,13 +169,11 @@ impl Waiter for Waiting {
     }
 
     fn fail(&self, errno: Errno) {
-        let complete = self.state.lock().complete.take();
-        if let (Some(unsettled), Some(fs)) = (&self.unsettled, self.fs.upgrade()) {
-            unsettled.over(&fs);
-        }
-        if let Some(complete) = complete {
-            complete(Err(errno));
-        }
+        self.end(errno, |unsettled, fs| unsettled.over(fs));
+    }
+
+    fn refuse(&self, errno: Errno) {
+        self.end(errno, |unsettled, fs| unsettled.unheard(fs));
     }
 }
 

@@ -162,6 +162,15 @@ fn a_client_that_comes_after_the_grace_period_has_lost_its_locks() {
         // What the lock was to protect may be in another file, or the file is meant by its name.
         let (of_file, of_data, of_name) = (client(), client(), client());
         let cut = SetAttr { size: Some(2), ..SetAttr::default() };
+        let (reader, syncer) = (client(), client());
+        let asking = [
+            std::thread::spawn(move || reader.read(ino, fh, 10).map(drop)),
+            std::thread::spawn(move || syncer.fsync(ino, fh)),
+        ];
+        let requests = || away.client.fs.connection()["unanswered_requests"].as_u64().unwrap();
+        while requests() < 2 {
+            std::thread::yield_now();
+        }
         let writing = [
             std::thread::spawn(move || of_file.write(ino, fh, 0, b"stale").map(drop)),
             std::thread::spawn(move || of_data.write(data, data_fh, 0, b"stale").map(drop)),
@@ -193,6 +202,9 @@ fn a_client_that_comes_after_the_grace_period_has_lost_its_locks() {
             }
         }
         away.comes_back(&world);
+        for (number, one) in asking.into_iter().enumerate() {
+            assert!(one.join().unwrap().is_err(), "{crashes}, {removes}, request {number}");
+        }
         for (number, one) in writing.into_iter().enumerate() {
             let answer = one.join().unwrap();
             let is_refused = answer == Err(EIO) || removes && answer == Err(Errno(libc::ESTALE));
@@ -253,7 +265,12 @@ fn a_lock_that_is_given_back_after_the_operation_timeout_is_free_when_the_client
     away.goes();
     let timed_out = Err(Errno(libc::ETIMEDOUT));
     assert_eq!(away.client.sync(), timed_out);
-    assert_eq!(away.client.lock(ino, fh, 1, libc::F_UNLCK, false), timed_out);
+    // However often a program asks, the server is told once.
+    for _ in 0..10 {
+        assert_eq!(away.client.lock(ino, fh, 1, libc::F_UNLCK, false), timed_out);
+        assert_eq!(away.client.lock(ino, fh, 1, libc::F_WRLCK, false), timed_out);
+    }
+    assert_eq!(away.client.fs.connection()["unanswered_changes"], 1);
     away.client.close(ino, fh);
     away.comes_back(&world);
     assert_eq!(other.lock(ino, theirs, 1, libc::F_WRLCK, true), Ok(()));

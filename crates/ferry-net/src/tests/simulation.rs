@@ -628,12 +628,15 @@ fn real_threads_cost_nothing_either() {
 /// sent again on the next one, without how its change was made; so a crash then lost the change. In
 /// the last but two a client that gets no leases sent a change again and again, without any delay.
 /// In the last but one a crash lost a fence, and the fenced client replayed a write over another's.
-/// In the last one the server gave a replay up, and dropped the claims in front of a request.
+/// In the last one the server gave a replay up, and dropped the claims in front of a request. In
+/// the one of servers that take the volume from each other a client asked for a lock before its
+/// file was open: when that was refused, nothing was marked as lost, and a program read what the
+/// lock's next holder had written.
 #[test]
 fn seeds_that_have_failed_are_well() {
     let seeds =
         [1_003_381, 1_016_197, 2_000_385, 2_004_545, 2_021_825, 2_008_075, 5_092_626, 20_002_763];
-    for seed in seeds {
+    for seed in seeds.into_iter().chain([TAKEN_FROM + 10_005_131]) {
         run(seed, plan_of(seed));
     }
 }

@@ -43,7 +43,7 @@ pub(super) use self::state::LeftChange;
 use self::state::State;
 use super::cache::Cache;
 use super::carried::Session;
-use super::change::{Key, Nobody, Pending, Role, Waiter};
+use super::change::{Key, Pending, Role, Waiter};
 use super::kernel::Kernel;
 use super::notes::{Noted, Notes, flag};
 use super::replay_log;
@@ -173,7 +173,7 @@ impl Link {
             // What gives something back reaches the server when it is there again, though nobody
             // waits for it.
             if !state.phase.is_closed() && pending.op.info().is_always_made {
-                let waiter = std::mem::replace(&mut pending.waiter, Arc::new(Nobody));
+                let waiter = Arc::clone(&pending.waiter);
                 state.push(pending);
                 drop((state, cache));
                 waiter.fail(errno);
@@ -241,7 +241,7 @@ impl Link {
         let mut state = self.state.lock();
         if let Some(errno) = self.errno(&state) {
             drop(state);
-            pending.waiter.fail(errno);
+            pending.waiter.refuse(errno);
             return None;
         }
         Some(Key::Request(state.ask(pending)))
@@ -286,6 +286,11 @@ impl Link {
     }
 
     /// The error with which operations fail now, if they do.
+    pub(super) fn unreachable(&self) -> Option<Errno> {
+        self.errno(&self.state.lock())
+    }
+
+    /// The same.
     fn errno(&self, state: &State) -> Option<Errno> {
         state.phase.errno(self.clock.monotonic(), self.timeout)
     }
