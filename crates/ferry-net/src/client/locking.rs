@@ -10,9 +10,8 @@ use crate::rt::Mutex;
 use ferry_fs::{Answer, Cx, FileLock, Ino, Reply, Stop};
 
 use super::answers::{done, unfit};
-use super::change::Pending;
 use super::remote::RemoteFs;
-use super::tables::Owner;
+use super::tables::{DeferredLock, LockStage, Owner};
 use super::waiting::{Finish, Unsettled};
 use crate::message::{Op, Outcome};
 
@@ -79,9 +78,10 @@ impl RemoteFs {
             tables.set_lock(ino, fh, &lock);
             Ok(reply)
         });
-        let unsettled = Box::new(Asked { ino, fh, lock, before });
+        let stage = LockStage::new();
+        let unsettled = Box::new(Asked { ino, fh, lock, before, stage: stage.clone() });
         let parked = self.park(cx, Op::Lock { ino, lock, wait }, (finish, None), Some(unsettled));
-        let due = self.tables.lock().defer(Owner::of(ino, &lock), parked);
+        let due = self.tables.lock().defer(Owner::of(ino, &lock), DeferredLock { parked, stage });
         if let Some(parked) = due {
             self.send_parked(parked);
         }
@@ -96,11 +96,12 @@ struct Asked {
     lock: FileLock,
     /// What its owner had of the range before it was granted.
     before: Arc<Mutex<Option<Vec<FileLock>>>>,
+    stage: LockStage,
 }
 
 impl Unsettled for Asked {
     fn interrupted(&self, fs: &RemoteFs) {
-        fs.tables.lock().unsettle(Owner::of(self.ino, &self.lock));
+        fs.tables.lock().interrupt_lock(Owner::of(self.ino, &self.lock), &self.stage);
     }
 
     /// The server is told to have what the tables have.
@@ -127,8 +128,7 @@ impl Unsettled for Asked {
 
     /// The owner's next requests go on.
     fn unheard(&self, fs: &RemoteFs) {
-        let parked: Vec<Pending> =
-            fs.tables.lock().settle(Owner::of(self.ino, &self.lock)).into_iter().collect();
-        parked.into_iter().filter(|p| !p.waiter.is_interrupted()).for_each(|p| fs.send_parked(p));
+        let due = fs.tables.lock().settle(Owner::of(self.ino, &self.lock), &self.stage);
+        due.into_iter().for_each(|parked| fs.send_parked(parked));
     }
 }

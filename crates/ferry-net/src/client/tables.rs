@@ -1,6 +1,7 @@
 //! What a client remembers of its session, so that it can have another one: inodes that its kernel
 //! knows, open files, locks.
 
+use crate::rt::Mutex;
 use crate::rt::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
@@ -28,6 +29,61 @@ pub(super) struct Node {
     pub(super) expected: u32,
     /// The kernel has read pages of it: somebody has mapped it.
     pub(super) is_mapped: bool,
+}
+
+/// How far a request for a lock is. It changes only while the tables are locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asking {
+    /// It was not sent.
+    New,
+    Sent,
+    /// It was sent, and its program has stopped waiting.
+    Interrupted,
+    /// The server has made it or will not, or it was interrupted before it was sent.
+    Over,
+}
+
+/// The stage of a request, which what waits for its answer shares.
+#[derive(Clone)]
+pub(super) struct LockStage(Arc<Mutex<Asking>>);
+
+impl LockStage {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Mutex::new(Asking::New)))
+    }
+
+    fn get(&self) -> Asking {
+        *self.0.lock()
+    }
+
+    fn set(&self, to: Asking) {
+        *self.0.lock() = to;
+    }
+}
+
+/// A request for a lock that is not sent yet.
+pub(super) struct DeferredLock {
+    pub(super) parked: Pending,
+    pub(super) stage: LockStage,
+}
+
+impl DeferredLock {
+    /// `None`: it was interrupted.
+    fn send(self) -> Option<Pending> {
+        let is_new = self.stage.get() == Asking::New;
+        is_new.then(|| {
+            self.stage.set(Asking::Sent);
+            self.parked
+        })
+    }
+}
+
+/// What the server did for some requests of an owner is not known.
+#[derive(Default)]
+struct UnsettledOwner {
+    interrupted: usize,
+    /// What it asks for meanwhile.
+    deferred: Vec<DeferredLock>,
 }
 
 /// An open file.
@@ -92,9 +148,8 @@ pub(super) struct Tables {
     /// not made it yet. Oldest first.
     ahead: HashSet<Ino>,
     aged: VecDeque<Ino>,
-    /// Owners of whom it is not known what the server did for them, and what they ask for
-    /// meanwhile.
-    unsettled: HashMap<Owner, Vec<Pending>>,
+    /// Owners of whom it is not known what the server did for them.
+    unsettled: HashMap<Owner, UnsettledOwner>,
     /// Losses of changes, by inode: told to each descriptor.
     pub(super) losses: HashMap<Ino, ErrorSequence>,
     /// All of them: reported to a program that syncs the mount.
@@ -649,25 +704,43 @@ impl Tables {
         ranges
     }
 
-    /// From now on requests of this owner wait here.
-    pub(super) fn unsettle(&mut self, owner: Owner) {
-        self.unsettled.entry(owner).or_default();
-    }
-
-    /// Keeps a request of an unsettled owner; gives it back if it can be sent.
-    pub(super) fn defer(&mut self, owner: Owner, parked: Pending) -> Option<Pending> {
-        match self.unsettled.get_mut(&owner) {
-            Some(deferred) => {
-                deferred.push(parked);
-                None
+    /// A request for a lock is interrupted. If it was sent, its owner's next requests wait here.
+    pub(super) fn interrupt_lock(&mut self, owner: Owner, stage: &LockStage) {
+        match stage.get() {
+            Asking::New => stage.set(Asking::Over),
+            Asking::Sent => {
+                stage.set(Asking::Interrupted);
+                self.unsettled.entry(owner).or_default().interrupted += 1;
             }
-            None => Some(parked),
+            Asking::Interrupted | Asking::Over => {}
         }
     }
 
-    /// The owner is settled; gives the requests that waited.
-    pub(super) fn settle(&mut self, owner: Owner) -> Vec<Pending> {
-        self.unsettled.remove(&owner).unwrap_or_default()
+    /// A request is to be sent: now, if it is given back. One that was interrupted never is.
+    pub(super) fn defer(&mut self, owner: Owner, deferred: DeferredLock) -> Option<Pending> {
+        match self.unsettled.get_mut(&owner) {
+            Some(unsettled) => {
+                unsettled.deferred.push(deferred);
+                None
+            }
+            None => deferred.send(),
+        }
+    }
+
+    /// The server has made a request, or will not. If it was the last one of its owner that is
+    /// interrupted, this gives the requests that waited: they are to be sent.
+    pub(super) fn settle(&mut self, owner: Owner, stage: &LockStage) -> Vec<Pending> {
+        let was_interrupted = stage.get() == Asking::Interrupted;
+        stage.set(Asking::Over);
+        let Some(unsettled) = self.unsettled.get_mut(&owner).filter(|_| was_interrupted) else {
+            return Vec::new();
+        };
+        unsettled.interrupted -= 1;
+        if unsettled.interrupted > 0 {
+            return Vec::new();
+        }
+        let deferred = self.unsettled.remove(&owner).unwrap_or_default().deferred;
+        deferred.into_iter().filter_map(DeferredLock::send).collect()
     }
 
     /// Whether an owner has `fcntl` locks on a file.

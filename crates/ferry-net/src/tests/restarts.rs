@@ -405,6 +405,37 @@ fn asking_again_for_a_held_lock_keeps_it() {
 }
 
 #[test]
+fn a_lock_is_not_given_back_with_another_request_of_its_owner_that_is_interrupted() {
+    let world = World::new(19);
+    let (client, other) = (world.client(), world.client());
+    let (ino, fh) = client.create(ROOT, "f").unwrap();
+    assert_eq!(other.ino(ROOT, "f"), ino);
+    let theirs = other.open(ino).unwrap();
+    let range = |start, end| {
+        let kind = libc::F_WRLCK;
+        FileLock { start, end, kind, pid: 1, owner: 1, ..FileLock::default() }
+    };
+    let set =
+        |client: &Client, fh, lock| client.me.call(|cx| client.fs.setlk(cx, ino, fh, &lock, false));
+    set(&other, theirs, range(5, 5)).unwrap();
+    for _ in 0..10 {
+        let waiting = [Parking::default(), Parking::default()];
+        for (parking, end) in waiting.iter().zip([9, 99]) {
+            let cx = Cx { uid: 0, gid: 0, pid: 1, umask: 0, park: parking };
+            let asked = client.fs.setlk(&cx, ino, fh, &range(0, end), true);
+            assert!(matches!(asked, Err(Stop::Parked)));
+        }
+        for parking in &waiting {
+            parking.interrupt.lock().take().unwrap()();
+        }
+        assert_eq!(set(&client, fh, range(10, 19)), Ok(()));
+        assert!(client.lookup(ROOT, "f").unwrap().is_some(), "what was sent before has arrived");
+        assert_eq!(set(&other, theirs, range(15, 15)), Err(Errno(libc::EAGAIN)));
+        set(&client, fh, FileLock { kind: libc::F_UNLCK, ..range(10, 19) }).unwrap();
+    }
+}
+
+#[test]
 fn an_evicted_client_is_refused_and_its_locks_are_free() {
     let world = World::new(18);
     let (client, other) = (world.client(), world.client());
