@@ -364,6 +364,21 @@ struct Served {
     is_ending: bool,
 }
 
+impl Served {
+    /// It was started, and has not connected.
+    fn new(child: Child) -> Self {
+        Self {
+            child,
+            socket: None,
+            is_ready: false,
+            is_last: false,
+            next: None,
+            since: Duration::ZERO,
+            is_ending: false,
+        }
+    }
+}
+
 /// What the holder does.
 struct Holding {
     listener: OwnedFd,
@@ -551,15 +566,7 @@ impl Holding {
         }
         // Ctrl-C reaches the holder, which passes it on: the other one would take it for two.
         let child = command.process_group(0).spawn()?;
-        Ok(Served {
-            child,
-            socket: None,
-            is_ready: false,
-            is_last: false,
-            next: None,
-            since: Duration::ZERO,
-            is_ending: false,
-        })
+        Ok(Served::new(child))
     }
 
     /// Waits before the next try. Returns whether a signal has asked for the end.
@@ -811,15 +818,7 @@ mod tests {
     fn starting() -> Served {
         let mut child = Command::new("true").spawn().expect("it runs");
         child.wait().expect("it ends");
-        Served {
-            child,
-            socket: None,
-            is_ready: false,
-            is_last: false,
-            next: None,
-            since: Duration::ZERO,
-            is_ending: false,
-        }
+        Served::new(child)
     }
 
     const KILLED: i32 = 9;

@@ -308,9 +308,8 @@ impl Server {
         self.core.all().iter().for_each(|session| session.drain());
         self.runtime().block_on(self.drain());
         // The operation of such a client may yet be done, and then be neither answered nor durable.
-        let sessions = self.core.all();
-        let busy: Vec<u64> =
-            sessions.iter().filter(|s| s.is_busy()).map(|session| session.number).collect();
+        let busy = self.core.all().into_iter().filter(|session| session.is_busy());
+        let busy: Vec<u64> = busy.map(|session| session.number).collect();
         let synced = self.core.sync();
         if let Err(error) = &synced {
             tracing::error!(%error, "stopping: not everything could be made durable");

@@ -1,7 +1,6 @@
 //! The state of a link moves from a session that has ended to a new one.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use ferry_fs::{Errno, Ino};
 
@@ -102,7 +101,7 @@ pub(super) fn begin_anew(state: &mut State, welcomed: &Welcomed, restore: &dyn R
     // Others may have had its locks since: a change that waits may rely on one.
     let unlocked = ended_by_server && restore.has_locks(None);
     if unlocked {
-        state.locks_lost.fetch_add(1, Ordering::Relaxed);
+        state.lose_locks();
     }
     let Sorted { mut ended, resend, replayed, unnamed } = sort(state, welcomed, unlocked);
     state.lose(&ended, restore);

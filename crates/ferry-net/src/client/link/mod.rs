@@ -170,25 +170,18 @@ impl Link {
         let mut cache = self.cache.lock();
         let mut state = self.state.lock();
         if let Some(errno) = self.errno(&state) {
+            let waiter = Arc::clone(&pending.waiter);
             // What gives something back reaches the server when it is there again, though nobody
             // waits for it.
             if !state.phase.is_closed() && pending.op.info().is_always_made {
-                let waiter = Arc::clone(&pending.waiter);
                 state.push(pending);
-                drop((state, cache));
-                waiter.fail(errno);
-                return None;
             }
             drop((state, cache));
-            pending.waiter.fail(errno);
+            waiter.fail(errno);
             return None;
         }
-        if self.relies_on_lost_lock(&pending) {
-            drop((state, cache));
-            pending.waiter.fail(Errno(libc::EIO));
-            return None;
-        }
-        if state.lossy && state.is_damaged(&pending, self.owner.lock().as_deref()) {
+        let is_damaged = || state.is_damaged(&pending, self.owner.lock().as_deref());
+        if self.relies_on_lost_lock(&pending) || state.lossy && is_damaged() {
             drop((state, cache));
             pending.waiter.fail(Errno(libc::EIO));
             return None;

@@ -406,10 +406,15 @@ impl State {
         abandon(self.changes.unsent_mut().filter(of_file))
     }
 
+    /// Changes that wait here for something that they lack are to fail.
+    pub(super) fn lose_locks(&self) {
+        self.locks_lost.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// A lock is lost. All changes without an answer are to fail: the server applies none of them.
     /// So are those that wait here for something that they lack.
     pub(super) fn abandon_unanswered(&mut self) -> Vec<Arc<dyn Waiter>> {
-        self.locks_lost.fetch_add(1, Ordering::Relaxed);
+        self.lose_locks();
         abandon(self.changes.unanswered_mut())
     }
 
