@@ -17,13 +17,6 @@ refuses_links() {
   grep -qx '2 pages, 3 links, 4 are wrong' <<<"$said"
 }
 
-# The package of which the image is made has its entry point.
-container_entry() {
-  local program
-  program=$(sed -n 's/^ENTRYPOINT \["\/\(.*\)\/ferry"\]$/\1/p' "$repo/contrib/container/Containerfile")
-  grep -qF "\"../../target/package/ferry\", \"$program/\"" "$repo/crates/ferry/Cargo.toml"
-}
-
 # A mount with the capabilities that an engine gives by default, and SYS_ADMIN, in a mount namespace
 # with the volume's directory and one that the host shares. Both see the files. SIGTERM unmounts.
 container_mount() {
@@ -58,7 +51,6 @@ suite_docs() {
   check "the site is built, and its links lead somewhere" 900 "$repo/scripts/site" build
   check "a link that leads nowhere is refused" 10 refuses_links
   check "the definition of a container has no fault" 30 "$tools/hadolint/bin/hadolint" "$repo/contrib/container/Containerfile"
-  check "its entry point is in the package" 10 container_entry
   check "a mount with a container's capabilities reaches the host" 60 container_mount
   check "a page whose commands do something else is refused" 120 docs_page --self-check
   cd "$repo" || return

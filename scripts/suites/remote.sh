@@ -3,7 +3,8 @@
 # shellcheck shell=bash
 
 # The next port is that of a relay.
-remote_port=$((20000 + 2 * ($$ % 10000)))
+# Below the ports that the system gives to connections.
+remote_port=$((12000 + 2 * ($$ % 10000)))
 
 # serve_volume VOLUME [ARGUMENTS…]: its process number goes to $scratch/server.pid. One that an
 # earlier check has left is killed.

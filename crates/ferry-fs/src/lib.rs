@@ -93,7 +93,7 @@ pub use replica::{CarriedReplica, Lag, Replica, ReplicaOptions, Version, Version
 pub use requests::contents::OpenFile;
 pub use requests::session_records::Given;
 pub use scrub::{ScrubOptions, scrub};
-pub use session_store::{Reservation, SessionStore};
+pub use session_store::{Needed, Reservation, SessionStore};
 pub use snapdir::WithSnapshots;
 pub use space::reservation::{target_cost, write_cost};
 pub use store::data_store::{At, DataStats, SpaceTotals};

@@ -30,8 +30,25 @@ pub trait Reservation: Send + Sync {
     fn keep_only(&self, bytes: u64, inodes: u64);
 }
 
+/// What a change will need of the volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Needed {
+    /// Its record.
+    Inode(Ino),
+    /// What a name of a directory means, and the inode that it means.
+    Name(Ino, Vec<u8>),
+    /// The place of these bytes of a file, and the blocks of which they replace a part.
+    Overwritten(Ino, Range<u64>),
+}
+
 /// A file system that a server can serve.
 pub trait SessionStore: Filesystem {
+    /// Whether a read of the volume may take as long as a request over a network.
+    fn is_far(&self) -> bool;
+    /// Changes that wait for their turn will need this. Where the volume is far away, what is not
+    /// in memory is read meanwhile. Waits for nothing.
+    fn read_ahead(&self, needed: Vec<Needed>);
+
     /// Whether this process surely has the volume still. A server says nothing to clients
     /// otherwise: another server may have changed what it would tell.
     fn is_surely_ours(&self) -> bool;

@@ -118,6 +118,12 @@ impl PagesLock {
         PagesHeld { guard, _behind: Behind(self) }
     }
 
+    /// Takes it shared if nobody has it alone.
+    pub fn try_read(&self) -> Option<PagesShared<'_>> {
+        let guard = Guard::tried(Rank::Pages, self.pages.try_read()?);
+        Some(PagesHeld { guard, _behind: Behind(self) })
+    }
+
     /// Takes it.
     pub fn write(&self) -> PagesExclusive<'_> {
         let guard = Guard::wait(Rank::Pages, || self.pages.write());

@@ -5,7 +5,9 @@
 //! other count as one sequence.
 
 use crate::cache::file_data::FileData;
+use crate::cache::pages::Known;
 use crate::error::FsError;
+use crate::extents::Mapping;
 use crate::inode::incore::Inode;
 use crate::keys::BLOCK;
 use crate::store::ahead_jobs::Job;
@@ -101,6 +103,38 @@ impl DataStore {
                 self.prefetch(inode, blocks);
             }
         }
+    }
+
+    /// Whether a write of these bytes has to read something first. One that would have to wait to
+    /// know says no: somebody works on the file.
+    pub(crate) fn reads_for(&self, inode: &Inode, bytes: &Range<u64>) -> bool {
+        let (Some(state), Some(pages)) = (inode.state.try_share(), inode.file.pages.try_read())
+        else {
+            return false;
+        };
+        let last = bytes.end.saturating_sub(1).max(bytes.start) / BLOCK;
+        let needs = |block: u64, keeps_rest: bool| {
+            !pages.has(block)
+                && match pages.mapping(block, state.logged.blocks) {
+                    Known::Load(_) => true,
+                    Known::Is(Mapping::Data(..)) => keeps_rest,
+                    Known::Is(_) => false,
+                }
+        };
+        needs(bytes.start / BLOCK, !bytes.start.is_multiple_of(BLOCK))
+            || needs(last, !bytes.end.is_multiple_of(BLOCK))
+    }
+
+    /// Reads what a write of these bytes has to read first.
+    pub(crate) fn bring_for(&self, inode: &Arc<Inode>, bytes: &Range<u64>) -> Result<(), FsError> {
+        let blocks = bytes.start / BLOCK..bytes.end.div_ceil(BLOCK);
+        self.look_by_window(inode, blocks, missing, drop)?;
+        for edge in [bytes.start, bytes.end] {
+            if !edge.is_multiple_of(BLOCK) {
+                self.prefetch(inode, edge / BLOCK..edge / BLOCK + 1);
+            }
+        }
+        Ok(())
     }
 
     /// Brings blocks into the cache. Errors are nobody's yet: a read of the block finds it again.

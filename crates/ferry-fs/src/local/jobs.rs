@@ -43,6 +43,20 @@ impl<F: 'static> Work<F> for MetadataRead<F> {
     }
 }
 
+/// What a change will need is read before its turn comes.
+pub(crate) struct ReadAhead<F>(pub(crate) Job<F>);
+
+impl<F: 'static> Work<F> for ReadAhead<F> {
+    const NAME: &'static str = "ferry-ahead";
+    /// The store is asked for so much at the same time, beside what somebody waits for.
+    const THREADS_MAX: usize = 16;
+    const TOGETHER: bool = false;
+
+    fn run(these: Vec<Self>, fs: &F) {
+        these.into_iter().for_each(|read| (read.0)(fs));
+    }
+}
+
 /// A change that takes many transactions, as cutting off a million extents does; or a look at the
 /// extents of many files.
 pub(crate) struct BlockingDrop<F>(pub(crate) Job<F>);

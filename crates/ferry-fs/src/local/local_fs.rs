@@ -19,7 +19,8 @@ use crate::known::{Known, LeftBehind};
 use crate::local::counters::VolumeCounters;
 use crate::local::handles::Handles;
 use crate::local::jobs::{
-    BlockingChange, BlockingDrop, BlockingFsync, MetadataRead, PooledRead, SnapshotChange,
+    BlockingChange, BlockingDrop, BlockingFsync, MetadataRead, PooledRead, ReadAhead,
+    SnapshotChange,
 };
 use crate::local::lost_names::LostNames;
 use crate::local::name_hash::NameHash;
@@ -197,6 +198,7 @@ pub struct LocalFs {
     pub(crate) blocking_drops: Arc<Pool<LocalFs, BlockingDrop<LocalFs>>>,
     pub(crate) blocking_changes: Arc<Pool<LocalFs, BlockingChange<LocalFs>>>,
     pub(crate) metadata_reads: Arc<Pool<LocalFs, MetadataRead<LocalFs>>>,
+    pub(crate) reads_ahead: Arc<Pool<LocalFs, ReadAhead<LocalFs>>>,
     pub(crate) snapshot_changes: Arc<Pool<LocalFs, SnapshotChange<LocalFs>>>,
     pub(crate) host: RwLock<Option<Arc<dyn Host>>>,
     pub(crate) lost_names: LostNames,

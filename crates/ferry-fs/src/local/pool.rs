@@ -110,6 +110,13 @@ impl<F: Send + Sync + 'static, W: Work<F>> Pool<F, W> {
         }
     }
 
+    /// Whether there is nothing to do, and all that was begun has ended.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.state.lock();
+        state.waiting.is_empty() && state.idle == state.threads.len()
+    }
+
     /// Ends the threads; what is still to be done fails.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();

@@ -336,6 +336,7 @@ impl LocalFs {
         self.blocking_drops.stop();
         self.blocking_changes.stop();
         self.metadata_reads.stop();
+        self.reads_ahead.stop();
         if !self.options.read_only {
             // Waiting as long as it takes: it cannot be refused.
             self.log_lazy_times(Busy::Wait)?;
@@ -374,6 +375,7 @@ impl Drop for LocalFs {
         self.blocking_drops.stop();
         self.blocking_changes.stop();
         self.metadata_reads.stop();
+        self.reads_ahead.stop();
         self.snapshot_changes.stop();
     }
 }

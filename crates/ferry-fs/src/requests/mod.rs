@@ -11,6 +11,7 @@ pub(crate) mod filesystem;
 pub(crate) mod grow_log;
 pub(crate) mod memory;
 pub(crate) mod mount;
+pub(crate) mod read_ahead;
 pub(crate) mod resize;
 pub(crate) mod scrub;
 pub(crate) mod session_records;

@@ -153,6 +153,7 @@ impl LocalFs {
             blocking_drops: Arc::default(),
             blocking_changes: Arc::default(),
             metadata_reads: Arc::default(),
+            reads_ahead: Arc::default(),
             snapshot_changes: Arc::default(),
             host: RwLock::new(None),
             lost_names: LostNames::default(),
@@ -179,6 +180,7 @@ impl LocalFs {
         fs.blocking_drops.serve(&fs);
         fs.blocking_changes.serve(&fs);
         fs.metadata_reads.serve(&fs);
+        fs.reads_ahead.serve(&fs);
         fs.snapshot_changes.serve(&fs);
         fs.start_reclaimer()?;
         Ok(fs)

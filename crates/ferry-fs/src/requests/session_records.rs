@@ -5,7 +5,7 @@ use crate::credits::SESSION_BYTES;
 use crate::error::FsError;
 use crate::keys::{self, INODE_HAS_XATTRS, Key, Number};
 use crate::local::local_fs::{FsOptions, LocalFs};
-use crate::session_store::{Reservation, SessionStore};
+use crate::session_store::{Needed, Reservation, SessionStore};
 use crate::store::data_store::Busy;
 use crate::volume::{VolumeError, write_timeline};
 use ferry_device::BlockDevice;
@@ -25,6 +25,14 @@ const HANDED_OVER: u128 = 0;
 const SESSIONS_MAX: usize = 64;
 
 impl SessionStore for LocalFs {
+    fn is_far(&self) -> bool {
+        self.data.is_far()
+    }
+
+    fn read_ahead(&self, needed: Vec<Needed>) {
+        needed.into_iter().for_each(|one| self.do_read_ahead(one));
+    }
+
     fn is_surely_ours(&self) -> bool {
         self.dev.is_surely_ours()
     }

@@ -76,6 +76,9 @@ impl Core {
     pub(super) fn apply_all(self: &Arc<Self>, session: &Arc<Session>) {
         let mut share = SHARE;
         while let Some(change) = session.next() {
+            if self.fs.is_far() {
+                self.fs.read_ahead(session.needed_soon());
+            }
             if self.panics.is_ending() || !self.apply_next(session, change) {
                 return;
             }

@@ -79,12 +79,14 @@ impl UnstableSet {
         }
     }
 
-    /// Whether others have changed one of these, and that is not durable.
+    /// Whether others have changed one of these, or may have, and that is not durable. A change
+    /// that touches no inode builds on nothing: a client that replays opens many files, each
+    /// between two changes, and waits for no sync.
     pub(super) fn is_others(&self, session: SessionId, inos: &[Ino]) -> bool {
         let state = self.0.lock();
         let others = |last: &LastChange| last.shared || last.session != session;
         let changing = |ino: &Ino| state.changing.get(ino).is_some_and(|by| *by != session);
-        state.unknown > state.durable
+        !inos.is_empty() && state.unknown > state.durable
             || inos.iter().any(|ino| state.inodes.get(ino).is_some_and(others))
             || !state.changing.is_empty() && inos.iter().any(changing)
     }
@@ -151,6 +153,7 @@ mod tests {
         assert!(!unstable.is_others(2, &[5]));
         unstable.enter_unknown();
         assert!(unstable.is_others(1, &[5]) && unstable.is_others(2, &[6]));
+        assert!(!unstable.is_others(1, &[]), "it touches nothing");
         unstable.are_durable(unstable.newest());
         assert!(!unstable.is_others(2, &[5]));
     }

@@ -5,6 +5,7 @@ use crate::requests::durable::Until;
 use crate::requests::tests::acls;
 use crate::requests::tests::pressure::{Answered, Thread};
 use crate::requests::tests::*;
+use crate::session_store::{Needed, SessionStore};
 use ferry_device::{HookedDevice, Op};
 use ferry_journal::Caller;
 use parking_lot::{Condvar, Mutex};
@@ -55,11 +56,11 @@ impl Valve {
         reads.held -= 1;
     }
 
-    /// Returns when a read waits.
-    fn wait_for_a_read(&self) {
+    /// Returns when so many reads wait.
+    fn wait_for_reads(&self, count: usize) {
         let mut reads = self.reads.lock();
-        let waited = self.changed.wait_while_for(&mut reads, |reads| reads.held == 0, PATIENCE);
-        assert!(!waited.timed_out(), "nothing is read");
+        let waited = self.changed.wait_while_for(&mut reads, |reads| reads.held < count, PATIENCE);
+        assert!(!waited.timed_out(), "{} reads wait, and not {count}", reads.held);
     }
 }
 
@@ -280,6 +281,44 @@ fn changes_of_contents_that_only_the_device_has_leave_the_transport_thread() {
     });
 }
 
+/// What is in memory behind this needs no read: while the device answers none, changes by a thread
+/// that may wait come to their end.
+#[test]
+fn changes_that_were_read_ahead_read_nothing_when_their_turn_comes() {
+    let test = |world: &World, cold: &Cold, asker: &mut Asker<'_>| {
+        let (fs, dir, (ino, fh)) = (&world.fs, cold.dir, cold.open);
+        let needed = [
+            Needed::Inode(cold.files[1000]),
+            Needed::Name(dir, b"file 2000".to_vec()),
+            Needed::Name(dir, b"file 3000".to_vec()),
+            Needed::Name(dir, b"no such".to_vec()),
+            Needed::Overwritten(ino, 5..15),
+        ];
+        fs.read_ahead(needed.to_vec());
+        // Several are read at the same time.
+        asker.reads.wait_for_reads(2);
+        asker.reads.open();
+        let begun = Instant::now();
+        while !fs.reads_ahead.is_idle() {
+            assert!(begun.elapsed() < PATIENCE, "it is not read");
+            std::thread::yield_now();
+        }
+        asker.reads.shut();
+        let thread = InProcess::default();
+        let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        thread.call(|cx| fs.setattr(cx, cold.files[1000], None, &mode)).unwrap();
+        thread.call(|cx| fs.unlink(cx, dir, b"file 2000")).unwrap();
+        let flags = RenameFlags::default();
+        thread.call(|cx| fs.rename(cx, dir, b"file 3000", dir, b"no such", flags)).unwrap();
+        thread.call(|cx| fs.write(cx, ino, fh, 5, &[8; 10], false, false)).unwrap();
+    };
+    far_away(test, |world, cold, _| {
+        assert_eq!(world.attr(cold.files[1000]).mode & 0o777, 0o600);
+        assert!(!world.exists(cold.dir, "file 2000") && world.exists(cold.dir, "no such"));
+        assert_eq!(world.read(cold.open.0, cold.open.1, 20).unwrap()[3..7], [7, 7, 8, 8]);
+    });
+}
+
 #[test]
 fn requests_for_what_is_in_memory_are_answered_while_others_wait_for_the_device() {
     let test = |world: &World, cold: &Cold, asker: &mut Asker<'_>| {
@@ -372,7 +411,7 @@ fn change_attributes_of<T: std::fmt::Debug>(
     let test = |world: &World, cold: &Cold, asker: &mut Asker<'_>| {
         let (fs, ino) = (&world.fs, cold.open.0);
         asker.later(|cx| change(fs, cx, ino));
-        asker.reads.wait_for_a_read();
+        asker.reads.wait_for_reads(1);
         asker.now(|cx| fs.getattr(cx, ino, None));
     };
     far_away(test, |_, _, answers| {
@@ -403,7 +442,7 @@ fn inherit<T: std::fmt::Debug>(make: impl FnOnce(&LocalFs, &Cx, Ino) -> Answer<T
     let test = |world: &World, cold: &Cold, asker: &mut Asker<'_>| {
         let (fs, dir) = (&world.fs, cold.inherits);
         asker.later(|cx| make(fs, cx, dir));
-        asker.reads.wait_for_a_read();
+        asker.reads.wait_for_reads(1);
         let times = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
         asker.now(|cx| fs.setattr(cx, dir, None, &times));
     };

@@ -1,7 +1,7 @@
 //! What a client tells a server that has taken the place of another: inodes that it knew, inode
 //! numbers that it had, and that it has replayed everything.
 
-use ferry_fs::{Errno, Ino, ROOT};
+use ferry_fs::{Errno, Ino, Needed, ROOT};
 
 use super::applying::{Applying, Done};
 use crate::codec::List;
@@ -25,6 +25,7 @@ impl Applying<'_> {
         if claims.is_empty() && !asked.is_empty() {
             return Err(Errno(libc::EPERM));
         }
+        self.fs().read_ahead(claims.iter().map(|(ino, _)| Needed::Inode(*ino)).collect());
         let mut found = Vec::with_capacity(claims.len());
         for (ino, found_in) in claims {
             if let Ok(Some(attr)) =
@@ -69,7 +70,9 @@ impl Applying<'_> {
             return Err(Errno(libc::EINVAL));
         }
         let (mut claims, mut newest) = (Vec::new(), 0);
-        for ino in made.0.iter().filter(|ino| range.contains(ino)) {
+        let made = made.0.iter().filter(|ino| range.contains(ino));
+        self.fs().read_ahead(made.clone().map(|ino| Needed::Inode(*ino)).collect());
+        for ino in made {
             if let Some(stamp) = self.find_again(*ino, 0) {
                 newest = stamp;
                 let capability = capability::of_inode(&self.core.key, &self.session.path, *ino, 0);

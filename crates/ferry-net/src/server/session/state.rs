@@ -285,10 +285,11 @@ impl Session {
 
     /// The volume's number of an inode that the client may use.
     pub(in crate::server) fn volume_ino(&self, ino: Ino) -> Option<Ino> {
-        if ino == ROOT {
-            return Some(self.root);
-        }
-        self.state.lock().known.contains_key(&ino).then_some(ino)
+        self.known_in(&self.state.lock(), ino)
+    }
+
+    pub(super) fn known_in(&self, state: &State, ino: Ino) -> Option<Ino> {
+        if ino == ROOT { Some(self.root) } else { state.known.contains_key(&ino).then_some(ino) }
     }
 
     /// The number under which the client knows an inode.

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::rt::Mutex;
-use ferry_fs::{ROOT, SessionStore};
+use ferry_fs::{Needed, ROOT, SessionStore};
 use tokio::sync::Semaphore;
 
 use super::*;
@@ -99,6 +99,43 @@ fn answers_of_early_acknowledged_changes_are_batched_in_order() {
     assert_eq!(sent(), Some((one, 1)), "somebody waits for it");
     made(true);
     assert_eq!(sent(), Some((one, 1)), "no more are to come");
+}
+
+#[test]
+fn what_waiting_changes_need_is_known_before_their_turn() {
+    let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
+    let (line, _frames) = crate::lanes::line();
+    let connection = session
+        .connect((&line, None), &greeting, (false, 0, None), (&locks, &leases))
+        .expect("it lives");
+    session.state.lock().known.insert(9, 1);
+    let mut seq = 0;
+    let mut arrive = |op: Op| {
+        seq += 1;
+        let needed = session.needed_by(&op);
+        session.push(connection, Change { op, ..change(seq) }, &leases).expect("in order");
+        needed
+    };
+    let open = |ino, fh| Op::Open { ino, fh, flags: libc::O_RDWR, kill_suidgid: false };
+    let write = |fh| {
+        let (offset, data, append, kill_suidgid) = (5, b"new".to_vec(), false, false);
+        Op::Write { fh, offset, data, append, kill_suidgid }
+    };
+    assert_eq!(arrive(open(9, 1)), [], "its own turn has come");
+    assert_eq!(arrive(open(9, 2)), [Needed::Inode(9)]);
+    let written = [Needed::Inode(9), Needed::Overwritten(9, 5..8)];
+    assert_eq!(arrive(write(2)), written, "the change before it opens the file");
+    assert_eq!(arrive(write(3)), [], "nobody knows this file");
+    let removed = Op::Unlink { parent: 9, name: b"name".to_vec() };
+    assert_eq!(arrive(removed), [Needed::Inode(9), Needed::Name(9, b"name".to_vec())]);
+    // Those that are too far behind are read for when others have left the queue.
+    let mut waiting = 5;
+    while !arrive(open(9, 4)).is_empty() {
+        waiting += 1;
+    }
+    assert_eq!(session.needed_soon(), [Needed::Inode(9)], "{waiting} changes wait");
+    while session.next().is_some() {}
+    assert_eq!(session.needed_soon(), []);
 }
 
 #[test]

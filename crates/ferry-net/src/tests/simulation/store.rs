@@ -218,6 +218,8 @@ impl SessionStore for Undivided {
         remove_lock_holders(sessions: &[u128]) -> Result<(), Errno>;
         evict(sessions: &[SessionSeq], forgotten: &[u128]) -> Result<(), Errno>;
         evicted() -> Result<Vec<SessionSeq>, Errno>;
+        is_far() -> bool;
+        read_ahead(needed: Vec<Needed>) -> ();
         is_plain(ino: Ino) -> Result<bool, Errno>;
         keep_removed() -> ();
         reclaim_removed() -> ();
