@@ -49,7 +49,7 @@ pub(crate) struct ReadAhead<F>(pub(crate) Job<F>);
 impl<F: 'static> Work<F> for ReadAhead<F> {
     const NAME: &'static str = "ferry-ahead";
     /// The store is asked for so much at the same time, beside what somebody waits for.
-    const THREADS_MAX: usize = 16;
+    const THREADS_MAX: usize = 32;
     const TOGETHER: bool = false;
 
     fn run(these: Vec<Self>, fs: &F) {

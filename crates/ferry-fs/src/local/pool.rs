@@ -60,8 +60,13 @@ impl<F: Send + Sync + 'static, W: Work<F>> Pool<F, W> {
 
     /// Queues work, and starts a thread if none is idle.
     pub(crate) fn push(self: &Arc<Self>, work: W) {
+        self.push_if_fewer(work, usize::MAX);
+    }
+
+    /// The same for work on which nobody relies: it is left out if so much waits already.
+    pub(crate) fn push_if_fewer(self: &Arc<Self>, work: W, most: usize) {
         let mut state = self.state.lock();
-        if state.stop {
+        if state.stop || state.waiting.len() >= most {
             return;
         }
         state.waiting.push_back(work);

@@ -12,15 +12,20 @@ use crate::local::local_fs::LocalFs;
 use crate::namespace::names::Found;
 use crate::session_store::Needed;
 
+/// Of all changes, so much may wait for being read. A client whose changes fail at once would fill
+/// the memory otherwise.
+const WAITING_MAX: usize = 1024;
+
 impl LocalFs {
     pub(crate) fn do_read_ahead(&self, needed: Needed) {
         if self.data.is_far() && !self.has(&needed) {
-            self.reads_ahead.push(ReadAhead(Box::new(move |fs| {
+            let read = move |fs: &Self| {
                 // The change itself reads it again, and gets the error.
                 if let Err(error) = fs.bring(&needed) {
                     tracing::debug!(?needed, %error, "a change cannot be read ahead");
                 }
-            })));
+            };
+            self.reads_ahead.push_if_fewer(ReadAhead(Box::new(read)), WAITING_MAX);
         }
     }
 

@@ -15,14 +15,12 @@ use ferry_fs::{Attr, Ino, RenameFlags, SYMLINK_MAX, SetAttr, Timestamp};
 
 use super::contents::Contents;
 use super::names::{Name, Names, Whole};
-use crate::message::{self, Caller, Known, Op, Outcome};
+use crate::message::{self, Caller, Known, OFFSET_MAX, Op, Outcome};
 
 /// Inodes and names that are held; beyond this those used longest ago are returned.
 const HELD_MAX: usize = 1 << 18;
 /// Inodes of them. With those that are read-leased fewer than a server gives to a session.
 const HELD_INODES_MAX: usize = 100_000;
-/// The largest offset in a file.
-const OFFSET_MAX: u64 = i64::MAX as u64;
 /// What a file's space is counted in.
 const BLOCK: u64 = 4096;
 /// The unit of `blocks`.

@@ -76,11 +76,16 @@ impl Core {
     pub(super) fn apply_all(self: &Arc<Self>, session: &Arc<Session>) {
         let mut share = SHARE;
         while let Some(change) = session.next() {
-            if self.fs.is_far() {
-                self.fs.read_ahead(session.needed_soon());
+            let is_far = self.fs.is_far();
+            if is_far {
+                self.fs.read_ahead(session.needed_soon(&self.key));
             }
+            let brings_inodes = matches!(change.op, Op::Claim { .. } | Op::Numbered { .. });
             if self.panics.is_ending() || !self.apply_next(session, change) {
                 return;
+            }
+            if is_far && brings_inodes {
+                self.fs.read_ahead(session.needed_with_new_inodes(&self.key));
             }
             share -= 1;
             // A session with few changes must not wait for one with many.
@@ -151,7 +156,14 @@ impl Core {
             core.guarded(&session, answer, || {
                 match result {
                     Ok(()) => core.apply(&session, change, guard),
-                    Err(errno) => core.give_up(&session, change, errno),
+                    Err(errno) => {
+                        // Neither this server nor the next one waits for the client any longer.
+                        if goes_on && matches!(change.op, Op::Replayed {}) {
+                            session.replayed();
+                            core.fence(&session);
+                        }
+                        core.give_up(&session, change, errno);
+                    }
                 }
                 None::<()>
             });
@@ -292,16 +304,19 @@ impl Core {
     }
 
     /// No other session is in the way. An early-acknowledged change was decided under write leases
-    /// that the client knew of, so nothing of others can be unstable (UNSTABLE-1).
+    /// that the client knew of, so nothing of others can be unstable (UNSTABLE-1). A replay ends
+    /// when it is durable.
     fn apply_or_wait(
         self: &Arc<Self>,
         session: &Session,
         change: Change,
         guard: ChangeGuard,
     ) -> Option<Waits> {
-        if change.early.is_none()
-            && self.unstable.is_others(session.number, &builds_on(&change, &guard))
-        {
+        let builds_on_others = || {
+            change.early.is_none()
+                && self.unstable.is_others(session.number, &builds_on(&change, &guard))
+        };
+        if matches!(change.op, Op::Replayed {}) || builds_on_others() {
             return Some(Waits::Sync(change, guard));
         }
         self.apply(session, change, guard);
@@ -427,7 +442,7 @@ impl Core {
         self.leases.refused(session.number, change.seq);
     }
 
-    /// Answers a change that is not applied, because what others have changed before cannot be made
+    /// Answers a change that is not applied, because what was changed before cannot be made
     /// durable.
     fn give_up(&self, session: &Session, change: Change, errno: Errno) {
         session.applied(change.seq, Applied::failed(errno), change.room, change.early.is_some());

@@ -439,7 +439,7 @@ impl<'a> Connection<'a> {
                 let arrived = self.makes_progress();
                 let bytes = len;
                 if self.core.fs.is_far() {
-                    self.core.fs.read_ahead(self.session.needed_by(&op));
+                    self.core.fs.read_ahead(self.session.needed_by(&op, &self.core.key));
                 }
                 let change =
                     Change { seq, answered, epoch, early, arrived, bytes, caller, op, room };

@@ -304,9 +304,10 @@ fn the_end_of_a_replay_waits_for_a_sync_that_succeeds() {
     let other = crashing.world.client();
     assert_eq!((other.ino(ROOT, "d"), other.ino(dir, "f")), (dir, ino), "behind the replay");
     assert_eq!(store.failing_syncs(), 0);
+    // Nobody asked for another sync.
+    crashing.crash_and_start();
     assert_eq!((client.sync(), client.figures("connection", "lost_changes")), (Ok(()), 0));
     assert_eq!(client.read(ino, fh, 10).unwrap(), b"told");
-    crashing.crash_and_start();
     let last = crashing.world.client();
     assert_eq!((last.ino(ROOT, "d"), last.ino(dir, "f")), (dir, ino), "it is durable");
 }

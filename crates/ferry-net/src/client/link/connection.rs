@@ -13,7 +13,7 @@ use ferry_fs::{Errno, ToForget};
 use super::Link;
 use super::anew::{Welcomed, begin_anew};
 use super::flow::Flow;
-use super::restore::{Ended, Restore};
+use super::restore::{Ended, Restore, restores_locks};
 use super::state::Request;
 use super::window::Line;
 use crate::client::change::{Stage, Waiter};
@@ -483,19 +483,23 @@ impl Link {
 
     /// The server ends because of a change.
     fn fatal(&self, seq: u64, restore: &dyn Restore) {
-        let restores = {
+        let (restores, abandoned) = {
             let mut state = self.state.lock();
             let Some(change) = state.changes.get_mut(seq) else { return };
+            let loses_locks = restores_locks(&change.pending, restore);
             if change.may_be_applied() && change.stage() != Stage::Fatal {
                 change.advance(Stage::Fatal);
             }
             let restores = change.pending.role.restores().then(|| change.pending.op.clone());
             state.changes.note_fatal(seq);
-            restores
+            // Nobody asks the next server for the lock.
+            let abandoned = if loses_locks { state.abandon_unanswered() } else { Vec::new() };
+            (restores, abandoned)
         };
         tracing::error!(
             "the server ends because of a change of this client: the change is not sent again"
         );
+        abandoned.iter().for_each(|waiter| waiter.fail(Errno(libc::EIO)));
         restores.iter().for_each(|op| restore.fatal(op));
     }
 

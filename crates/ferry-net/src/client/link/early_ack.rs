@@ -29,7 +29,7 @@ use tokio::sync::oneshot;
 use super::Link;
 use super::epoch::{End, begin_epoch};
 use super::phase::Phase;
-use super::restore::{Ended, Restore};
+use super::restore::{Ended, Restore, restores_locks};
 use super::state::State;
 use crate::client::cache::{self, PendingEffect};
 use crate::client::change::{Change, Pending, Role, Stage, Waiter};
@@ -269,14 +269,7 @@ impl Link {
             // A lock is lost, which may have been to protect any file. The server refuses what was
             // sent before this, and would apply what is sent from now on, perhaps once more.
             let is_refused = matches!(outcome, Outcome::Failed { .. })
-                && match change.pending.op {
-                    Op::Reclaim { .. } => true,
-                    // Then nobody asks for its locks any more.
-                    Op::Open { ino, .. } => {
-                        change.pending.role.restores() && restore.has_locks(Some(ino))
-                    }
-                    _ => false,
-                };
+                && restores_locks(&change.pending, restore);
             let abandoned = if is_refused { state.abandon_unanswered() } else { Vec::new() };
             let claims = matches!(change.pending.op, Op::Claim { .. });
             if claims {

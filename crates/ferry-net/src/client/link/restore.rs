@@ -117,3 +117,13 @@ impl Ended {
         self.held.into_iter().for_each(|(waiter, outcome)| waiter.answer(outcome, 0));
     }
 }
+
+/// Whether locks of before are lost if this change is not made. Called with the link's lock held.
+pub(super) fn restores_locks(change: &Pending, restore: &dyn Restore) -> bool {
+    match change.op {
+        Op::Reclaim { .. } => true,
+        // If the file is not open, nobody asks for its locks.
+        Op::Open { ino, .. } => change.role.restores() && restore.has_locks(Some(ino)),
+        _ => false,
+    }
+}

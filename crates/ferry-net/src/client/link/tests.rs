@@ -21,8 +21,12 @@ impl Connector for Nowhere {
     }
 }
 
-/// One open file.
-struct OneFile;
+/// One open file, with locks or without.
+struct OneFile {
+    is_locked: bool,
+}
+
+const OPEN: OneFile = OneFile { is_locked: false };
 
 fn pending(op: Op) -> Pending {
     Pending::unattended(op)
@@ -35,6 +39,9 @@ fn open() -> Op {
 impl Restore for OneFile {
     fn restore(&self, _before: Before) -> Restored {
         Restored { first: vec![pending(open())], rest: Vec::new() }
+    }
+    fn has_locks(&self, of: Option<Ino>) -> bool {
+        self.is_locked && of == Some(5)
     }
     fn claimed(&self, _inos: &[Claim], _stamp: u64) {}
     fn fatal(&self, _op: &Op) {}
@@ -49,7 +56,7 @@ impl Restore for OneFile {
 
 /// A connection to the server in its given session: what was sent on it.
 fn connect(link: &Link, session: u128, resumed: bool) -> lanes::Outgoing<()> {
-    connect_with(link, (session, resumed), &OneFile)
+    connect_with(link, (session, resumed), &OPEN)
 }
 
 fn connect_with(
@@ -131,7 +138,7 @@ fn a_welcome_that_comes_behind_the_end_of_the_mount_connects_nothing() {
     let link = link();
     link.close();
     let (line, mut outgoing) = lanes::line();
-    link.enter(welcome(1, false), &line, &OneFile).expect_err("the mount has ended");
+    link.enter(welcome(1, false), &line, &OPEN).expect_err("the mount has ended");
     assert!(link.state.lock().phase.is_closed());
     assert!(sent(&link, &mut outgoing).is_empty());
 }
@@ -158,6 +165,21 @@ fn restoring_and_releasing_changes_are_never_abandoned() {
 }
 
 #[test]
+fn changes_behind_a_lock_that_ends_the_server_are_not_made() {
+    for (is_locked, then) in [(false, mkdir("name")), (true, Op::Nothing {})] {
+        let link = link();
+        drop(connect(&link, 1, false));
+        let mut line = connect_with(&link, (2, false), &OneFile { is_locked });
+        link.change(pending(mkdir("name"))).expect("connected");
+        assert_eq!(changes(sent(&link, &mut line)), [open(), mkdir("name")]);
+        link.receive(ToClient::Fatal { seq: 1 }, &OneFile { is_locked }).expect("it was sent");
+        assert!(!link.leave());
+        let mut line = connect_with(&link, (2, true), &OneFile { is_locked });
+        assert_eq!(changes(sent(&link, &mut line)), [Op::Nothing {}, then]);
+    }
+}
+
+#[test]
 fn a_lock_request_stands_behind_all_earlier_changes() {
     let link = link();
     let mut line = connect(&link, 1, false);
@@ -173,7 +195,7 @@ fn a_lock_request_stands_behind_all_earlier_changes() {
         room,
         "the last change has no room yet, and the request waits for it"
     );
-    link.receive(answer(1), &OneFile).expect("in order");
+    link.receive(answer(1), &OPEN).expect("in order");
     let more = sent(&link, &mut line);
     assert!(
         matches!(more[..], [ToServer::Change { .. }, ToServer::Request { after, .. }] if after == changes)
@@ -184,7 +206,7 @@ fn a_lock_request_stands_behind_all_earlier_changes() {
     let mut line = connect(&link, 1, true);
     loop {
         let seq = link.state.lock().changes.answered() + 1;
-        if link.receive(answer(seq), &OneFile).is_err() {
+        if link.receive(answer(seq), &OPEN).is_err() {
             break;
         }
     }
@@ -533,11 +555,11 @@ async fn a_lease_is_returned_after_the_kernel_has_dropped_its_cache() {
     };
     let learn = |ino| learn_as(libc::S_IFREG, ino);
     learn(5);
-    link.receive(recall_of(5), &OneFile).expect("a recall");
+    link.receive(recall_of(5), &OPEN).expect("a recall");
     assert_eq!(returned(&sent(&link, &mut line)), [5], "the kernel has not cached it");
     learn(5);
     assert!(link.cache.show(5, None).is_some());
-    link.receive(recall_of(5), &OneFile).expect("a recall");
+    link.receive(recall_of(5), &OPEN).expect("a recall");
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "the kernel still believes it");
     learn(5);
     assert!(link.cache.attr(5).is_none(), "it is not kept on its way back");
@@ -546,7 +568,7 @@ async fn a_lease_is_returned_after_the_kernel_has_dropped_its_cache() {
     // A kernel that cannot forget: its entries expire.
     learn(5);
     assert!(link.cache.show(5, None).is_some());
-    link.receive(recall_of(5), &OneFile).expect("a recall");
+    link.receive(recall_of(5), &OPEN).expect("a recall");
     tokio::time::sleep(ATTR_VALID_MAX).await;
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0], "a second after it was taken in");
     tokio::time::sleep(2 * ATTR_VALID_MAX).await;
@@ -556,7 +578,7 @@ async fn a_lease_is_returned_after_the_kernel_has_dropped_its_cache() {
     // A name is forgotten behind the attributes, and not waited for as long.
     learn_as(libc::S_IFDIR, 6);
     assert!(link.cache.show(6, Some((1, b"name"))).is_some());
-    link.receive(recall_of(6), &OneFile).expect("a recall");
+    link.receive(recall_of(6), &OPEN).expect("a recall");
     tokio::time::sleep(ATTR_VALID_MAX).await;
     assert_eq!(kernel.resume(), [6]);
     assert_eq!(returned(&sent(&link, &mut line)), [0; 0]);
@@ -593,7 +615,7 @@ fn early_acknowledgement_stops_behind_a_change_that_stays_unanswered() {
     clock.0.store(3, std::sync::atomic::Ordering::Relaxed);
     assert!(acknowledge(12), "the first one is too old");
     assert_eq!(link.json()["unanswered_ms"], 3000);
-    link.receive(answer(1), &OneFile).expect("in order");
+    link.receive(answer(1), &OPEN).expect("in order");
     assert!(!acknowledge(13), "the second one is not");
 }
 

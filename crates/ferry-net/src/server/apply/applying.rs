@@ -9,13 +9,10 @@ use ferry_fs::{
     ROOT, Reply, SessionStore, Stop,
 };
 
-use crate::message::{Caller, Known, Name, Outcome};
+use crate::message::{Caller, Known, Name, OFFSET_MAX, Outcome};
 use crate::server::capability;
 use crate::server::core::Core;
 use crate::server::session::{Open, Session};
-
-/// The largest offset of a file, and of an entry in a directory.
-pub(super) const OFFSET_MAX: u64 = i64::MAX as u64;
 
 pub(super) type Done = Result<Outcome, Errno>;
 

@@ -25,7 +25,13 @@ impl Applying<'_> {
         if claims.is_empty() && !asked.is_empty() {
             return Err(Errno(libc::EPERM));
         }
-        self.fs().read_ahead(claims.iter().map(|(ino, _)| Needed::Inode(*ino)).collect());
+        // For the bounds the server also asks what is above the directory.
+        let dir_of = |found_in: &FoundIn| match found_in {
+            FoundIn::Dir(dir) => self.session.bounds.as_ref().map(|_| *dir),
+            FoundIn::Somewhere => None,
+        };
+        let read = claims.iter().flat_map(|(ino, found_in)| [Some(*ino), dir_of(found_in)]);
+        self.fs().read_ahead(read.flatten().map(Needed::Inode).collect());
         let mut found = Vec::with_capacity(claims.len());
         for (ino, found_in) in claims {
             if let Ok(Some(attr)) =
@@ -82,18 +88,12 @@ impl Applying<'_> {
         Ok(Outcome::Claimed { claims: List(claims), stamp: newest })
     }
 
-    /// Everything is replayed. It becomes durable before others may change it, and the client knows
-    /// that before it says `Settled`. So the client never replays a second time over what others
-    /// have done.
+    /// Everything is replayed, and is durable, before others may change it. The client knows that
+    /// before it says `Settled`. So the client never replays a second time over what others have
+    /// done.
     pub(super) fn end_replay(&self) -> Done {
         self.session.replayed();
-        match self.core.sync() {
-            Ok(()) => Ok(Outcome::Count { count: self.session.durable() }),
-            Err(errno) => {
-                self.core.fence(self.session);
-                Err(errno)
-            }
-        }
+        Ok(Outcome::Count { count: self.session.durable() })
     }
 
     /// The session knows an inode again that it had found in `dir`, if it is there and within its

@@ -3,8 +3,8 @@
 use ferry_env::activity::{self, Operation};
 use ferry_fs::{Answer, Cx, Entry, Errno, FileLock, Ino, Opened, SYMLINK_MAX, XATTR_SIZE_MAX};
 
-use super::applying::{Applying, Done, OFFSET_MAX, within};
-use crate::message::{Op, Outcome, opens_for_writing};
+use super::applying::{Applying, Done, within};
+use crate::message::{OFFSET_MAX, Op, Outcome, opens_for_writing};
 use crate::server::session::Open;
 
 /// The permission bits, with set-user-id, set-group-id and sticky.

@@ -6,8 +6,9 @@ use ferry_fs::{Needed, ROOT, SessionStore};
 use tokio::sync::Semaphore;
 
 use super::*;
+use crate::codec::List;
 use crate::limits::Peer;
-use crate::message::{Caller, Op, Outcome};
+use crate::message::{Caller, Claim, Op, Outcome};
 use crate::server::leases::Leases;
 use crate::server::locks::Locks;
 
@@ -101,6 +102,9 @@ fn answers_of_early_acknowledged_changes_are_batched_in_order() {
     assert_eq!(sent(), Some((one, 1)), "no more are to come");
 }
 
+/// Of the server's capabilities.
+const KEY: [u8; 16] = [7; 16];
+
 #[test]
 fn what_waiting_changes_need_is_known_before_their_turn() {
     let (session, locks, leases, greeting) = (session(), Locks::default(), leases(), greeting());
@@ -112,7 +116,7 @@ fn what_waiting_changes_need_is_known_before_their_turn() {
     let mut seq = 0;
     let mut arrive = |op: Op| {
         seq += 1;
-        let needed = session.needed_by(&op);
+        let needed = session.needed_by(&op, &KEY);
         session.push(connection, Change { op, ..change(seq) }, &leases).expect("in order");
         needed
     };
@@ -126,16 +130,24 @@ fn what_waiting_changes_need_is_known_before_their_turn() {
     let written = [Needed::Inode(9), Needed::Overwritten(9, 5..8)];
     assert_eq!(arrive(write(2)), written, "the change before it opens the file");
     assert_eq!(arrive(write(3)), [], "nobody knows this file");
+    let mut beyond = write(2);
+    if let Op::Write { offset, .. } = &mut beyond {
+        *offset = u64::MAX - 1;
+    }
+    assert_eq!(arrive(beyond), [Needed::Inode(9)], "no file is so long");
+    let proof = crate::server::capability::of_inode(&KEY, b"/", 10, 0);
+    let claims = [Claim { ino: 10, capability: proof }, Claim { ino: 11, capability: proof }];
+    assert_eq!(arrive(Op::Claim { inodes: List(claims.to_vec()) }), [Needed::Inode(10)]);
     let removed = Op::Unlink { parent: 9, name: b"name".to_vec() };
     assert_eq!(arrive(removed), [Needed::Inode(9), Needed::Name(9, b"name".to_vec())]);
     // Those that are too far behind are read for when others have left the queue.
-    let mut waiting = 5;
+    let mut waiting = 7;
     while !arrive(open(9, 4)).is_empty() {
         waiting += 1;
     }
-    assert_eq!(session.needed_soon(), [Needed::Inode(9)], "{waiting} changes wait");
+    assert_eq!(session.needed_soon(&KEY), [Needed::Inode(9)], "{waiting} changes wait");
     while session.next().is_some() {}
-    assert_eq!(session.needed_soon(), []);
+    assert_eq!(session.needed_soon(&KEY), []);
 }
 
 #[test]

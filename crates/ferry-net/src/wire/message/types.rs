@@ -16,6 +16,8 @@ pub const HELLO_MAX: usize = 8 << 10;
 pub const WINDOW_OPS: usize = 1024;
 /// Bytes of those operations and their answers.
 pub const WINDOW_BYTES: usize = 32 << 20;
+/// The largest offset of a file, and of an entry in a directory.
+pub const OFFSET_MAX: u64 = i64::MAX as u64;
 /// The window counts bytes in units of so many.
 pub const WINDOW_UNIT: usize = 1024;
 /// Files that a session may have open.
