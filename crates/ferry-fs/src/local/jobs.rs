@@ -14,75 +14,61 @@ use std::sync::Arc;
 /// A job gets the file system.
 pub(crate) type Job<F> = Box<dyn FnOnce(&F) + Send>;
 
-/// A change that has to wait for log space or for write-back.
-pub(crate) struct BlockingChange<F>(pub(crate) Job<F>);
+/// A kind of work that is a job and no more: its name, that of its threads, and how many there may
+/// be. A thread takes one job at a time.
+macro_rules! job {
+    ($(#[$what:meta])* $name:ident, $thread:literal, $(#[$why:meta])* $most:literal) => {
+        $(#[$what])*
+        pub(crate) struct $name<F>(pub(crate) Job<F>);
 
-impl<F: 'static> Work<F> for BlockingChange<F> {
-    const NAME: &'static str = "ferry-change";
+        impl<F: 'static> Work<F> for $name<F> {
+            const NAME: &'static str = $thread;
+            $(#[$why])*
+            const THREADS_MAX: usize = $most;
+            const TOGETHER: bool = false;
+
+            fn run(these: Vec<Self>, fs: &F) {
+                these.into_iter().for_each(|job| (job.0)(fs));
+            }
+        }
+    };
+}
+
+job! {
+    /// A change that has to wait for log space or for write-back.
+    BlockingChange, "ferry-change",
     /// So many changes stand in the wait queues for log space and for the cache, in the order in
     /// which they came. The others wait for these.
-    const THREADS_MAX: usize = 32;
-    const TOGETHER: bool = false;
-
-    fn run(these: Vec<Self>, fs: &F) {
-        these.into_iter().for_each(|change| (change.0)(fs));
-    }
+    32
 }
 
-/// A request that must read metadata which may be far away.
-pub(crate) struct MetadataRead<F>(pub(crate) Job<F>);
-
-impl<F: 'static> Work<F> for MetadataRead<F> {
-    const NAME: &'static str = "ferry-metadata";
+job! {
+    /// A request that must read metadata which may be far away.
+    MetadataRead, "ferry-metadata",
     /// The store is asked for so much at the same time.
-    const THREADS_MAX: usize = 32;
-    const TOGETHER: bool = false;
-
-    fn run(these: Vec<Self>, fs: &F) {
-        these.into_iter().for_each(|read| (read.0)(fs));
-    }
+    32
 }
 
-/// What a change will need is read before its turn comes.
-pub(crate) struct ReadAhead<F>(pub(crate) Job<F>);
-
-impl<F: 'static> Work<F> for ReadAhead<F> {
-    const NAME: &'static str = "ferry-ahead";
+job! {
+    /// What a change will need is read before its turn comes.
+    ReadAhead, "ferry-ahead",
     /// The store is asked for so much at the same time, beside what somebody waits for.
-    const THREADS_MAX: usize = 32;
-    const TOGETHER: bool = false;
-
-    fn run(these: Vec<Self>, fs: &F) {
-        these.into_iter().for_each(|read| (read.0)(fs));
-    }
+    32
 }
 
-/// A change that takes many transactions, as cutting off a million extents does; or a look at the
-/// extents of many files.
-pub(crate) struct BlockingDrop<F>(pub(crate) Job<F>);
-
-impl<F: 'static> Work<F> for BlockingDrop<F> {
-    const NAME: &'static str = "ferry-drop";
-    const THREADS_MAX: usize = 2;
-    const TOGETHER: bool = false;
-
-    fn run(these: Vec<Self>, fs: &F) {
-        these.into_iter().for_each(|change| (change.0)(fs));
-    }
+job! {
+    /// A change that takes many transactions, as cutting off a million extents does; or a look at
+    /// the extents of many files.
+    BlockingDrop, "ferry-drop",
+    2
 }
 
-/// A change of the volume's snapshots. It waits for the store, for as long as that does not answer.
-pub(crate) struct SnapshotChange<F>(pub(crate) Job<F>);
-
-impl<F: 'static> Work<F> for SnapshotChange<F> {
-    const NAME: &'static str = "ferry-snapshot";
+job! {
+    /// A change of the volume's snapshots. It waits for the store, for as long as that does not
+    /// answer.
+    SnapshotChange, "ferry-snapshot",
     /// The device changes its snapshots one after the other.
-    const THREADS_MAX: usize = 1;
-    const TOGETHER: bool = false;
-
-    fn run(these: Vec<Self>, fs: &F) {
-        these.into_iter().for_each(|change| (change.0)(fs));
-    }
+    1
 }
 
 /// An fsync that must wait before its data can be sent: much is in flight to the device already (or

@@ -76,16 +76,13 @@ impl Core {
     pub(super) fn apply_all(self: &Arc<Self>, session: &Arc<Session>) {
         let mut share = SHARE;
         while let Some(change) = session.next() {
-            let is_far = self.fs.is_far();
-            if is_far {
-                self.fs.read_ahead(session.needed_soon(&self.key));
-            }
+            self.read_ahead(|| session.needed_soon(&self.key));
             let brings_inodes = matches!(change.op, Op::Claim { .. } | Op::Numbered { .. });
             if self.panics.is_ending() || !self.apply_next(session, change) {
                 return;
             }
-            if is_far && brings_inodes {
-                self.fs.read_ahead(session.needed_with_new_inodes(&self.key));
+            if brings_inodes {
+                self.read_ahead(|| session.needed_with_new_inodes(&self.key));
             }
             share -= 1;
             // A session with few changes must not wait for one with many.

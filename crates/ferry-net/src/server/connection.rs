@@ -438,9 +438,7 @@ impl<'a> Connection<'a> {
                 let room = self.room(&op, len).await;
                 let arrived = self.makes_progress();
                 let bytes = len;
-                if self.core.fs.is_far() {
-                    self.core.fs.read_ahead(self.session.needed_by(&op, &self.core.key));
-                }
+                self.core.read_ahead(|| self.session.needed_by(&op, &self.core.key));
                 let change =
                     Change { seq, answered, epoch, early, arrived, bytes, caller, op, room };
                 self.due.any |= self.session.push(self.connection, change, &self.core.leases)?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::rt::Mutex;
 use crate::rt::runtime::Handle;
 use ferry_env::Env;
-use ferry_fs::{Attr, InProcess, Ino, SessionSeq, SessionStore, Statfs};
+use ferry_fs::{Attr, InProcess, Ino, Needed, SessionSeq, SessionStore, Statfs};
 use tokio::sync::watch;
 
 use super::admission::Admission;
@@ -111,6 +111,13 @@ impl Core {
     pub(super) fn named(&self, dir: Ino, name: &[u8]) -> Option<Attr> {
         let found = InProcess::default().call(|cx| self.fs.lookup(cx, dir, name)).ok()?;
         found.attr.inspect(|attr| self.fs.forget(attr.ino, 1))
+    }
+
+    /// Changes will need this. Where the volume is near, nobody asks what it is.
+    pub(super) fn read_ahead<I: IntoIterator<Item = Needed>>(&self, needed: impl FnOnce() -> I) {
+        if self.fs.is_far() {
+            self.fs.read_ahead(needed().into_iter().collect());
+        }
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Session>> {

@@ -31,7 +31,7 @@ impl Applying<'_> {
             FoundIn::Somewhere => None,
         };
         let read = claims.iter().flat_map(|(ino, found_in)| [Some(*ino), dir_of(found_in)]);
-        self.fs().read_ahead(read.flatten().map(Needed::Inode).collect());
+        self.core.read_ahead(|| read.flatten().map(Needed::Inode));
         let mut found = Vec::with_capacity(claims.len());
         for (ino, found_in) in claims {
             if let Ok(Some(attr)) =
@@ -77,7 +77,7 @@ impl Applying<'_> {
         }
         let (mut claims, mut newest) = (Vec::new(), 0);
         let made = made.0.iter().filter(|ino| range.contains(ino));
-        self.fs().read_ahead(made.clone().map(|ino| Needed::Inode(*ino)).collect());
+        self.core.read_ahead(|| made.clone().map(|ino| Needed::Inode(*ino)));
         for ino in made {
             if let Some(stamp) = self.find_again(*ino, 0) {
                 newest = stamp;

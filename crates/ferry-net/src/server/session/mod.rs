@@ -22,7 +22,7 @@
 //! `phase` has the picture of a session's life. The parts, each using those below it:
 //!
 //! ```text
-//! report   replay   stream   ahead   durable   inodes   lock_holder
+//! report   replay   stream   durable   inodes   lock_holder   ahead
 //!                     └────────┴──┬───────┘
 //!                               link
 //!                                 │
